@@ -22,6 +22,7 @@ import numpy as np
 from intarsia.arrays import Array, np_dtype
 
 _HEADER = struct.Struct("<QI")
+# Linux passes at most 253 in one message (SCM_MAX_FD).
 _DESCRIPTORS_AT_ONCE = 64
 _MESSAGE = TypeVar("_MESSAGE")
 
@@ -120,11 +121,13 @@ def _share(data: Array) -> int:
     if data.dtype == object:
         raise TypeError("text cannot be put into shared memory")
     flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    # No folder: Docker gives /dev/shm 64 MiB, and what a crash leaves there stays.
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("intarsia")
     else:
         with tempfile.TemporaryFile() as unlinked:
             file = os.dup(unlinked.fileno())
+    # mmap has no length of 0.
     os.ftruncate(file, max(1, flat.nbytes))
     with mmap.mmap(file, max(1, flat.nbytes)) as pages:
         pages[: flat.nbytes] = flat.data

@@ -259,6 +259,7 @@ def _machine() -> str:
 
     cpu = platform.machine()
     with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="ascii") as file:
+        # Of Linux on x86 and on Arm; frequencies and the like differ from one look to the next.
         names = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU ")
         for line in file:
             if not line.strip():  # the other CPUs are like the first
@@ -289,6 +290,7 @@ def _keep(folder: Path, path: Path, verdict: SelfTestVerdict) -> None:
         make_cache_folder(folder)
         write_entry(path, content)
         entries = sorted(path.parent.iterdir(), key=lambda entry: entry.stat().st_mtime)
+        # Each version of a library, of ours and of a driver leaves one.
         for entry in entries[:-_MOST_VERDICTS]:
             entry.unlink()
     except (OSError, SettingError) as error:
@@ -307,6 +309,8 @@ def _run(test: SelfTest) -> tuple[SelfTestVerdict, bool]:
     import subprocess  # what is tried already needs none of these
     import tempfile
 
+    # The process ends itself a little later: the owner, if it is still there, is to be the one that
+    # says that it hung.
     request = {
         "function": test.function,
         "arguments": test.arguments,
@@ -331,6 +335,7 @@ def _run(test: SelfTest) -> tuple[SelfTestVerdict, bool]:
         done = next((record["problem"] for record in records if "problem" in record), None)
         kept = tuple(record["value"] for record in records if "value" in record)
         problem = done or _problem_of(end, _last_line(said), has_answered=done is not None)
+        # A hang is the library's own; a SIGKILL may have been the machine's lack of memory.
         return SelfTestVerdict(problem, kept), end is None or -end not in _FROM_OUTSIDE
 
 

@@ -72,6 +72,7 @@ class Context:
                 self._steps.append(self._bind(step))
             except Exception as error:
                 raise self._failure(position, error) from error
+        # Waits are settled here: a run is one loop without a question in it.
         self._sequence, self._positions = self._steps, list(range(len(self._steps)))
         self._queued = tuple(filter(None, map(queue_of, self._devices)))
         if self._queued:
@@ -116,6 +117,8 @@ class Context:
         """Return the shortest function of no arguments that does what `run` does."""
         regions = [step.region for step in self._plan.steps if isinstance(step, RegionStep)]
         executables = self._kept[0]
+        # A try block and a loop around one call are a few tenths of a microsecond: much of a run of
+        # a small model.
         is_alone = len(self._sequence) == 1 == len(regions)
         if is_alone and never_fails(executables[regions[0]]):
             return self._steps[0]  # there is no failure that `run` would have to explain
@@ -253,6 +256,7 @@ class Context:
         read = self._devices[source.device].read
         if destination.device == HOST:
             return partial(read, from_buffer, to_buffer)
+        # No device reads another's memory, so the value goes through the host's.
         staging = np.empty(source.shape or (), np_dtype(source.dtype))
         device = self._devices[destination.device]
         queued = queue_of(device)
@@ -460,6 +464,7 @@ def plan_waits(plan: Plan, queued: Collection[int]) -> tuple[tuple[int, ...], ..
     for position, step in enumerate(plan.steps):
         accesses = _host_accesses(plan, step)
         needed: list[int] = []
+        # The latest first: in an in-order queue, waiting for it waits for all before it too.
         for copy in sorted(pending, reverse=True):
             if copy in pending and any(pending[copy][1].is_against(item) for item in accesses):
                 needed.append(copy)

@@ -60,6 +60,8 @@ class PlanExecutable:
         self._devices = tuple(devices)
         self._inputs = tuple(plan.tensors[i].spec for i in plan.inputs)
         self._outputs = tuple(plan.tensors[i].spec for i in plan.outputs)
+        # Last in, first out: the buffers that were used last are in the caches. `append` and `pop`
+        # need no lock of ours.
         self._idle: deque[Context] = deque()
         self._claims = plan.model.claims if plan.model is not None else {}
 
@@ -152,6 +154,7 @@ class PlanExecutable:
             context = self._idle.pop()
         except IndexError:
             context = self.context()
+        # A context whose run fails is not put back: its buffers may be half written.
         context.write_inputs(arrays)
         context.run()
         outputs = context.read_outputs(given)
@@ -384,4 +387,5 @@ def _refuse_overlap(bound: Sequence[tuple[PlanTensor, Array | DeviceArray]]) -> 
 def _overlaps(one: Array | DeviceArray, other: Array | DeviceArray) -> bool:
     if isinstance(one, DeviceArray) or isinstance(other, DeviceArray):
         return getattr(one, "block", one) is getattr(other, "block", other)
+    # By bounds: `shares_memory` may take exponential time, and contiguous arrays have no gaps.
     return np.may_share_memory(one, other)

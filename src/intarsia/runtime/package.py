@@ -41,14 +41,20 @@ if TYPE_CHECKING:
     from intarsia.backends.registry import Backends
 
 MANIFEST = "manifest.json"
+# The file is mapped as a whole, so that any multiple of 64 would serve vectors; whole pages also
+# let the system drop and read one constant without its neighbours.
 PAGE_BYTES = 4096
+# 25 pieces for each 100 MB, so that every CPU has one: hashing is a quarter of a warm start
+# (docs/decisions.md).
 CHUNK_BYTES = 4 << 20
+# What is read before anything has been checked is bounded: the file may be anybody's.
 MAX_MANIFEST_BYTES = 256 << 20
 MAX_ENTRIES = 200_000
 
 _PADDING_ID = 0xD935
 """Header id of the extra field that aligns an entry (PKWARE APPNOTE 4.5.2, registered mapping)."""
 
+# 128 bits are enough against chance; against intent no digest inside the file helps.
 _DIGEST_DIGITS = 32
 _LOCAL_HEADER_BYTES = 30
 _EXTRA_HEADER_BYTES = 4
@@ -324,8 +330,11 @@ def _write_entry(archive: zipfile.ZipFile, file: IO[bytes], name: str, content: 
     info = zipfile.ZipInfo(name, _EPOCH)
     info.file_size = len(content)
     is_large = len(content) >= zipfile.ZIP64_LIMIT
+    # `zipfile` puts its own field for 64-bit sizes before ours: 4 bytes of header and two sizes
+    # (APPNOTE 4.5.3).
     header = file.tell() + _LOCAL_HEADER_BYTES + len(name.encode()) + (20 if is_large else 0)
     padding = -header % PAGE_BYTES
+    # An extra field takes at least its own header.
     if 0 < padding < _EXTRA_HEADER_BYTES:
         padding += PAGE_BYTES
     if padding:
@@ -390,6 +399,7 @@ def _decode_manifest(path: Path, archive: zipfile.ZipFile) -> Manifest:
         raise PackageError(f"{str(path)!r}: the manifest has {info.file_size} bytes, too many")
     text = archive.read(info)
     try:
+        # The number alone first: a manifest of another format need not have our fields.
         version = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).get("format_version")
         format_version = msgspec.json.decode(version, type=int) if version is not None else None
         if format_version != FORMAT_VERSION:
@@ -421,6 +431,8 @@ def _content(path: Path, mapped: memoryview, info: zipfile.ZipInfo, blob: Blob) 
 def _check_digests(path: Path, blobs: Sequence[Blob], contents: Sequence[memoryview]) -> None:
     with ThreadPoolExecutor(max_workers=available_cpus()) as pool:
         for blob, content in zip(blobs, contents, strict=True):
+            # Threads, not processes: hashlib lets go of the interpreter's lock for what is longer
+            # than 2 KiB.
             if list(pool.map(_digest, _chunks(content))) != list(blob.digests):
                 raise PackageError(
                     f"{str(path)!r} is damaged: the bytes of {blob.name!r} are not those that "

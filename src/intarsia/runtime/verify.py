@@ -94,6 +94,7 @@ def _arenas_problem(plan: Plan) -> str:
     for tensor in plan.tensors:
         if tensor.storage is TensorStorage.ARENA:
             needed[tensor.device] += -(-tensor.spec.nbytes // ALIGNMENT) * ALIGNMENT
+    # Else one changed digit would have any amount of memory allocated.
     is_oversized = any(size > most for size, most in zip(plan.arena_bytes, needed, strict=True))
     return "an arena is larger than all of its tensors" if is_oversized else ""
 

@@ -62,6 +62,8 @@ _RISCV_GENERAL = ("+i", "+m", "+a", "+f", "+d")
 
 def describe_x86(isa: frozenset[str], triple: str) -> dict[str, Any]:
     """Return the features of a target whose CPU has the given ones of LLVM."""
+    # 512 bits also on CPUs for which LLVM prefers 256 (`prefer-256-bit`): that is tuning, not what
+    # a CPU has.
     width = next((bits for name, bits in _X86_WIDTHS.items() if name in isa), 0)
     is_32_bit = bool(_X86_32_BIT.fullmatch(triple))
     registers = 8 if is_32_bit else 32 if "avx512f" in isa else 16
@@ -77,6 +79,7 @@ def restrict_arm(isa: frozenset[str], flags: Sequence[str]) -> frozenset[str]:
     """Remove features that the version of the architecture asked for (`+v8.0a`) cannot have."""
     versions = [match for match in map(_ARM_VERSION.fullmatch, flags) if match]
     if versions and float(versions[0][1]) < _FIRST_OPTIONAL:
+        # `+v8.0a,+dotprod` has no dot products (row 62): LLVM would switch them on.
         return isa - set(_ARM_OPTIONAL)
     return isa
 

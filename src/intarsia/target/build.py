@@ -90,6 +90,7 @@ def _build(fields: Fields, path: str, build: BuildTarget, make: MakeTarget) -> P
             hint = "a target has no ordinal: give the placed form where targets are listed"
             place = fields[name].whole() if isinstance(fields[name], Raw) else None
             fail(path, f"{name} belongs to a placed target", hint, place)
+    # A spelling that was proposed for the original, and lost to lists of targets.
     if "compiler" in fields:
         fields = _specialise(fields, path, build, make)
     if fields["tag"] and _is_no_host(fields.get(HOST)):

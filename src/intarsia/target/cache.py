@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from intarsia.target.target import Target
 
 T = TypeVar("T")
+# Reading a text of two attributes takes 140 µs, finding it here 1 µs. A program that makes up texts
+# without end must not fill memory: the cache is emptied then.
 _MOST = 4096
 
 

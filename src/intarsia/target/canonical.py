@@ -28,7 +28,10 @@ _CL_OPT = re.compile(r"--?[A-Za-z0-9][\w.-]*(?::(?P<type>\w+))?(?:=(?P<value>.+)
 _CL_VALUES = {"bool": r"true|false|0|1", "int": r"-?[0-9]+", "uint": r"[0-9]+", "string": r".*"}
 NVPTX_TRIPLE = "nvptx64-nvidia-cuda"
 ROCM_TRIPLE = "amdgcn-amd-amdhsa-hcc"
+# `sm_90a` and `sm_100f`: features of one GPU or family alone; the original refused them until 2024
+# (row 54).
 _NVIDIA_ARCH = re.compile(r"sm_(?P<number>[1-9][0-9]{1,2})[af]?")
+# Hexadecimal at its end, as gfx90a is, which the original refused (row 56).
 _AMD_ARCH = re.compile(r"gfx[1-9][0-9]{1,3}[0-9a-f](:[a-z]+[+-])*|gfx[1-9][0-9-]*-generic")
 _ROCM_SPELLINGS = ("amdgcn-amd-amdhsa",)
 _HEXAGON_VERSIONS = (
@@ -58,9 +61,11 @@ def canonicalize_cpu(attrs: Mapping[str, Any]) -> Canonical:
     """
     attrs = _with_native(attrs)
     cpu, triple, flags = attrs.get("mcpu", ""), attrs.get("mtriple", ""), attrs.get("mattr", ())
+    # `-march` is read last: what names a CPU or a triple says more.
     if not cpu and not triple:
         cpu, triple, flags = _read_march(attrs.get("march", ""), flags)
     features = _features(cpu, triple, flags)
+    # Both, or ARM targets get schedules for x86 (rows 40 and 60).
     keys = ("arm_cpu", "cpu") if features.get("arch") in ("arm", "aarch64") else ()
     return Canonical(attrs, keys=keys, features=features, needed_keys=keys)
 

@@ -124,9 +124,12 @@ def find_family(triple: str | None, cpu: str | None) -> str | None:
     Arm's microcontrollers are recognised whatever the triple. A CPU of both Arm architectures
     counts as one of 64 bits.
     """
+    # A cortex-m33 with a triple of an application processor is still a microcontroller (row 65).
     if cpu and "mclass" in load_table("arm").cpus.get(cpu, ()):
         return "arm"
     if triple:
+        # `arm64-apple-...` is of 64 bits, though it begins with `arm` (row 64): tables are asked in
+        # order.
         first = triple.partition("-")[0].lower()
         return next((name for name in FAMILIES if _TRIPLES[name].fullmatch(first)), None)
     if not cpu or cpu == GENERIC:
@@ -151,6 +154,7 @@ def read_flags(
             name = word.lstrip("+-")
             sign = "-" if word.startswith("-") else "+"
             less = name[2:] if sign == "+" and name.startswith("no") else ""
+            # Some features begin with `no` themselves: `nopl` is no order to switch off `pl`.
             if is_known is not None and (is_known(name) or not is_known(less)):
                 less = ""
             flags.append(f"-{less}" if less else sign + name)

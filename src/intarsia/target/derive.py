@@ -56,6 +56,8 @@ def canonicalize(
     if kind.canonicalizer is None:
         return Canonical(values)
     canonical = _apply(kind, kind.canonicalizer, values, path, build)
+    # Applied twice it has to give the same: the original once printed `super_super_woof` (row 45,
+    # #18883).
     if canonical.attrs != values:
         again = _apply(kind, kind.canonicalizer, canonical.attrs, path, build)
         if again.attrs != canonical.attrs or again.keys != canonical.keys:

@@ -75,6 +75,7 @@ def _parse_options(text: str, path: str) -> Fields:
         ordinal = at.text
     end = first.start + len(first.text)
     fields: Fields = {}
+    # A tag is looked for first, and may not have a kind's name (row 78).
     if REGISTRY.tags.find(name) is None:
         fields["kind"] = Raw(name, text, first.start, end)
     else:
@@ -101,12 +102,14 @@ def _split_ordinal(text: str, first: Word, path: str) -> tuple[str, str | None]:
 def _parse_option(text: str, words: list[Word], path: str) -> tuple[str, Raw]:
     """Take one option off the words, and return its name and value."""
     word = words.pop(0)
+    # Any number of dashes, and the value may have more `=` in it (row 3).
     name, equals, value = word.text.lstrip("-").partition("=")
     if not word.text.startswith("-") or not name or (equals and not value):
         _fail_option(text, word, path)
     end = word.start + len(word.text)
     if equals:
         return name, Raw(value, text, word.start, end)
+    # So a negative number needs the `=` (row 23).
     if words and not words[0].text.startswith("-"):
         following = words.pop(0)
         return name, Raw(following.text, text, word.start, following.start + len(following.text))

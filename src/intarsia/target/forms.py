@@ -108,10 +108,14 @@ def _separators(text: str) -> Iterator[int]:
         if char.isspace():
             has_options = has_options or bool(text[start:position].strip())
         elif char == "," and position >= skip_to:
+            # A comma without a blank belongs to the value: `foo -opt2=test,+v, bar -x=1` are two
+            # targets (row 94).
             spaced = (
                 text[position + 1 : position + 2].isspace()
                 or text[position - 1 : position].isspace()
             )
+            # One tag of NVIDIA's boards has a comma in its name:
+            # `nvidia/geforce-gt-730-ddr3,128bit`.
             end = 0 if has_options else _end_of_tag(text, start, position)
             if end:
                 skip_to = end
@@ -139,6 +143,7 @@ def _read_text(text: str, labels: Labels) -> Given:
     words = _split(text)
     placed, used = [], dict(labels)
     for word in words:
+        # In a list only (row 141): a single target without the dash is an error (row 10).
         part = _with_dashes(word.text) if len(words) > 1 else word.text
         try:
             placed.append(_read_one(part, used))

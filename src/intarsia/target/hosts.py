@@ -67,6 +67,7 @@ def choose_host(
 def deduce_host(fallback: PlacedTarget) -> Target:
     """Return the fallback's target if it runs on a CPU, else the default host."""
     target = fallback.target
+    # Row 104: of `cuda, llvm` the host is llvm, of `opencl` alone the default.
     if target.device_type == DeviceType.CPU:
         return target
     return on_this_machine(Target(default_host()))

@@ -134,6 +134,7 @@ def _inherit(name: str, entries: Mapping[str, TargetEntry]) -> Fields:
         overriding = {key: value for key, value in entry.config.items() if key != "inherits"}
         if "tag" in overriding:
             _fail(entry, f"label {heir!r} builds on a label and on a tag", "keep one", "tag")
+        # The attributes that it inherits are those of the other kind.
         if overriding.get("kind", fields["kind"]) != fields["kind"]:
             parent = entry.config["inherits"]
             message = f"label {heir!r} has another kind than {parent!r}, which it inherits from"

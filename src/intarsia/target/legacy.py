@@ -75,6 +75,7 @@ def read_device_key(device: object) -> DeviceKey:
         return DeviceKey(device, (), None, is_label=True)
     if colon and not (ordinal.isascii() and ordinal.isdecimal() and len(ordinal) < 10):  # noqa: PLR2004
         raise TargetError(f"{ordinal!r} is not a device ordinal", hint=f"write it as in {name}:1")
+    # `gpu` fits six device types, so it says little more than a name does; `gpu:1` is a place.
     is_label = name == GPU and not colon
     return DeviceKey(device, types, int(ordinal) if colon else None, is_label=is_label)
 

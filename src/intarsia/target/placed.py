@@ -125,6 +125,7 @@ class VirtualDevice:
         values: dict[str, Any] = {}
         for name in ("device_type", "device_id", "target", "memory_scope"):
             mine, its = getattr(self, name), getattr(other, name)
+            # By value: in the original, equal targets that were made apart do not join (row 110).
             if is_unknown(mine) or is_unknown(its) or mine == its:
                 values[name] = its if is_unknown(mine) else mine
             else:

@@ -252,6 +252,8 @@ def check_priorities(items: Sequence[Listed], host: Target | None) -> list[Liste
     """
     seen = set()
     for item in items:
+        # Two of one kind are legal if they differ in ordinal or attributes (row 102 in another
+        # form).
         if _identity(item.placed) in seen:
             raise TargetError(
                 f"target '{item.placed}' is given twice",
@@ -300,6 +302,8 @@ def find_refined(placed: PlacedTarget, items: Sequence[PlacedTarget]) -> PlacedT
 
 
 def _find_refined(placed: PlacedTarget, index: int, items: Sequence[PlacedTarget]) -> PlacedTarget:
+    # What follows is tried first, as in `acl, llvm`; a fallback that stands before it will do (row
+    # 105).
     for item in (*items[index:], *reversed(items[:index])):
         if item.device_id == placed.device_id and placed.target.refines(item.target):
             return item

@@ -192,10 +192,12 @@ def _read_text(type_name: str, text: str, path: str, build: BuildTarget) -> Any:
         return build(strip_quotes(text), path)
     word = check_unicode(unquote(text), path)
     if type_name == "int":
+        # Bounded before `int`, which takes time quadratic in the digits and refuses 4,301 of them.
         if not re.fullmatch(r"[+-]?[0-9]{1,20}", word):
             fail(path, f"expects type int, but gets {word!r}", "write a decimal number")
         return _in_range(int(word), path)
     if type_name == "bool":
+        # The original reads `7` as true and `12abc` as 12 (rows 21 and 22).
         booleans = {"true": True, "1": True, "false": False, "0": False}
         if word.lower() not in booleans:
             fail(path, f"expects type bool, but gets {word!r}", "write true or false")
@@ -261,9 +263,11 @@ def _flag(spec: AttrSpec, path: str) -> bool:
 
 
 def _order(spec: AttrSpec, value: Any) -> Any:
+    # Row 48 in another form: libraries are a set, and equal sets are to have equal texts.
     if spec.order == "unordered":
         return tuple(sorted(set(value)))
     if spec.order == "last-wins":
+        # As LLVM reads `-mattr`: `+x,-x` is without x, whatever came before.
         signed = [text if text[:1] in ("", "+", "-") else f"+{text}" for text in value]
         last = {text.lstrip("+-"): index for index, text in enumerate(signed)}
         return tuple(text for index, text in enumerate(signed) if last[text.lstrip("+-")] == index)
@@ -294,6 +298,7 @@ def _protect_commas(word: str) -> str:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     items: dict[str, Any] = {}
     for name, value in pairs:
+        # `json` alone would keep the last one without a word (row 36).
         if name in items:
             raise TargetError(f"{name}: given twice in one JSON object")
         items[name] = value

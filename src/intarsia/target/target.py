@@ -294,6 +294,8 @@ class Target:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Target):
             return NotImplemented
+        # Neither tags nor features count: row 47 in another form, so that a tag spelled out equals
+        # it.
         return self is other or self.identity == other.identity
 
     def __hash__(self) -> int:
@@ -310,6 +312,7 @@ class Target:
         return f"Target({str(self)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # JSON has the defaults in it, which another release may change.
         return Target, (self.to_json(),)
 
 
@@ -361,6 +364,7 @@ def _outermost(spec: object) -> Target:
 
 
 def _pair(target: Target, host: Target) -> Target:
+    # The original replaces it silently (row 82).
     if target.host is not None and target.host != host:
         raise TargetError(
             f"target '{target}' has another host than '{host}'",

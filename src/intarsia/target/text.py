@@ -19,6 +19,7 @@ _QUOTED = r"""\\.|'(?:[^'\\]++|\\.)*+'|"(?:[^"\\]++|\\.)*+\""""
 _WORD = re.compile(rf"""(?:[^\s'"\\]++|{_QUOTED})++|(?P<loose>['"\\])""", re.DOTALL)
 _COMMA = re.compile(rf"""(?:{_QUOTED})|(?P<comma>,)|(?P<loose>['"\\])""", re.DOTALL)
 _NEEDS_QUOTES = re.compile(r"""[\s'"\\,]""")
+# All 33 kinds are listed, but not the 891 tags.
 _MOST_LISTED, _FIRST_LISTED = 80, 8
 
 
@@ -112,6 +113,7 @@ def trim(text: str) -> str:
     text = text.lstrip()
     short = text.rstrip()
     backslashes = len(short) - len(short.rstrip("\\"))
+    # An odd number of backslashes: the last one protects a blank.
     return text[: len(short) + 1] if backslashes % 2 else short
 
 
