@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from tests.codegen.kernels.conv_cases import Case, check_conv
 
 from intarsia.codegen.kernels.convolution import ConvKind
-from intarsia.codegen.kernels.depthwise import DepthwiseSchedule
-from intarsia.codegen.kernels.depthwise.schedules import choose_schedule
+from intarsia.codegen.kernels.depthwise import DepthwiseSchedule, choose_schedule
 from intarsia.codegen.kernels.window import Window
 from intarsia.codegen.unit import AVX2, AVX512, SCALAR, SSE
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Self
 
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.codegen.body import NOTHING, Epilogue, Fused, Layout
+from intarsia.codegen.body import NOTHING, Fused, Layout
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Index, IrValue, Type
-from intarsia.codegen.kernels.window import Window
+from intarsia.codegen.kernels.window import Window, normalise
 from intarsia.codegen.unit import AVX512, VectorUnit
 
 LINE_BYTES = 64
@@ -87,6 +88,11 @@ class Convolution:
         """Blocks of output channels, where these are in blocks."""
         return -(-self.out_channels // self.unit.lanes())
 
+    def normalised(self) -> Self:
+        """Return the same convolution with as few dimensions as layouts allow, but at least two."""
+        window, x, y, epilogue = normalise(self.window, self.x, self.y, self.epilogue)
+        return replace(self, window=window, x=x, y=y, epilogue=epilogue)
+
     @property
     def is_measurable(self) -> bool:
         """Whether it does anything, on the numbers that a tuner makes up."""
@@ -104,20 +110,22 @@ def pack_bias(lanes: int, bias: Array) -> Array:
     return np.pad(bias.astype(np.float32), (0, -len(bias) % lanes))
 
 
-@dataclass(frozen=True, slots=True)
-class ConvArguments:
-    """The arguments of a kernel: x, packed weights, bias if any, y, fused operands."""
+class ConvKernel:
+    """A kernel in the making with its arguments: x, packed weights, bias if any, y, fused operands.
 
-    x: Buffer
-    w: Buffer
-    bias: Buffer | None
-    y: Buffer
-    epilogue: Epilogue
+    Args:
+        name: Of the kernel.
+        spec: What it computes.
+        x: Shape of the input with its padding.
+        w: Shape of the packed weights.
+        channels: Entries of the bias.
+        y: Shape of the output.
+        align: Bytes to which weights and bias are aligned; None for one element.
+    """
 
-    @classmethod
-    def declare(
-        cls,
-        builder: Builder,
+    def __init__(
+        self,
+        name: str,
         spec: Convolution,
         *,
         x: Sequence[int],
@@ -125,28 +133,18 @@ class ConvArguments:
         channels: int,
         y: Sequence[int],
         align: int | None = LINE_BYTES,
-    ) -> ConvArguments:
-        """Declare them.
-
-        Args:
-            builder: Of the kernel.
-            spec: What it computes.
-            x: Shape of the input with its padding.
-            w: Shape of the packed weights.
-            channels: Entries of the bias.
-            y: Shape of the output.
-            align: Bytes to which weights and bias are aligned; None for one element.
-        """
-        source = spec.x.declare(builder, "x", x)
-        weights = builder.argument("w", "float32", w, align=align)
-        bias = None
+    ) -> None:
+        self.b = b = Builder(name)
+        self.x = spec.x.declare(b, "x", x)
+        self.w = b.argument("w", "float32", w, align=align)
+        self.bias: Buffer | None = None
         if spec.bias:
-            bias = builder.argument("bias", "float32", (channels,), align=align)
-        result = spec.y.declare(builder, "y", y, is_written=True)
-        return cls(source, weights, bias, result, spec.epilogue.bind(builder, y))
+            self.bias = b.argument("bias", "float32", (channels,), align=align)
+        self.y = spec.y.declare(b, "y", y, is_written=True)
+        self.epilogue = spec.epilogue.bind(b, y)
 
-    def start(self, builder: Builder, block: Index, lanes: int) -> IrValue:
+    def start(self, block: Index, lanes: int) -> IrValue:
         """Return what the sums of a block of output channels start from: the bias, or zeros."""
         if self.bias is None:
-            return builder.constant(0, Type("float32", lanes))
-        return builder.load(self.bias, block * lanes, lanes)
+            return self.b.constant(0, Type("float32", lanes))
+        return self.b.load(self.bias, block * lanes, lanes)

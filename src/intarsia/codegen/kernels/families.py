@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel families: what each of them answers, and the one table of them.
 
-A family is a module of this package, or a folder where schedules can be chosen. It describes its
+A family is a module of this package, or a folder where that would be long. It describes its
 kernels by frozen values (`SPECS`) and answers by functions on them; `family_of` finds the
 family of a description, and nothing else tells classes of descriptions apart.
 """

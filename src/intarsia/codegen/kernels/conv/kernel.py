@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Function, Index, IrValue, Subscript, Type
 from intarsia.codegen.kernels.conv.schedules import channel_groups, schedule
 from intarsia.codegen.kernels.conv.spec import Conv
-from intarsia.codegen.kernels.convolution import LINE_BYTES, ConvArguments
+from intarsia.codegen.kernels.convolution import LINE_BYTES, ConvKernel
 from intarsia.codegen.kernels.domain import each_turn
-from intarsia.codegen.kernels.window import Tiling, normalise, over_taps
+from intarsia.codegen.kernels.window import Tiling, over_taps
 from intarsia.codegen.tile import mma_step
 from intarsia.graph.arena import aligned_bytes
 
@@ -82,27 +81,23 @@ class _ChannelRange:
     is_last: bool = False
 
 
-class _Direct:
+class _Direct(ConvKernel):
     """Makes one kernel."""
 
     def __init__(self, spec: Conv) -> None:
         self.plan = schedule(spec)
-        window, x, y, epilogue = normalise(spec.window, spec.x, spec.y, spec.epilogue)
-        self.spec = spec = replace(spec, window=window, x=x, y=y, epilogue=epilogue)
+        self.spec = spec = spec.normalised()
         self.lanes = spec.unit.lanes()
-        self.b = Builder("conv")
         blocks = spec.groups * spec.group_blocks
         x_blocks = -(-spec.in_channels // spec.x_block)
-        tensors = ConvArguments.declare(
-            self.b,
+        super().__init__(
+            "conv",
             spec,
-            x=(spec.batch, x_blocks, *window.reach, spec.x_block),
-            w=(blocks * self.lanes * spec.group_inputs * window.taps,),
+            x=(spec.batch, x_blocks, *spec.window.reach, spec.x_block),
+            w=(blocks * self.lanes * spec.group_inputs * spec.window.taps,),
             channels=blocks * self.lanes,
-            y=(spec.batch, blocks, *window.out, self.lanes),
+            y=(spec.batch, blocks, *spec.window.out, self.lanes),
         )
-        self.tensors, self.x, self.w, self.y = tensors, tensors.x, tensors.w, tensors.y
-        self.epilogue = tensors.epilogue
 
     def function(self) -> Function:
         spec, plan = self.spec, self.plan
@@ -161,7 +156,7 @@ class _Direct:
 
         grid = [(p, v) for p in range(len(pixels)) for v in range(vectors)]
         if part.is_first:
-            start = [self.tensors.start(b, block + v, self.lanes) for v in range(vectors)]
+            start = [self.start(block + v, self.lanes) for v in range(vectors)]
             sums = self._accumulate(place, part, pixels, [start[v] for _, v in grid])
         else:  # from zero: sums of a few chains are rounded less than one long chain
             zero = b.constant(0, Type("float32", self.lanes))

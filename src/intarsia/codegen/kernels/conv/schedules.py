@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from intarsia.codegen.kernels.conv.spec import Conv, ConvSchedule
-from intarsia.codegen.kernels.window import Split, Tiling, Window, even_parts, normalise
+from intarsia.codegen.kernels.window import Split, Tiling, Window, even_parts
 from intarsia.codegen.tile import around, fitting_widths, step_cost, tile_rows
 from intarsia.codegen.unit import VectorUnit
 
@@ -22,7 +22,7 @@ def schedule(spec: Conv) -> ConvSchedule:
     """Return the schedule that a convolution has, or that is picked for it."""
     if spec.schedule:
         return spec.schedule
-    window, *_ = normalise(spec.window, spec.x, spec.y, spec.epilogue)
+    window = spec.normalised().window
     chosen = choose_schedule(
         window, spec.group_inputs, spec.group_blocks, spec.batch, spec.groups, spec.unit
     )

@@ -18,9 +18,8 @@ from functools import partial
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Function, Index, IrValue, Type
-from intarsia.codegen.kernels.convolution import LINE_BYTES, ConvArguments
+from intarsia.codegen.kernels.convolution import LINE_BYTES, ConvKernel
 from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.kernels.window import Split, over_taps
 from intarsia.codegen.kernels.winograd.schedules import schedule, tile_grid
@@ -122,26 +121,23 @@ class _WinogradTile:
     extents: tuple[int, int]
 
 
-class _WinogradKernel:
+class _WinogradKernel(ConvKernel):
     """Makes one kernel."""
 
     def __init__(self, spec: Winograd) -> None:
         self.spec, self.plan = spec, schedule(spec)
         self.lanes = lanes = spec.unit.lanes()
         self.side = spec.outputs + TAPS - 1
-        self.b = b = Builder("winograd")
         self.x_blocks = -(-spec.in_channels // lanes)
         channels = spec.blocks * lanes
-        tensors = ConvArguments.declare(
-            b,
+        super().__init__(
+            "winograd",
             spec,
             x=(spec.batch, self.x_blocks, *spec.window.reach, lanes),
             w=(spec.points * spec.in_channels * channels,),
             channels=channels,
             y=(spec.batch, spec.blocks, *spec.window.out, lanes),
         )
-        self.x, self.w, self.bias, self.y = tensors.x, tensors.w, tensors.bias, tensors.y
-        self.epilogue = tensors.epilogue
         extents = (spec.batch, *tile_grid(spec.window, spec.outputs))
         limits = (self.plan.images, self.plan.rows, self.plan.columns)
         self.blocks = [Split.of(*pair) for pair in zip(extents, limits, strict=True)]
@@ -149,8 +145,8 @@ class _WinogradKernel:
         self.shares = Split(self.panels.count, self.plan.shares)
         tiles = math.prod(split.size + (split.larger > 0) for split in self.blocks)
         vectors = self.panels.size + (self.panels.larger > 0)
-        self.points = b.local("points", "float32", (spec.points, self.x_blocks, tiles, lanes))
-        self.sums = b.local("sums", "float32", (spec.points, tiles, vectors, lanes))
+        self.points = self.b.local("points", "float32", (spec.points, self.x_blocks, tiles, lanes))
+        self.sums = self.b.local("sums", "float32", (spec.points, tiles, vectors, lanes))
 
     def function(self) -> Function:
         b, spec = self.b, self.spec

@@ -7,21 +7,97 @@ channels, each a scalar weight in every lane, times vectors of positions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.codegen.body import store_lanes
-from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Function, Index, IrValue, Type
-from intarsia.codegen.kernels.conv_plain.schedules import channel_tiles, row_lanes, schedule
-from intarsia.codegen.kernels.conv_plain.spec import PlainConv
-from intarsia.codegen.kernels.convolution import ConvArguments
+from intarsia.codegen.kernels import convolution
+from intarsia.codegen.kernels.convolution import ConvKernel, Convolution
 from intarsia.codegen.kernels.domain import each_turn
-from intarsia.codegen.kernels.window import normalise, over_taps
-from intarsia.codegen.tile import mma_step
+from intarsia.codegen.kernels.window import Split, over_taps, window_key
+from intarsia.codegen.tile import fitting_widths, mma_step, step_cost, tile_rows
+from intarsia.codegen.unit import VectorUnit
+
+
+@dataclass(frozen=True, slots=True)
+class PlainConvSchedule:
+    """The choices of a plain convolution.
+
+    Attributes:
+        channels: Output channels of a register tile, at most.
+        vectors: Vectors of positions of a register tile, at most.
+    """
+
+    channels: int
+    vectors: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlainConv(Convolution):
+    """A convolution of any groups and channels, input and output by channels.
+
+    Attributes:
+        x: Over (batch, in_channels, *spatial with padding).
+        y: Over (batch, out_channels, *window.out).
+        schedule: How; None leaves it to the heuristic.
+    """
+
+    schedule: PlainConvSchedule | None = None
+
+
+def key(spec: PlainConv) -> str:
+    """Say in words what decides which schedules a convolution can have, and which are fast."""
+    extents = (spec.batch, spec.in_channels, spec.out_channels)
+    return window_key("plain conv", extents, spec.window, f"{spec.groups} groups", spec.y.dtype)
+
+
+SPECS = (PlainConv,)
+flops = convolution.flops
+
+
+# How it is cut: picked from shapes and the vector unit, never from the host
+
+
+def schedule(spec: PlainConv) -> PlainConvSchedule:
+    """Return the schedule that a convolution has, or that is picked for it."""
+    if spec.schedule:
+        return spec.schedule
+    width, unit = spec.normalised().window.out[-1], spec.unit
+    channels = spec.out_channels // spec.groups
+    needed = -(-width // row_lanes(width, unit))
+
+    def cost(vectors: int) -> float:
+        # Rows that the group has no channels for are not computed.
+        rows = min(tile_rows(vectors, unit), max(1, channels))
+        steps = -(-needed // vectors) * -(-channels // rows)
+        return steps * step_cost(rows, vectors)
+
+    vectors = min(range(1, min(needed, 8) + 1), key=cost, default=1)
+    return PlainConvSchedule(tile_rows(vectors, unit), vectors)
+
+
+def channel_tiles(spec: PlainConv) -> Split:
+    """Return a group's output channels, cut into register tiles."""
+    return Split.of(spec.out_channels // spec.groups, schedule(spec).channels)
+
+
+def row_lanes(width: int, unit: VectorUnit) -> int:
+    """Return the lanes of a vector: no more than hold a row of so many positions."""
+    return min(unit.lanes(), 1 << max(0, width - 1).bit_length())
+
+
+def candidates(spec: PlainConv) -> Iterator[PlainConvSchedule]:
+    """Yield schedules to compare."""
+    heuristic = schedule(spec)
+    for vectors in fitting_widths(spec.unit, heuristic.vectors + 1):
+        yield replace(heuristic, vectors=vectors, channels=tile_rows(vectors, spec.unit))
+
+
+# The kernel
 
 
 def pack(spec: PlainConv, weights: Array) -> Array:
@@ -62,28 +138,24 @@ class _PlainTurn:
     outer: list[Index]
 
 
-class _PlainConvKernel:
+class _PlainConvKernel(ConvKernel):
     """Makes one kernel."""
 
     def __init__(self, spec: PlainConv) -> None:
         self.plan = schedule(spec)
         self.tiles = channel_tiles(spec)
-        window, x, y, epilogue = normalise(spec.window, spec.x, spec.y, spec.epilogue)
-        self.spec = spec = replace(spec, window=window, x=x, y=y, epilogue=epilogue)
-        self.lanes = row_lanes(window.out[-1], spec.unit)
-        self.b = Builder("conv_plain")
-        tensors = ConvArguments.declare(
-            self.b,
+        self.spec = spec = spec.normalised()
+        self.lanes = row_lanes(spec.window.out[-1], spec.unit)
+        super().__init__(
+            "conv_plain",
             spec,
-            x=(spec.batch, spec.in_channels, *window.reach),
-            w=(spec.out_channels * spec.group_inputs * window.taps,),
+            x=(spec.batch, spec.in_channels, *spec.window.reach),
+            w=(spec.out_channels * spec.group_inputs * spec.window.taps,),
             channels=spec.out_channels,
-            y=(spec.batch, spec.out_channels, *window.out),
+            y=(spec.batch, spec.out_channels, *spec.window.out),
             # Weights are read one by one, biases too.
             align=None,
         )
-        self.x, self.w, self.bias, self.y = tensors.x, tensors.w, tensors.bias, tensors.y
-        self.epilogue = tensors.epilogue
 
     def function(self) -> Function:
         spec, out = self.spec, self.spec.window.out
