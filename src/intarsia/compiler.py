@@ -87,23 +87,26 @@ def carry_out(
     Raises:
         IntarsiaError: As `compile` and `tune`.
     """
-    found = look_up(request)
-    if found.program is not None:
-        return Compiled(found.program, found.file)
+    looked_up = look_up(request)
+    if looked_up.program is not None:
+        return Compiled(looked_up.program, looked_up.file)
     from intarsia.place.build import build_program
     from intarsia.place.setting import make_setting
 
     with listening() as warnings:
-        setting = make_setting(request, found.machine, tell)
+        setting = make_setting(request, looked_up.machine, tell)
         with _choose(request, setting, options) as (choice, accepted):
             revise = _find_reviser(request, setting, choice)
             program = build_program(
                 setting, choice, strict=request.strict, tell=tell, revise=revise
             )
-            _say_shortfall(request, setting, choice, program)
+            if choice.calls is None:  # of others the builder says it
+                is_ordered = not setting.config.reasons.is_detected
+                threads = setting.num_threads if request.may_run else None
+                _say_shortfall(program, threads, is_ordered=is_ordered)
             asked = accepted if revise is None else accepted.with_key(setting)
             warned = None if request.placement == "collage" else tuple(warnings)
-            return Compiled(program, keep(request, found, program, asked, warned))
+            return Compiled(program, keep(request, looked_up, program, asked, warned))
 
 
 def read_setting(request: Request, tell: Progress = quiet) -> Setting:
@@ -164,18 +167,22 @@ def _find_reviser(request: Request, setting: Setting, choice: PlanChoice) -> Rev
     return choose_quicker
 
 
-def _say_shortfall(
-    request: Request, setting: Setting, choice: PlanChoice, program: PlanExecutable
-) -> None:
-    """Say what did not go where the user asked for, and the time that a slow backend takes."""
+def _say_shortfall(program: PlanExecutable, num_threads: int | None, *, is_ordered: bool) -> None:
+    """Say what did not go where the user asked for, and the time that a slow backend takes.
+
+    Args:
+        program: What was compiled.
+        num_threads: Threads to time it with; None means that it must not run.
+        is_ordered: Whether the user gave the order of the targets.
+    """
     placement = program.placement
-    if choice.calls is not None or placement.shortfall is None:  # of others the builder says it
+    if placement.shortfall is None:
         return
     from intarsia.tuning.trial import time_slow_part
 
-    is_asked = placement.stand_ins or not setting.config.reasons.is_detected
-    taken = time_slow_part(program, setting.num_threads) if request.may_run else ""
-    logger.log(logging.WARNING if is_asked else logging.INFO, "%s%s", placement.shortfall, taken)
+    is_asked = placement.stand_ins or is_ordered
+    seconds = "" if num_threads is None else time_slow_part(program, num_threads)
+    logger.log(logging.WARNING if is_asked else logging.INFO, "%s%s", placement.shortfall, seconds)
 
 
 def _say_which(choice: PlanChoice | None) -> None:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intarsia.cost.cost import Cost, CostSource
-from intarsia.cost.key import CostKey, digest, new_session, session_host
+from intarsia.cost.key import CostKey, new_session, session_host
+from intarsia.hashing import digest
 
 
 def test_the_order_of_trust():

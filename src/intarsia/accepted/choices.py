@@ -17,7 +17,6 @@ from intarsia.cost.storage import has_database
 from intarsia.errors import CostDatabaseError, LockError
 from intarsia.place.assign import Policy
 from intarsia.place.decide import Calls, PlanChoice
-from intarsia.place.identity import make_identity
 from intarsia.plan.lock import check_lock
 from intarsia.plan.tuning import TuningReport, from_json, to_json
 
@@ -59,7 +58,7 @@ class Accepted:
         """Return the same with a key, if there was no database and now there is one."""
         if self.key is not None or not has_database(settings=setting.backends.settings):
             return self
-        return replace(self, key=make_identity(setting, is_exact=True).verdict_key())
+        return replace(self, key=setting.identity(is_exact=True).verdict_key())
 
 
 def ask_accepted(
@@ -79,7 +78,7 @@ def ask_accepted(
         return Accepted()
     from intarsia.cost.direct import find_verdict
 
-    key = make_identity(setting, is_exact=True).verdict_key(objective)
+    key = setting.identity(is_exact=True).verdict_key(objective)
     return Accepted(key, find_verdict(key, costs, setting.backends.settings))
 
 
@@ -130,7 +129,7 @@ def locked_choice(setting: Setting, lock: Lock) -> PlanChoice:
     Raises:
         LockError: The environment has changed since, or it does not fit the model.
     """
-    changes = check_lock(lock, make_identity(setting))
+    changes = check_lock(lock, setting.identity())
     if changes:
         shown = "; ".join(map(str, changes[:_MOST_CHANGES]))
         more = len(changes) - _MOST_CHANGES

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from intarsia.cache import make_cache_folder, write_entry
 from intarsia.cost.fingerprint import this_machine
-from intarsia.cost.key import digest
 from intarsia.errors import IntarsiaError, SettingError
+from intarsia.hashing import digest
 from intarsia.native.entries import prune
 from intarsia.settings import Settings, driver_variables
 

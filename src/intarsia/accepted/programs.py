@@ -31,7 +31,6 @@ import msgspec
 from intarsia.accepted.installed import installation_digest, is_ours, recall, remember
 from intarsia.backends.artifact import shared_sizes
 from intarsia.cache import make_cache_folder, write_entry
-from intarsia.cost.key import digest
 from intarsia.cost.records import PlanVerdict, VerdictKey
 from intarsia.cost.storage import has_database
 from intarsia.errors import (
@@ -43,6 +42,7 @@ from intarsia.errors import (
     SettingError,
 )
 from intarsia.files import whole_file
+from intarsia.hashing import digest
 from intarsia.native.entries import prune
 from intarsia.place.machine import Machine
 from intarsia.place.request import BY_COST, Request

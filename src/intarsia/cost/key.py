@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import uuid
-from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from typing import TypeAlias, TypeVar
 
 from intarsia.cost.fingerprint import host_id
-
-_DIGEST_BYTES = 16
+from intarsia.hashing import digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +106,3 @@ def new_session() -> str:
 def session_host(session: str) -> str:
     """Return the id of the host where a session ran."""
     return session.partition(".")[0]
-
-
-def digest(parts: Iterable[str]) -> str:
-    """Return a hash of texts as 32 hexadecimal digits; no two lists of texts look alike."""
-    hasher = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    for part in parts:
-        data = part.encode()
-        hasher.update(b"%d:" % len(data) + data)
-    return hasher.hexdigest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass
 
-from intarsia.cost.key import digest
+from intarsia.hashing import digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,6 +179,13 @@ class Graph:
 
         return tied_nodes(self)
 
+    @cached_property
+    def structure(self) -> str:
+        """Hash of all but the weights; see `intarsia.graph.signature.structure_digest`."""
+        from intarsia.graph.signature import structure_digest
+
+        return structure_digest(self)
+
     def constant_bytes(self, nodes: Iterable[int]) -> dict[int, int]:
         """Return the constants that nodes read, by value id, with their bytes."""
         reads = {read for node in nodes for read in self.nodes[node].reads}

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from intarsia.graph.per_graph import per_graph
+from intarsia.hashing import digest
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
@@ -173,3 +174,17 @@ class _SignatureWriter:
 
     def _write(self, part: bytes) -> None:
         self._hasher.update(b"%d#" % len(part) + part)
+
+
+def structure_digest(graph: Graph) -> str:
+    """Return a hash of a prepared model without its weights, as 32 hexadecimal digits.
+
+    A model that was only trained further keeps it: of constants only dtypes and shapes count.
+    """
+    values = (f"{value.name} {value.dtype} {value.shape}" for value in graph.values)
+    nodes = (
+        f"{node.name} {node_signature(graph, node.id, content=False).digest.hex()} "
+        f"{node.inputs} {node.captured} {node.outputs}"
+        for node in graph.nodes
+    )
+    return digest((*values, *nodes, f"{graph.inputs} {graph.outputs}"))

@@ -333,7 +333,7 @@ def annotate_foreign(
         TargetError: A target is not one of the machine's.
     """
     rules = _read_rules(model, layers, config)
-    chosen = _choose_configuration(model, config)
+    chosen = _choose_configuration(model, config) if model.device_configurations else None
     why: dict[str, str] = {}
     sharded = 0
     for node in model.graph:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from intarsia.backends.borders import check_border
 from intarsia.backends.calling import calling
-from intarsia.backends.device import Device, Executable, ThreadOptions
+from intarsia.backends.device import Executable, ThreadOptions
 from intarsia.backends.values import Artifact, Candidate, Refusal
 from intarsia.errors import (
     IntarsiaError,
@@ -26,7 +26,6 @@ from intarsia.errors import (
 )
 from intarsia.graph.region import Region
 from intarsia.place.decide import Decision, PlanChoice, decide
-from intarsia.place.identity import make_identity
 from intarsia.place.request import Progress, quiet
 from intarsia.place.schedule import PlanDraft, border_text, candidate_of, make_draft
 from intarsia.place.setting import Capability, Setting
@@ -105,7 +104,7 @@ def build_program(
     plan = replace(
         draft.plan,
         tuning=choice.report,
-        identity=make_identity(setting),
+        identity=setting.identity(),
         model=setting.info,
     )
     return builder.finish(replace(draft, plan=plan), (*setting.passes, *decision.passes))
@@ -329,7 +328,7 @@ class RegionBuilder:
             for region, position in zip(draft.regions, draft.positions, strict=True)
         ]
         loader = self.loader(draft)
-        devices: list[Device] = [loader.device(text) for text in draft.plan.devices]
+        devices = [loader.device(text) for text in draft.plan.devices]
         constants = {
             value.name: constant_array(value)
             for value in (self.setting.graph.values[i] for i in self.setting.graph.outputs)

@@ -33,8 +33,9 @@ from intarsia.errors import PlacementError
 from intarsia.graph.annotate import nearest_names
 from intarsia.graph.indices import shape_nodes
 from intarsia.graph.metadata import DEVICE_KEY, name_matches
+from intarsia.hashing import digest
 from intarsia.place.machine import find_targets, memory_domains
-from intarsia.plan.devices import HOST_DOMAIN
+from intarsia.plan.devices import HOST_DOMAIN, domain_text
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -97,6 +98,7 @@ class Constraints:
         shapes: Nodes that compute shapes, where the host's memory is not the only one: they are
             the host's, unless something was said of them.
         borders: By value id, the memory of each input and output that is not the host's.
+        digest: Hash of what the user said of nodes, inputs and outputs; empty if nothing.
     """
 
     domains: Mapping[PlacedTarget, MemoryDomain]
@@ -106,11 +108,12 @@ class Constraints:
     groups: tuple[MemoryGroup, ...] = ()
     shapes: frozenset[int] = frozenset()
     borders: Mapping[int, MemoryDomain] = field(default_factory=dict)
+    digest: str = ""
 
     @property
     def is_empty(self) -> bool:
         """Whether the user said nothing of any node, input or output."""
-        return not (self.said or self.exclusions or self.borders)
+        return not self.digest
 
 
 def resolve_constraints(
@@ -134,12 +137,32 @@ def resolve_constraints(
     said = _pins_of(graph, config, annotations)
     exclusions = _exclusions_of(graph, config, annotations, exclude, said)
     domains = memory_domains(config, machine.backends)
-    pins, groups, shapes = dict(said), list[MemoryGroup](), frozenset[int]()
-    if set(domains.values()) != {HOST_DOMAIN}:
-        groups = _group_by_memory(graph, pins, domains)
-        shapes = shape_nodes(graph)
     borders = _place_borders(graph, annotations, config, domains)
-    return Constraints(domains, said, pins, exclusions, tuple(groups), shapes, borders)
+    of_said = _digest_of(graph, said, exclusions, borders)
+    if set(domains.values()) == {HOST_DOMAIN}:
+        return Constraints(domains, said, said, exclusions, borders=borders, digest=of_said)
+    pins = dict(said)
+    groups = _group_by_memory(graph, pins, domains)
+    shapes = shape_nodes(graph)
+    return Constraints(domains, said, pins, exclusions, groups, shapes, borders, of_said)
+
+
+def _digest_of(
+    graph: Graph,
+    pins: Mapping[int, Pin],
+    exclusions: Mapping[PlacedTarget, Mapping[int, str]],
+    borders: Mapping[int, MemoryDomain],
+) -> str:
+    """Return a hash of what the user said of nodes, inputs and outputs; empty if nothing."""
+    nodes, values = graph.nodes, graph.values
+    parts = [
+        f"{nodes[node].name}={'|'.join(map(str, pin.targets))}"
+        for node, pin in sorted(pins.items())
+    ]
+    for target, excluded in sorted(exclusions.items(), key=lambda item: str(item[0])):
+        parts += [f"{nodes[node].name}!{target}" for node in sorted(excluded)]
+    parts += [f"{values[value].name}@{domain_text(borders[value])}" for value in sorted(borders)]
+    return digest(parts) if parts else ""
 
 
 def _pins_of(graph: Graph, config: CompilationConfig, annotations: Annotations) -> dict[int, Pin]:
@@ -296,7 +319,7 @@ def annotated_inside(
 
 def _group_by_memory(
     graph: Graph, pins: dict[int, Pin], domains: Mapping[PlacedTarget, MemoryDomain]
-) -> list[MemoryGroup]:
+) -> tuple[MemoryGroup, ...]:
     """Return the nodes that have to share a memory; what was said of some is then said of all."""
     groups = []
     for items in _components(graph):
@@ -307,7 +330,7 @@ def _group_by_memory(
         said = [_Item(node, is_node=True) for node in nodes if node in pins]
         if said:
             _spread(graph, said, touching, nodes, pins, domains)
-    return groups
+    return tuple(groups)
 
 
 def is_copyable(value: Value) -> bool:

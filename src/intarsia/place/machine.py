@@ -26,7 +26,6 @@ from intarsia.target.legacy import GPU, read_device_key
 from intarsia.target.priority import Overrides
 
 if TYPE_CHECKING:
-    from intarsia.target import VirtualDevice
     from intarsia.target.placed import MemoryDomain
 
 logger = logging.getLogger("intarsia")
@@ -239,7 +238,7 @@ def check_attributes(contexts: Mapping[PlacedTarget, BuildContext], backends: Ba
     for placed, context in contexts.items():
         backend = backends.for_target(placed.target)
         backend.version()  # a missing runtime, before any work is done
-        _check_device_type(placed.target, context.config.device_of(placed))
+        _check_device_type(context)
         with calling(backend.name, context, "to check its target"):
             in_vain = tuple(_without_effect(placed.target, backend))
         if in_vain:
@@ -248,20 +247,19 @@ def check_attributes(contexts: Mapping[PlacedTarget, BuildContext], backends: Ba
             logger.warning("no effect on what is compiled for '%s': %s%s", placed, names, note)
 
 
-def _check_device_type(target: Target, device: VirtualDevice) -> None:
-    number = target.attrs.get("target_device_type")
-    if (
-        number is None
-        or device.device_type is None
-        or device.device_type == target.kind.device_type
-    ):
-        return
-    raise TargetError(
-        f"target_device_type: programs of {target.kind.name} run on "
-        f"{target.kind.device_type.name}, not on {device.device_type.name}",
-        target=str(target),
-        hint="leave it out: it describes devices that nothing is compiled for here",
+def _check_device_type(context: BuildContext) -> None:
+    target, device_type = (
+        context.target.target,
+        context.config.device_of(context.target).device_type,
     )
+    is_told = target.attrs.get("target_device_type") is not None
+    if is_told and device_type not in (None, target.kind.device_type):
+        raise TargetError(
+            f"target_device_type: programs of {target.kind.name} run on "
+            f"{target.kind.device_type.name}, not on {device_type.name}",
+            target=str(target),
+            hint="leave it out: it describes devices that nothing is compiled for here",
+        )
 
 
 def _without_effect(target: Target, backend: RegisteredBackend) -> Iterable[str]:

@@ -29,6 +29,7 @@ from intarsia.graph.model_info import ModelInfo
 from intarsia.place.annotations import annotate_model
 from intarsia.place.assign import assign_targets
 from intarsia.place.constraints import Constraints, resolve_constraints
+from intarsia.place.identity import machine_identity
 from intarsia.place.machine import (
     Machine,
     asked_host,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
     from intarsia.backends.backend import RegisteredBackend
     from intarsia.graph.graph import Graph
+    from intarsia.plan.identity import Identity
     from intarsia.target import PlacedTarget
     from intarsia.target.placed import MemoryDomain
 
@@ -125,6 +127,26 @@ class Setting:
     def targets(self) -> tuple[PlacedTarget, ...]:
         """Every target that may have nodes; others refer to it by its position."""
         return tuple(capability.target for capability in self.capabilities)
+
+    def identity(self, *, is_exact: bool = False) -> Identity:
+        """Return all that a plan for it depends on.
+
+        Args:
+            is_exact: Whether with the exact parts. To hash the weights takes a twentieth of the
+                time that compiling resnet50 does, so it is done for verdicts alone.
+
+        Raises:
+            BackendError: A runtime is not installed; or if it is to be exact, a device is not
+                there.
+        """
+        served = [(each.backend, each.context) for each in self.capabilities]
+        identity = machine_identity(self.config, served, self.num_threads, is_exact=is_exact)
+        if is_exact:
+            from intarsia.graph.hashes import content_hash
+
+            identity = replace(identity, content=content_hash(self.graph.whole))
+        said = self.constraints.digest
+        return replace(identity, model=self.graph.structure, constraints=said)
 
     def without(self, position: int, refusals: Mapping[int, Refusal]) -> Setting:
         """Return the setting in which one target refuses some more nodes."""

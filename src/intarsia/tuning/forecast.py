@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from intarsia.cost.database import known_costs
 from intarsia.cost.fingerprint import this_machine
-from intarsia.place.identity import make_identity
 from intarsia.plan.tuning import BorderForecast, Forecast, ForecastRow
 from intarsia.tuning.costing.cost_table import KeyMaker
 from intarsia.tuning.proposals.space import Space, make_space
@@ -63,7 +62,7 @@ def _forecast(setting: Setting, database: CostDatabase | None, options: Options)
     poisons = database.poisoned(every) if database is not None else {}
     verdict = None
     if database is not None:
-        identity = make_identity(setting, is_exact=True)
+        identity = setting.identity(is_exact=True)
         verdict = database.verdict(identity.verdict_key(objective.describe()))
     return Forecast(
         nodes=len(setting.graph.nodes),

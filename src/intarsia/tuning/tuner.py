@@ -26,7 +26,6 @@ from intarsia.errors import CostDatabaseError
 from intarsia.measure.racing import ACCEPTANCE_ALPHA, MARGIN, halve, paired_ratio
 from intarsia.place.assign import Policy
 from intarsia.place.decide import PlanChoice
-from intarsia.place.identity import make_identity
 from intarsia.tuning.budget import CHOOSING_END, HEATS_END, REGIONS_END, Budget
 from intarsia.tuning.costing.cost_table import CostTable, KeyMaker
 from intarsia.tuning.costing.runner import ProbeRunner
@@ -330,7 +329,7 @@ def tuned_choice(
     from intarsia.tuning.report import conclude
 
     with CostDatabase.open(costs, settings=setting.backends.settings) as database:
-        identity = make_identity(setting, is_exact=True)
+        identity = setting.identity(is_exact=True)
         key = identity.verdict_key(options.objective.describe())
         accepted = Accepted(key, None if again else database.verdict(key))
         choice = accepted.choice(setting)

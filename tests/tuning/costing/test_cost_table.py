@@ -7,7 +7,6 @@ from intarsia.codegen.lower.schedules import ScheduleChoice
 from intarsia.cost.database import CostDatabase
 from intarsia.cost.key import Sample
 from intarsia.native.schedule_table import TunedSchedule, find_table
-from intarsia.place.identity import make_identity
 from intarsia.tuning.costing.cost_table import CostTable, KeyMaker
 
 
@@ -38,10 +37,10 @@ def test_costs_of_generated_code_do_not_outlive_its_sources(
         table = CostTable(KeyMaker(setting), database, "session")
         table.add({table.keys.key(each): [Sample(1e-3)] for each in calls.values()})
     assert ask() == [True, True]
-    before = make_identity(setting, is_exact=True).verdict_key()
+    before = setting.identity(is_exact=True).verdict_key()
     change_sources("00000002")
     assert ask() == [False, True]
-    assert make_identity(setting, is_exact=True).verdict_key() != before
+    assert setting.identity(is_exact=True).verdict_key() != before
     assert KeyMaker(setting).version(0).endswith("(sources 00000002)")
 
 
@@ -53,8 +52,8 @@ def test_costs_of_kernels_do_not_outlive_their_schedules(
 
     def keys():
         maker = KeyMaker(setting)
-        return [maker.key(((position, (0,)),)) for position in (0, 1)], make_identity(
-            setting, is_exact=True
+        return [maker.key(((position, (0,)),)) for position in (0, 1)], setting.identity(
+            is_exact=True
         ).verdict_key()
 
     before = keys()

@@ -9,7 +9,6 @@ import pytest
 import intarsia
 from intarsia.errors import LockError
 from intarsia.place.decide import decide_as_chosen
-from intarsia.place.identity import constraints_digest
 from intarsia.place.schedule import make_draft
 from intarsia.plan.lock import lock_plan, write_lock
 from intarsia.search.solve import solve
@@ -152,7 +151,7 @@ def test_what_was_found_for_the_host_is_not_found_for_a_device(parse_model, sett
     at_home = intarsia.on_device(model, {"input:a": "fake:0"})
     elsewhere = intarsia.on_device(model, {"input:a": "fake:1"})
     settings = [setting_of(one, FAKES) for one in (model, at_home, elsewhere)]
-    assert len({constraints_digest(setting) for setting in settings}) == 3
+    assert len({setting.constraints.digest for setting in settings}) == 3
     for calls in [((0, (0, 1, 2)),), ((0, (0, 1)), (2, (2,)))]:
         assert len({KeyMaker(setting).key(calls) for setting in settings}) == 3
     part = ((0, (0, 1)),)  # is the same wherever the model's inputs are

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from intarsia.backends.sources import code_version
 from intarsia.cost.cost import Cost
 from intarsia.cost.fingerprint import this_machine
-from intarsia.cost.key import BoundaryKey, CostKey, Sample, digest, session_host
+from intarsia.cost.key import BoundaryKey, CostKey, Sample, session_host
 from intarsia.cost.records import Poison
 from intarsia.graph.hashes import shape_hash
 from intarsia.graph.region import Region
+from intarsia.hashing import digest
 from intarsia.place.decide import Calls
 from intarsia.place.schedule import Layouts, Side, border_text, candidate_of, choose_layouts
 from intarsia.plan.devices import domain_text

@@ -18,9 +18,9 @@ import msgspec
 
 from intarsia.arrays import Array
 from intarsia.backends.artifact import tensor_spec
-from intarsia.cost.key import digest
 from intarsia.errors import BackendError, InternalError, ReasonCode
 from intarsia.graph.region import Region
+from intarsia.hashing import digest
 from intarsia.place.setting import Setting
 from intarsia.process.workers import CallOutcome, Limits
 from intarsia.runtime.package import PACKAGE_SUFFIX

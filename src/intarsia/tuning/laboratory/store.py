@@ -18,8 +18,8 @@ import numpy as np
 
 from intarsia.arrays import Array, np_dtype
 from intarsia.backends.values import Artifact, ArtifactConstant, TensorSpec
-from intarsia.cost.key import digest
 from intarsia.graph.arena import ALIGNMENT
+from intarsia.hashing import digest
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Value
