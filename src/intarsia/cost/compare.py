@@ -17,6 +17,7 @@ CHANGED = ("faster", "slower", "lighter", "heavier")
 
 BYTES_APART = 0.1
 """Weights that differ by less are the same: allocators round, and the system counts pages."""
+# glibc takes memory from the system 128 KiB at a time (M_TOP_PAD, mallopt(3)).
 _FEW_BYTES = 1 << 18
 
 

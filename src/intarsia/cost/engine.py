@@ -156,6 +156,7 @@ class CostStore:
         names = sa.inspect(connection).get_table_names()
         self._tables = frozenset(names)
         if tables.meta.name not in names:
+            # On a server other programs' tables beside ours are usual; a file is one program's.
             if names and self.file is not None:
                 raise CostDatabaseError(
                     f"{self.name!r} belongs to another program: it has a table {names[0]!r}",

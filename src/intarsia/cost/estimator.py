@@ -93,6 +93,8 @@ class Calibration:
         comparison of devices must take it as one error and not as many.
         """
         groups = self._logs.get((source, family), {})
+        # One figure for each group: forty convolutions of one network are one piece of evidence on
+        # a target, not forty.
         every = [fmean(logs) for logs in groups.values()]
         wide = _combine(PRIORS.get(source, PRIORS[CostSource.ASSUMED]), every)
         return _combine(wide, groups.get(group, []))
@@ -109,6 +111,8 @@ def _combine(prior: EstimateFactor, logs: list[float]) -> EstimateFactor:
     total = _PRIOR_COUNT + len(logs)
     centre = (math.log(prior.middle) * _PRIOR_COUNT + math.fsum(logs)) / total
     squares = math.fsum((log - centre) ** 2 for log in logs)
+    # The prior's own width counts as one observation's: a few that agree by chance do not make an
+    # estimate sure.
     variance = (_PRIOR_COUNT * prior.sigma**2 + squares) / total
     return EstimateFactor(math.exp(centre), math.exp(SIGMAS * math.sqrt(variance)))
 
@@ -128,6 +132,7 @@ def bound(region: Region, peak: Peak, reached: Peak | None = None) -> Cost:
         Williams, Waterman and Patterson, Roofline, CACM 52(4), 2009, equation 1.
     """
     work = region_work(region)
+    # The least: a 3x3 convolution by Winograd's transforms has 2.25 or 4 times fewer products.
     computing = work.least_flop / peak.flops(work.dtype)
     moving = work.nbytes / peak.bandwidth(work.nbytes)
     seconds = max(computing, moving)

@@ -78,15 +78,18 @@ def target_peak(target: Target, num_threads: int | None = None) -> Peak:
         return _GPU if target.device_type.name in _GPUS else _ACCELERATOR
     facts = target.features
     architecture = facts.arch if facts.arch in HZ else "x86"
+    # Nobody said how many: more than any socket has, so that the bound stays one.
     cores = min(num_threads or _MANY_CORES, target.attrs.get("num-cores") or _MANY_CORES)
     hz = (_host_hz() if architecture == _host_architecture() else 0.0) or HZ[architecture]
     bits = facts.vector_width or _WIDEST[architecture]
     if facts.has_sve or architecture == "riscv":  # of those what every such CPU has is known
         bits = max(bits, _WIDEST[architecture])
     lanes = cores * hz * _UNITS[architecture] * bits / 32
+    # A product and a sum, as the roofline counts them.
     float32 = lanes * 2
     flop = {"float32": float32, "float64": float32 / 2}
     half = float32 * (2 if facts.has_avx512_fp16 or facts.has_fp16_simd else 1)
+    # Without VNNI two instructions (`pmaddubsw` and an addition) serve four times the elements.
     int8 = float32 * (4 if facts.has_avx512_vnni or facts.has_avx_vnni or facts.has_dotprod else 2)
     bfloat16 = float32 * (2 if facts.has_avx512_bf16 or facts.has_bf16 else 1)
     if facts.has_amx_bf16:
@@ -159,6 +162,7 @@ def measured_peak(num_threads: int | None = None) -> Peak:
     product = np.empty_like(left)
     seconds = _best(lambda: np.matmul(left, right, out=product), 0.08)
     flop = 2 * size**3 / seconds * share
+    # With its copy 1 MiB, which a server core's second cache holds; the other takes 96 MiB.
     small = np.ones(1 << 17, np.float32)
     large = np.ones(12 << 20, np.float32)
     cache = _copy_rate(small) * min(num_threads or cpus, cpus)

@@ -24,6 +24,7 @@ FLOOR = 1.02
 FEW = 1.15
 """With too few samples for an interval: the factor for one sample; it falls with their root."""
 
+# Above it the approximation gives the same ranks as the sum, or one more to each side (up to 400).
 _MANY = 200
 
 

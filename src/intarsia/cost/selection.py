@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
 
+# A page in one transaction: so a listing of any size holds no lock for long, and older SQLites take
+# at most 999 parameters.
 _AT_A_TIME = 500
 
 

@@ -91,6 +91,7 @@ class TransitionTable:
         if nbytes <= first[0]:
             return first[1]
         if nbytes >= last[0]:
+            # Beyond all caches a copy is bound by memory: time is proportional to bytes.
             return last[1] * nbytes / last[0]
         after = bisect.bisect_right(self.points, nbytes, key=lambda point: point[0])
         (low, start), (high, end) = self.points[after - 1 : after + 1]

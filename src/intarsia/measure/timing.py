@@ -28,6 +28,7 @@ MOST_SECONDS = 0.15
 _BUSY_PART = 0.25
 """What other threads may take of a nap; a pool that works in the background takes more."""
 
+# The same orders in every measurement: a repetition differs by the machine alone.
 _SEED = 1
 
 
@@ -87,6 +88,7 @@ def measure_streams(calls: Sequence[Callable[[], object]], seconds: float) -> Sp
         except BaseException:
             barrier.abort()  # the others would wait for ever
             raise
+        # All begin at once, or the first stream would run alone for a while.
         barrier.wait()
         begin = perf_counter()
         found = _block(call, 1)
@@ -124,6 +126,8 @@ def time_interleaved(
     """
 
     def take(name: str) -> list[float]:
+        # The first runs of a block still meet another runtime's spinning threads (34 to 100 ms,
+        # docs/measuring.md).
         return _block(calls[name], runs)[runs // 3 :]
 
     blocks = take_turns(list(calls), take, rounds, seed=_SEED)

@@ -38,6 +38,8 @@ _WORTH = 1 << 20
 """Bytes of text that wait for which a worker pays: a third of a second of compiling, four times its
 start, all of which is time of a CPU."""
 
+# A bound for machines with many CPUs: each start is 0.07 s of a CPU, and few networks have text for
+# more.
 _MOST_WORKERS = 15
 _GRACE_SECONDS = 2.0
 _CRASHES = frozenset(("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"))

@@ -99,6 +99,7 @@ class Entries:
 _unkept: dict[Path, bytes] = {}
 """Entries that this process could not write, kept so that they are not made twice."""
 
+# A bound for a process that compiles model after model; one network has tens of kernels.
 _MOST_UNKEPT = 1024
 
 

@@ -35,6 +35,8 @@ _MEMORY = 2
 
 _CHAINS = 12
 """Independent sums: enough to hide the latency of a multiply-add."""
+# 0.25 ms of work a run. Five results each on a shared AMD EPYC: 1,000 steps gave 105 to 118
+# GFLOP/s, 20,000 always 118, 100,000 no more and took three times as long.
 _STEPS = 20_000
 _RUNS = 9
 

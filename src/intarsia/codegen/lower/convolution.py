@@ -309,6 +309,7 @@ def _is_positive(operation: Operation) -> bool:
 
 
 _PASSING = frozenset(("MaxPool", "AveragePool", "Concat", "Dropout", "Identity", "Pad", "LRN"))
+# Enough for pooling, padding and concatenation in a row.
 _FAR = 8
 
 
