@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from intarsia.accepted import programs
-from intarsia.cli.tune import read_seconds
+from intarsia.cli.options import read_seconds
 from intarsia.errors import BackendError, SettingError
 
 RELU_FAST = "fake:0 -cost=Relu:1e-3,*:2e-3 -call-cost=1e-5"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from intarsia.cli.models import installed_backends
 from intarsia.cli.options import JsonOption, ThreadsOption
 from intarsia.cli.output import milliseconds, note, show, show_json, size_text, write
 from intarsia.errors import ExecutionError
@@ -71,12 +72,9 @@ def demo_command(threads: ThreadsOption = None, json: JsonOption = False) -> Non
 
     Weights are random. Nothing is downloaded, and nothing is left behind.
     """
-    from intarsia.settings import Settings
-
-    settings = Settings.from_environment()
-    figures = Figures(NETWORK, settings.threads(threads))
+    figures = Figures(NETWORK, Settings.from_environment().threads(threads))
     say = partial(_say, as_json=json)
-    subject = _prepare(figures.threads, settings)
+    subject = _prepare(figures.threads)
     ours = _compile(subject, {})
     figures.placement, figures.targets = ours.placement, ours.placement.targets
     say(f"This machine, as it is found: {', '.join(figures.targets)}")
@@ -103,8 +101,7 @@ def _say(text: str, *, as_json: bool) -> None:
         write(f"{text}\n")
 
 
-def _prepare(threads: int, settings: Settings) -> DemoModel:
-    from intarsia.backends.registry import load_backends
+def _prepare(threads: int) -> DemoModel:
     from intarsia.runtime.feeds import sample_feeds
     from intarsia.zoo import build
 
@@ -112,7 +109,7 @@ def _prepare(threads: int, settings: Settings) -> DemoModel:
     proto = build(NETWORK)
     model = proto.SerializeToString()
     note(f"[2/6] loading it into {' and '.join(PEERS)} as it is ({size_text(len(model))})")
-    backends = load_backends(settings)
+    backends = installed_backends()
     feeds: dict[str, Any] = dict(sample_feeds(_input_specs(proto)))
     peers = {
         title: backends.baseline_of(name)(model, feeds, threads) for title, name in PEERS.items()

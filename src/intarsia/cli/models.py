@@ -176,8 +176,12 @@ def progress_lines() -> Progress:
 
 
 @contextmanager
-def progress_bar() -> Iterator[Progress]:
-    """Show a progress bar on standard error; where that is not a terminal, a line now and then."""
+def progress_bar(first: str = "load") -> Iterator[Progress]:
+    """Show a progress bar on standard error; where that is not a terminal, a line now and then.
+
+    Args:
+        first: What it shows before anything is told.
+    """
     if not sys.stderr.isatty():
         yield progress_lines()
         return
@@ -186,7 +190,7 @@ def progress_bar() -> Iterator[Progress]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("load", total=1)
+        task = bar.add_task(first, total=1)
 
         def tell(stage: str, done: int, total: int) -> None:
             bar.update(task, description=stage, completed=done, total=total)

@@ -8,13 +8,16 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from intarsia.cli.completion import complete_target, complete_target_attr
 from intarsia.cli.files import readable_model
 from intarsia.errors import PlacementError, SettingError
+
+if TYPE_CHECKING:
+    from intarsia.tuning.objectives.objective import Objective
 
 TargetOption: TypeAlias = Annotated[
     str | None,
@@ -205,6 +208,8 @@ _OPTIONS: dict[str, tuple[Any, object]] = {
 }
 """By name, the option of each part of `Choices`, and its default; the parser reads target files."""
 
+_SECONDS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
 MACHINE = ("target", "target_file", "target_attr", "host")
 NODES = ("shape", "pin", "exclude", "layer")
 
@@ -289,6 +294,29 @@ def read_files(option: str, texts: Sequence[str] | None) -> dict[str, Path]:
             raise SettingError(f"{option} gives {name!r} twice", hint="leave one out")
         files[name] = Path(file)
     return files
+
+
+def read_seconds(text: str) -> float:
+    """Return the seconds of `90`, `90s`, `1.5min` or `1h`.
+
+    Raises:
+        SettingError: It is of another form, or not above 0.
+    """
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in _SECONDS or not float(match[1]):
+        raise SettingError(f"--budget {text!r} is not a time", hint="write for example 90s or 2min")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def read_objective(text: str, slowdown: str | None) -> Objective:
+    """Return the objective that an option names.
+
+    Raises:
+        SettingError: There is no such objective, or the slowdown has no meaning with it.
+    """
+    from intarsia.tuning.objectives.objective import SLOWDOWN, parse_objective
+
+    return parse_objective(text, SLOWDOWN if slowdown is None else slowdown)
 
 
 def _read(

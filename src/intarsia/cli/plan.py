@@ -21,10 +21,11 @@ from intarsia.cli.options import (
     ObjectiveOption,
     SlowdownOption,
     ThreadsOption,
+    read_objective,
+    read_seconds,
     takes_choices,
 )
 from intarsia.cli.output import show, show_json, write
-from intarsia.cli.tune import read_objective, read_seconds
 from intarsia.errors import LockError
 
 if TYPE_CHECKING:

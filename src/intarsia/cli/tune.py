@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +17,7 @@ import typer
 
 from intarsia.cli.costs import DatabaseOption
 from intarsia.cli.files import writable
-from intarsia.cli.models import make_request, prepare_file, progress_lines
+from intarsia.cli.models import make_request, prepare_file, progress_bar, progress_lines
 from intarsia.cli.options import (
     MACHINE,
     NODES,
@@ -31,6 +30,8 @@ from intarsia.cli.options import (
     SlowdownOption,
     ThreadsOption,
     read_files,
+    read_objective,
+    read_seconds,
     takes_choices,
 )
 from intarsia.cli.output import milliseconds, show, show_json, size_text, write
@@ -41,12 +42,10 @@ if TYPE_CHECKING:
     from intarsia.place.request import Progress
     from intarsia.runtime.executor import PlanExecutable
     from intarsia.tuning.kernels.tuner import KernelMoment
-    from intarsia.tuning.objectives.objective import Objective
     from intarsia.tuning.options import TuningStatus
 
 _MOMENT_SECONDS = 0.5
 """How long the result is timed."""
-_UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 _MOVED = {
     "kernels": "tune-kernels MODEL",
@@ -186,52 +185,16 @@ def tune_kernels_command(
 
     seconds = read_seconds(budget)
     setting = prepare_file(model, choices, threads)
-    with _kernel_progress() as tell:
-        results = tune_model_kernels(setting, budget=seconds, again=resume, tell=tell)
+    with progress_bar("kernels") as tell:
+
+        def tell_moment(moment: KernelMoment) -> None:
+            tell(moment.key, moment.done, moment.total)
+
+        results = tune_model_kernels(setting, budget=seconds, again=resume, tell=tell_moment)
     if json:
         show_json(results)
     else:
         show(schedules_view(results))
-
-
-@contextmanager
-def _kernel_progress() -> Iterator[Callable[[KernelMoment], None]]:
-    """Show a progress bar on standard error, if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda moment: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("kernels", total=None)
-        yield lambda moment: bar.update(
-            task, completed=moment.done, total=moment.total, description=moment.key
-        )
-
-
-def read_seconds(text: str) -> float:
-    """Return the seconds of `90`, `90s`, `1.5min` or `1h`.
-
-    Raises:
-        SettingError: It is of another form, or not above 0.
-    """
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", text.strip().lower())
-    if match is None or match[2] not in _UNITS or not float(match[1]):
-        raise SettingError(f"--budget {text!r} is not a time", hint="write for example 90s or 2min")
-    return float(match[1]) * _UNITS[match[2]]
-
-
-def read_objective(text: str, slowdown: str | None) -> Objective:
-    """Return the objective that an option names.
-
-    Raises:
-        SettingError: There is no such objective, or the slowdown has no meaning with it.
-    """
-    from intarsia.tuning.objectives.objective import SLOWDOWN, parse_objective
-
-    return parse_objective(text, SLOWDOWN if slowdown is None else slowdown)
 
 
 @contextmanager

@@ -33,6 +33,9 @@ class ExecutionMode(IntEnum):
     ORT_PARALLEL = 1
 
 
+ORT_KIND = "onnxruntime"
+"""The kind of the targets that ONNX Runtime's own options are for; others ignore them."""
+
 LEVELS = {
     GraphOptimizationLevel.ORT_DISABLE_ALL: "none",
     GraphOptimizationLevel.ORT_ENABLE_BASIC: "basic",

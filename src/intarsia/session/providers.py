@@ -76,7 +76,11 @@ PROVIDERS: Mapping[str, Provider] = {
     "AzureExecutionProvider": Provider(),
     CPU: Provider(),
 }
-"""Every provider that ONNX Runtime knows, in its order of preference."""
+"""Every provider that ONNX Runtime knows, in its order of preference.
+
+The names are ONNX Runtime's, so they are a table; the kinds are those of the catalogue, and whether
+one can be used here is what its backend detects.
+"""
 
 
 @dataclass(frozen=True, slots=True)

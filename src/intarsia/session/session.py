@@ -32,6 +32,7 @@ from intarsia.runtime.loading import load
 from intarsia.runtime.package import is_package
 from intarsia.session.binding import IOBinding
 from intarsia.session.options import (
+    ORT_KIND,
     SessionOptions,
     changes_of,
     check_session_options,
@@ -145,8 +146,8 @@ class InferenceSession:
             host = rename_target_host(options.pop("host", None), options.pop("target_host", None))
             target = resolve_targets(target, host, backends)
             kinds = {one.target.kind.name for one in target.targets}
-            if "custom_ops" in attrs or kinds & {"onnxruntime"}:  # a level means nothing to others
-                target = resolve_targets(target, None, backends, {"onnxruntime": attrs})
+            if "custom_ops" in attrs or ORT_KIND in kinds:  # a level means nothing to others
+                target = resolve_targets(target, None, backends, {ORT_KIND: attrs})
         shapes = input_shapes(source, self._session_options)
         if shapes:
             options["shapes"] = {**shapes, **(options.get("shapes") or {})}
