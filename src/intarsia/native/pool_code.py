@@ -204,6 +204,8 @@ def _spin(code: Routine, spins: Register, pause: str) -> Iterator[None]:
     with code.repeat() as spin:
         yield
         spin.end_if(looks.load(), ">=", spins)
+        # Without it an x86 CPU takes the load that ends the loop for a violation of memory order
+        # and starts its pipeline anew (Intel SDM, PAUSE).
         if pause:
             code.instruct(pause)
         looks.store(looks.load() + 1)
@@ -225,6 +227,7 @@ def _define_work(module: Any, sleep: _Sleep) -> Routine:
             before = slot["remaining"].update("sub", 1, "acq_rel")
             claim.end_if(before, "<=", 0)
             _run_chunk(code, job, slot["end"].load() - before)
+            # Who finishes the last chunk, and nobody else, wakes the caller.
             with code.when(pending.update("sub", 1, "seq_cst"), "==", 1):
                 with code.when(pool["is_awaited"].load("seq_cst"), "!=", 0):
                     code.call(sleep.wake, pool, pending, 1)
@@ -299,6 +302,7 @@ def _define_parallel_for(
         code.call(kernel.function(*KERNEL), arguments, 0, extent)
         code.give_back()
 
+    # Another thread's kernel is under way: running alone at once beats waiting for all CPUs.
     with code.when(pool["is_busy"].replace(0, 1, "acquire", "monotonic"), "!=", 0):
         run_alone()
     with code.when(pool["is_closed"].load("acquire"), "!=", 0):
@@ -318,8 +322,10 @@ def _define_parallel_for(
         slot["remaining"].store(end - begin.load(), "release")
         begin.store(end)
 
+    # After the slots: who sees the new number sees the shares, and the job behind them.
     generation.update("add", 1, "seq_cst")
     with code.when(pool["sleepers"].load("seq_cst"), "!=", 0):
+        # One chunk fewer than there are: the caller takes one itself.
         code.call(sleep.wake, pool, generation, chunks.convert(c_uint32) - 1)
     code.call(work, pool, pool.behind(PoolSlot))
     with code.repeat() as waiting:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel, IntVar
 
 HINT = "pip install 'intarsia[search]' may find or prove more"
+# Sums have 64 bits: plans up to 10^8 times as dear as the best one still fit.
 _RESOLUTION = 1e10
 _MOST_CYCLES = 50
 

@@ -166,6 +166,8 @@ def eliminate(domains: Sequence[int], factors: Sequence[Factor], order: Order) -
         total = combine(buckets[variable], (variable, *near), domains)
         buckets[variable] = []
         axis = total.ndim - 1 - len(near)
+        # Only which value is best is kept for the way back: a byte for each entry, where tables
+        # take eight.
         choices.append(total.argmin(axis).astype(_choice_dtype(domains[variable])))
         message = Factor(near, total.min(axis))
         if near and place[near[0]] < gone:

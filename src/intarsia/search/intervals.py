@@ -252,6 +252,7 @@ class CutChain:
         values = [0] * len(sums)
         intervals: list[int] = []
         place = len(sums) - 1
+        # The first of equal ones, here and on the way back: one problem has one plan.
         value = int(sums[place][row].argmin())
         total = float(sums[place][row, value] + constant[row])
         while place >= 0 and np.isfinite(total):

@@ -218,6 +218,8 @@ class PhasedBuilder(ModelBuilder):
             return
         producer = tensor.producer
         sizes = [len(self.values[op].labels) for op in (producer, *readers[:_TWO]) if op >= 0]
+        # A table over the producer and both readers is exact; beyond its limit a variable for the
+        # set of states stands between them, and each table is over two.
         if len(readers) > _TWO or int(np.prod(sizes)) > _PAIR_ENTRIES:
             self._add_far_set(position, tensor, readers)
             return
@@ -278,6 +280,8 @@ class PhasedBuilder(ModelBuilder):
                 strict=True,
             )
         ]
+        # Values that readers cannot tell apart share one, or the variable would have a value for
+        # each label.
         kinds = list(dict.fromkeys(names))
         kind_of = np.array([kinds.index(name) for name in names])
         examples = np.array([names.index(kind) for kind in kinds])

@@ -253,6 +253,7 @@ def solution(
     slack = _TOLERANCE * max(value, before, 1e-12)
     if not math.isfinite(value):
         raise InternalError("the plan found needs a conversion that is impossible")
+    # What undercuts a bound disproves the bound: a wrong proof is worse than none.
     if before < label_bound - slack or value < bound - slack:
         raise InternalError(f"a plan of {value} s, {before} s without calls, beats its bound")
     if not fits(problem, plan.chosen):
@@ -402,6 +403,7 @@ def fill_room(
 
     def saving(place: int) -> float:
         before, after = (sum(piece.seconds for piece in side) for side in blocks[place])
+        # Each device's bytes as a share of its own limit, so that devices can be added up.
         room = [
             sum(piece.nbytes / limits[problem.device_of[piece.backend]] for piece in side)
             for side in blocks[place]

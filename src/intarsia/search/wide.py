@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from intarsia.search.problem import PlacementProblem
     from intarsia.search.search import Search
 
+# Smaller than for the bound: it is solved up to 40 times, that once.
 _FREEZING_LIMIT = 50_000
 _SPLITTING_LIMIT = 200_000
 _ROUNDS = 40
@@ -222,6 +223,8 @@ def bound_by_splitting(domains: Sequence[int], factors: Sequence[Factor], limit:
         near = tables.near(variable)
         queue.remove(variable)
         groups = _groups(variable, tables.take(variable), domains, limit)
+        # Minimised apart, groups may take different values of the variable: that is what makes the
+        # sum a lower bound.
         if len(groups) > 1:
             changed += 1
             groups = _agreeing(groups)

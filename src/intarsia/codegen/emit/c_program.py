@@ -25,6 +25,7 @@ from intarsia.errors import BackendError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+# C99 promises no larger objects (5.2.4.1: 65,535 bytes).
 INLINE_BYTES = 64 << 10
 """Up to this many bytes of weights are written into the source."""
 
@@ -210,6 +211,7 @@ class _Writer:
         for number, check in enumerate(self._program.checks, 1):
             what = f"an index in {check.indices!r} is out of bounds"
             line = f"{number}: {what}: node {check.node!r} has {check.extent} entries"
+            # A node's name may be any text, and would end the comment.
             lines.append(line.replace("*/", "* /"))
         return [*lines[:-1], f"{lines[-1]} */"]
 
@@ -334,6 +336,7 @@ static int any_of(const int64_t *faults, int64_t count)
 }
 """
 
+# It asks for one byte more than it wants: a longer file is another model's.
 _READER = """\
 static uint8_t *block;
 static const uint8_t *weights;
@@ -385,6 +388,7 @@ def _array(name: str, array: Array) -> str:
     """Return a constant array as source."""
     dtype = array.dtype.name
     held = array.reshape(-1)
+    # C99 has no type for it: kernels take its bits apart.
     if dtype == "float16":
         held, dtype = held.view(np.uint16), "uint16"
     elif dtype == "bool":

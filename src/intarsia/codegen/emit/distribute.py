@@ -173,6 +173,8 @@ class _Analysis:
         touched: set[ir.Buffer] = set()
         for operation in body:
             stores, loads = _effects(operation)
+            # Behind a write of another work-item, and before a write of what another one may still
+            # read.
             if written & (stores | loads) or touched & stores:
                 self.barriers.add(id(operation))
                 written, touched = set(), set()
@@ -332,6 +334,7 @@ def _reductions(loop: ir.Loop) -> tuple[str, ...]:
                 pass
             case _:
                 return ()
+        # Each carried value is used once, by its own sum: nobody sees how far it has come.
         if used[carried] != 1 or used[following] or loop.yielded.count(following) != 1:
             return ()
         names.append(name)

@@ -213,6 +213,8 @@ class _OpenCl(CFamily):
         for buffer in function.buffers:
             name, element = self.buffers[buffer], text.MEMORY[buffer.dtype]
             const = "" if buffer.is_written else "const "
+            # A buffer and where the tensor begins in it: OpenCL 1.2 has no pointers into a buffer
+            # on the host.
             parameters += [f"__global {const}{element} *restrict {name}", f"long {name}_at"]
         parameters += [f"long {name}" for size in function.sizes for name in self.names[size]]
         for buffer in function.buffers:
@@ -226,6 +228,7 @@ class _OpenCl(CFamily):
             self.line(f"{element} {self.buffers[buffer]}[{buffer.span}] {align};")
         if self._plan.items > 1:
             self.line("const long item = get_global_id(1), items = get_global_size(1);")
+        # Without a parallel loop one work-item does it all; a group may have more.
         if function.parallel is None:
             self.open("if (get_global_id(0) == 0)")
             self.body(function.body)

@@ -246,6 +246,8 @@ def _one_hot(spec: OneHot) -> Function:
         number = b.cast(b.load(indices, (outer, column)), "int64")
         number = b.select(b.compare("lt", number, 0), b.add(number, spec.depth), number)
         with b.serial(0, spec.depth) as entry:
+            # An index outside of the classes equals none of them: its row is all `off`, as ONNX
+            # says.
             is_hot = b.compare("eq", number, b.index(entry))
             b.store(b.select(is_hot, on, off), y, (outer, entry, column))
     return b.finish()

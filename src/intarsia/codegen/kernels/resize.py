@@ -79,6 +79,8 @@ def positions(axis: ResizedAxis, dtype: str) -> Array:
     """
     real = np.dtype(np.float32 if dtype in _IN_FLOAT32 else np.float64).type
     at: Array = np.arange(axis.out, dtype=real)
+    # In the type in which ONNX Runtime computes: at ties a float64 would round to another
+    # neighbour.
     scale, half = real(axis.scale), real(0.5)
     if axis.scale == 1 and axis.out == axis.extent:
         return at

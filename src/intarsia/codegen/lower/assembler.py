@@ -144,6 +144,7 @@ class Assembler:
                 if alias is not None:
                     forms.append(_Form(alias))
                     return alias
+        # A copy without a change of layout is the cheaper one.
         source = same or forms[0].view
         name = self.graph.values[value_id].name
         border = pads
@@ -164,6 +165,7 @@ class Assembler:
             return view
         dense = self._allocate(view.dtype, view.shape, 0, None)
         self.copy(view, dense, (), f"pack {self.graph.values[value_id].name}")
+        # In front: whoever reads it later takes it without gaps too, with no second copy.
         self._forms[value_id].insert(0, _Form(dense))
         return dense
 

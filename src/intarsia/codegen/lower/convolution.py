@@ -163,6 +163,7 @@ def lower_conv_transpose(assembler: Assembler, group: KernelGroup) -> None:
     y, groups = assembler.target(group.result), operation.attribute("group", 1)
     strides = read_window(operation, operation.shape(1)[_SPATIAL:]).strides
     weights, name = operation.array(1), f"{operation.node.name}/{operation.inputs[1].name}"
+    # No zeros are multiplied, as they would be if they were put between the input's entries.
     for number, phase in enumerate(parts.phases):
         out, begin = phase.window.out, phase.y_offset
         views = [_every(view, begin, strides, out) for view in (y, *operands)]

@@ -491,6 +491,7 @@ def lower_tile(assembler: Assembler, group: KernelGroup) -> None:
     strides: list[int] = []
     for dim, (count, extent, step) in enumerate(zip(repeats, x.shape, x.strides, strict=True)):
         shape += [count, extent]
+        # The new dimension has a stride of 0: each repetition reads the same entries.
         strides += [0, step]
         y = y.split(2 * dim, count)
     if 0 not in shape:

@@ -33,6 +33,7 @@ def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
         a = replace(a, shape=(1, *a.shape), strides=(0, *a.strides))
     *batch, m, n = c.shape
     k = a.shape[-1]
+    # Strides of 0: what is broadcast is read again, not copied.
     a = a.expanded((*batch, m, k))
     spec = Gemm(
         m,

@@ -370,6 +370,7 @@ def _append(
         y.layout,
         scale=scale.layout if scale else None,
         bias=bias.layout if bias else None,
+        # ONNX defines MeanVarianceNormalization as a function, with this constant in it.
         epsilon=1e-9 if adds_to_deviation else operation.attribute("epsilon", 1e-5),
         mean=mean,
         inverse=inverse,
@@ -398,6 +399,7 @@ def lower_lp_normalization(assembler: Assembler, group: KernelGroup) -> None:
     )
     assembler.call(reduction, (x, norm), group.names)
     wide, y = norm.expanded(x.shape), assembler.target(group.result)
+    # A comparison and a choice, not a maximum with a small number: ONNX adds no epsilon.
     zero = assembler.constant("zero", np.zeros(1, x.dtype))
     zeros = replace(zero, shape=x.shape, strides=(0,) * len(x.shape))
     body = Body(

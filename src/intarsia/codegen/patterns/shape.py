@@ -68,6 +68,8 @@ def find_chains(
         """Return the group that alone reads the result of one, as blocked data."""
         consumers = graph.values[group.result].consumers
         then = by_anchor.get(consumers[0]) if len(consumers) == 1 else None
+        # A part of a joined tensor has its place there; a band in scratch memory would have to be
+        # copied to it.
         if then is None or group.result in outputs or group.result in plan.parents:
             return None
         inputs = then.anchor.node.inputs

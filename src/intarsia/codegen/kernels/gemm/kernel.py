@@ -260,6 +260,8 @@ class _Product:
                 current = step(k + number, current)
             return current
 
+        # A length known only when it runs would need a loop for the rest, longer than what it
+        # saves.
         unroll = 1 if length.terms else self.plan.unroll
         rest = length.const % unroll
         sums = b.loop(0, length - rest, sums, steps, step=unroll)
@@ -374,7 +376,10 @@ def _build_dots(spec: Gemm, plan: GemmSchedule) -> Function:
             pairs = [(x, y) for x in a for y in w]
             return [multiply_add(b, *pair, s) for pair, s in zip(pairs, sums, strict=True)]
 
+        # A sum for each pair of a row and a column: `height * width` independent chains hide the
+        # latency of a multiply-add.
         sums = [b.constant(0, Type(dtype, lanes))] * (height * width)
+        # The last vector is read in part: lanes beyond k are zeros and add nothing.
         rest = spec.k % lanes
         sums = b.loop(0, spec.k - rest, sums, lambda k, *s: step(k, s), step=lanes)
         if rest:

@@ -190,6 +190,7 @@ class _PoolKernel:
 
         def step(tap: list[Index], best: Sequence[IrValue]) -> list[IrValue]:
             item, number = read(self._entry(position, tap))
+            # Strictly: of equal ones the first stays.
             is_larger = b.compare("gt", item, best[0])
             return [
                 b.select(is_larger, new, old) for new, old in zip((item, number), best, strict=True)
@@ -197,6 +198,8 @@ class _PoolKernel:
 
         first = self._entry(position, [tap.lower for tap in taps])
         ends = [extent - 1 for extent in spec.extents]
+        # Where a window lies in the padding alone, the nearest entry stands for it: its index has
+        # to be one of the tensor.
         first = [b.smaller(b.larger(e, 0), end) for e, end in zip(first, ends, strict=True)]
         largest, offset = over_taps(b, loops, read(first), step)
         self._store(largest, taps, at, lanes)
