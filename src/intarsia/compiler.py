@@ -106,7 +106,7 @@ def carry_out(
                 _say_shortfall(program, threads, is_ordered=is_ordered)
             asked = accepted if revise is None else accepted.with_key(setting)
             warned = None if request.placement == "collage" else tuple(warnings)
-            return Compiled(program, keep(request, looked_up, program, asked, warned))
+            return Compiled(program, keep(looked_up, program, asked, warned))
 
 
 def read_setting(request: Request, tell: Progress = quiet) -> Setting:

@@ -100,11 +100,13 @@ class Lookup:
     """What was found of a request: its program; or else what is to make it, and where it is kept.
 
     Attributes:
+        request: What was asked for.
         program: It was compiled before.
         file: The package that has the program, or will; None if it is not kept.
         known_machine: What it is for; None if that was not needed.
     """
 
+    request: Request
     program: PlanExecutable | None
     file: Path | None
     known_machine: Machine | None = None
@@ -129,7 +131,7 @@ def look_up(request: Request) -> Lookup:
     """
     is_readable = isinstance(request.model, str | os.PathLike | bytes)
     if not (request.is_kept and is_readable) or request.settings.dump_dir:
-        return Lookup(None, None, request.find_machine())
+        return Lookup(request, None, None, request.find_machine())
     config, memory, recalled = None, None, None
     if request.backends is None:
         with suppress(IntarsiaError):  # a backend may bring the kind; else it is said below
@@ -138,18 +140,18 @@ def look_up(request: Request) -> Lookup:
             recalled = _file_of(request, recall(memory, request.settings))
     program = _load(request, recalled)
     if program is not None:
-        return Lookup(program, recalled)
+        return Lookup(request, program, recalled)
     machine = request.find_machine(config)
     here = installation_digest(machine, request.threads)
     is_known = config is not None or all(map(is_ours, machine.backends.by_name.values()))
     if memory is not None and here is not None and is_known:
         remember(memory, here, request.settings)
     file = _file_of(request, here)
-    return Lookup(None if file == recalled else _load(request, file), file, machine)
+    program = None if file == recalled else _load(request, file)
+    return Lookup(request, program, file, machine)
 
 
 def keep(
-    request: Request,
     looked_up: Lookup,
     program: PlanExecutable,
     accepted: Accepted,
@@ -158,13 +160,12 @@ def keep(
     """Keep a program, if there is room; return where it is kept.
 
     Args:
-        request: What was asked for.
-        looked_up: What was found of it.
+        looked_up: What was found of its request.
         program: What was built of the plan, or in its stead.
         accepted: What its plan was looked for under, and which one was accepted.
         warnings: What was warned of while it was compiled; None means its shortfall alone.
     """
-    file, placement = looked_up.file, program.placement
+    request, file, placement = looked_up.request, looked_up.file, program.placement
     passing = {ReasonCode.COMPILE_FAILED, ReasonCode.CRASHED, ReasonCode.TIMEOUT}
     has_failed = any(refusal.code in passing for refusal in placement.refusals)  # may not again
     if file is None or has_failed or not _carries_out(program.plan, accepted.verdict):

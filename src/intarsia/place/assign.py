@@ -175,7 +175,8 @@ class _Assigner:
             self.unite(group)
         for nodes in self.graph.tied:
             self.tie(nodes)
-        _check_memory(self.graph, [self.domains[i] for i in self.choices], self.limits)
+        if self.limits:
+            _check_memory(self.graph, [self.domains[i] for i in self.choices], self.limits)
         return Assignment(tuple(self.choices), tuple(self.whys), tuple(self.refusals))
 
     def choose(self, node: Node) -> int | None:
