@@ -180,7 +180,7 @@ def test_other_requests_are_told_apart(file, cache, monkeypatch):
         _file(file, placement="greedy"),
         _file(file, strict=True),
     ]
-    monkeypatch.setattr("intarsia.place.identity.code_version", lambda *arguments: "another")
+    monkeypatch.setattr("intarsia.backends.sources.code_version", lambda *arguments: "another")
     names.append(_file(file))
     monkeypatch.setattr("intarsia.codegen.sources.source_digest", lambda modules: "another")
     names.append(_file(file))

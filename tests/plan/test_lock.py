@@ -14,7 +14,7 @@ from intarsia.backends.registry import collect
 from intarsia.cost.fingerprint import this_machine
 from intarsia.cost.records import Assigned
 from intarsia.errors import LockError, SettingError, UnsupportedError
-from intarsia.place import identity
+from intarsia.plan import identity
 from intarsia.plan.compare import Cut, MovedNodes, Relayout, compare_plans
 from intarsia.plan.identity import Identity, compare_identities
 from intarsia.plan.lock import Lock, decode_lock, lock_plan, read_lock, write_lock

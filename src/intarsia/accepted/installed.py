@@ -74,8 +74,8 @@ def installation_digest(machine: Machine, num_threads: int) -> str | None:
     from importlib.metadata import version
 
     from intarsia.codegen.sources import source_digest
-    from intarsia.place.identity import machine_identity
     from intarsia.place.machine import make_contexts
+    from intarsia.plan.identity import machine_identity
     from intarsia.target import list_stand_ins
 
     config, backends = machine.config, machine.backends

@@ -29,7 +29,6 @@ from intarsia.graph.model_info import ModelInfo
 from intarsia.place.annotations import annotate_model
 from intarsia.place.assign import assign_targets
 from intarsia.place.constraints import Constraints, resolve_constraints
-from intarsia.place.identity import machine_identity
 from intarsia.place.machine import (
     Machine,
     asked_host,
@@ -40,6 +39,7 @@ from intarsia.place.machine import (
 )
 from intarsia.place.pipeline import Pipeline
 from intarsia.place.request import Progress, Request, quiet
+from intarsia.plan.identity import Identity, machine_identity
 from intarsia.plan.plan import PassRun
 from intarsia.target import CompilationConfig
 
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
     from intarsia.backends.backend import RegisteredBackend
     from intarsia.graph.graph import Graph
-    from intarsia.plan.identity import Identity
     from intarsia.target import PlacedTarget
     from intarsia.target.placed import MemoryDomain
 

@@ -1,17 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a result depends on, and what of that has changed since.
 
-One value; `place/identity.py` makes it. A lock file and a package store it, a verdict is filed
-under its `verdict_key`, and the name of a program among the caches is a digest of its `code`.
+One value: `machine_identity` makes it before a model is read, and a setting adds the model. A lock
+file and a package store it, a verdict is filed under its `verdict_key`, and the name of a program
+among the caches is a digest of its `code` and more.
+
+Light: a start that finds its program imports this.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
 
+from intarsia.cost.fingerprint import this_machine
 from intarsia.cost.records import VerdictKey
+from intarsia.errors import BackendError
+
+if TYPE_CHECKING:
+    from intarsia.backends.backend import RegisteredBackend
+    from intarsia.backends.values import BuildContext
+    from intarsia.target import CompilationConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +78,65 @@ class Identity:
             constraints=self.constraints,
             objective=objective,
         )
+
+
+def identity_here(targets: str, versions: Mapping[str, str], num_threads: int) -> Identity:
+    """Return what is known of an identity without a model: the machine, and the code on it.
+
+    Args:
+        targets: Lossless text of the machine's description.
+        versions: Of backends, by name.
+        num_threads: Threads of one run.
+    """
+    machine = this_machine()
+    return Identity(
+        model="",
+        targets=targets,
+        versions={"intarsia": version("intarsia"), **versions},
+        machine=machine.digest,
+        machine_text=machine.text,
+        threads=num_threads,
+    )
+
+
+def machine_identity(
+    config: CompilationConfig,
+    served: Sequence[tuple[RegisteredBackend, BuildContext]],
+    num_threads: int,
+    *,
+    is_exact: bool = False,
+) -> Identity:
+    """Return what is known of an identity before a model is read, with the code for a machine.
+
+    Args:
+        config: The machine.
+        served: Of each target that may have nodes, its backend and what that is given.
+        num_threads: Threads that one run may use.
+        is_exact: Whether with `code`.
+
+    Raises:
+        BackendError: A runtime is not installed; or if it is to be exact, a device is not there.
+    """
+    from intarsia.backends.sources import code_version
+
+    versions = {backend.name: backend.version() for backend, _ in served}
+    identity = identity_here(config.text, versions, num_threads)
+    if is_exact:
+        own = f"intarsia {identity.versions['intarsia']}"
+        identity = replace(identity, code=(*(code_version(*each) for each in served), own))
+    devices = {str(context.target): _device_of(backend, context) for backend, context in served}
+    known = {target: device for target, device in devices.items() if device is not None}
+    return replace(identity, devices=known)
+
+
+def _device_of(backend: RegisteredBackend, context: BuildContext) -> str | None:
+    """Return which device a target is, "" if it is not there; None if all of a kind are alike."""
+    from intarsia.backends.sources import code_identity
+
+    try:
+        return code_identity(backend, context).device or None
+    except BackendError:  # running on it raises the same again
+        return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from intarsia.backends.artifact import first_line, shared_sizes
-from intarsia.cost.fingerprint import this_machine
 from intarsia.errors import IntarsiaError, PackageError
 from intarsia.plan.checking import CheckFinding, CheckReport, CheckVerdict
-from intarsia.plan.identity import Identity, compare_identities
+from intarsia.plan.identity import Identity, compare_identities, identity_here
 from intarsia.plan.plan import FORMAT_VERSION
 from intarsia.runtime.loader import RegionLoader, run_options
 from intarsia.runtime.package import read_package
@@ -78,19 +76,19 @@ def _environment(package: Package, backends: Backends, threads: int) -> Iterator
             "environment", CheckVerdict.OK, "an older version made it and did not record one"
         )
         return
-    machine = this_machine()
-    versions = {"intarsia": version("intarsia")}
+    versions = {}
     for name in then.versions.keys() & backends.by_name.keys():
         try:
             versions[name] = backends.by_name[name].version()
         except Exception as error:  # a plug-in may raise anything
             versions[name] = f"none ({first_line(error)})"
+    here = identity_here(then.targets, versions, threads)
     now = replace(
-        then,
-        versions={name: versions.get(name, "none") for name in then.versions},
-        machine=machine.digest,
-        machine_text=machine.text,
-        threads=threads,
+        here,
+        model=then.model,
+        versions={name: here.versions.get(name, "none") for name in then.versions},
+        constraints=then.constraints,
+        devices=then.devices,
     )
     yield from _changes(then, now, is_measured=package.plan.tuning is not None)
 

@@ -51,10 +51,9 @@ def test_costs_of_kernels_do_not_outlive_their_schedules(
     setting = setting_of(chain_model, "llvm, onnxruntime")
 
     def keys():
-        maker = KeyMaker(setting)
-        return [maker.key(((position, (0,)),)) for position in (0, 1)], setting.identity(
-            is_exact=True
-        ).verdict_key()
+        maker, identity = KeyMaker(setting), setting.identity(is_exact=True)
+        of_nodes = [maker.key(((position, (0,)),)) for position in (0, 1)]
+        return of_nodes, identity.verdict_key()
 
     before = keys()
     table = find_table(
