@@ -2,7 +2,7 @@
 """One call from Python for a whole region: a function of the interpreter, made of machine code.
 
 A list of calls is a table of 8-byte entries: how many calls, the pool of threads and what runs a
-kernel there, then the calls (`KernelCall`). A small function walks over it without the
+kernel there, then the calls (`ParallelCall`). A small function walks over it without the
 interpreter's lock. Calling a builtin function of Python takes 0.16 us, a function of ctypes with
 one pointer 0.32 us (Cascade Lake).
 """
@@ -24,7 +24,7 @@ from intarsia.native.machine import LoadedCode
 from intarsia.native.routine import (
     KERNEL,
     PARALLEL_FOR,
-    KernelCall,
+    ParallelCall,
     Record,
     Routine,
     declare,
@@ -48,7 +48,7 @@ def _write_calls(code: Routine) -> None:
     with unlocked(code):
         threads, parallel_for = table["threads"].load(), table["parallel_for"].load()
         with code.count(table["count"].load()) as number:
-            call = table.behind(KernelCall).item(number)
+            call = table.behind(ParallelCall).item(number)
             kernel, arguments, extent, chunks = call.load()
             with code.choose(chunks, ">", 1) as (several, alone):
                 with several:

@@ -36,7 +36,7 @@ from intarsia.native.routine import (
     KERNEL,
     PARALLEL_FOR,
     Cell,
-    KernelCall,
+    ParallelCall,
     Record,
     Register,
     Routine,
@@ -53,7 +53,7 @@ class PoolState(ctypes.Structure):
     """
 
     _fields_ = (
-        ("job", KernelCall),
+        ("job", ParallelCall),
         ("_job_line", c_byte * 96),
         ("pending", c_uint32),
         ("is_awaited", c_uint32),
@@ -215,7 +215,7 @@ def _define_work(module: Any, sleep: _Sleep) -> Routine:
     """Run chunks of the current job until none is left, those of a slot first."""
     code = Routine(module, "work", None, c_void_p, c_void_p)
     pool, own = Record(code.parameters[0], PoolState), code.parameters[1]
-    job, pending = Record(pool.address, KernelCall), pool["pending"]
+    job, pending = Record(pool.address, ParallelCall), pool["pending"]
     first = pool.behind(PoolSlot)
     last = first.item(pool["wanted"].load())
     current = code.variable(c_void_p, own)
@@ -311,7 +311,7 @@ def _define_parallel_for(
     with code.when(pool["is_started"].load(), "==", 0):
         code.call(start, pool)
 
-    Record(state, KernelCall).store(kernel, arguments, extent, chunks)
+    Record(state, ParallelCall).store(kernel, arguments, extent, chunks)
     pending.store(chunks.convert(c_uint32), "monotonic")
     threads = (pool["wanted"].load() + 1).convert(c_uint64)
     begin = code.variable(c_uint64, 0)
@@ -364,7 +364,7 @@ class _TeamState(ctypes.Structure):
 
 
 class _TeamJob(ctypes.Structure):
-    _fields_ = (("job", KernelCall), ("next_chunk", c_int64))
+    _fields_ = (("job", ParallelCall), ("next_chunk", c_int64))
 
 
 def team_text(name: str) -> str:
@@ -376,7 +376,7 @@ def team_text(name: str) -> str:
     module = new_module()
     work = Routine(module, "work", None, c_void_p)
     shared = Record(work.parameters[0], _TeamJob)
-    job = Record(shared.address, KernelCall)
+    job = Record(shared.address, ParallelCall)
     with work.repeat() as turn:
         # Claims need no order of memory: what one thread wrote before the runtime's region every
         # thread of it sees, and the region's end is a barrier.
@@ -391,7 +391,7 @@ def team_text(name: str) -> str:
     with code.choose(threads, ">", 1) as (several, alone):
         with several:
             shared = Record(code.local(_TeamJob, align=64), _TeamJob)
-            Record(shared.address, KernelCall).store(kernel, arguments, extent, chunks)
+            Record(shared.address, ParallelCall).store(kernel, arguments, extent, chunks)
             shared["next_chunk"].store(0)
             gomp_parallel = Record(state, _TeamState)["gomp_parallel"].load()
             prototype = (None, c_void_p, c_void_p, c_uint32, c_uint32)

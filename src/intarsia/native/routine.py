@@ -34,7 +34,7 @@ PARALLEL_FOR = (None, c_void_p, c_void_p, c_void_p, c_uint64, c_uint64)
 """Of what runs a kernel on several threads: (state, kernel, arguments, extent, chunks)."""
 
 
-class KernelCall(ctypes.Structure):
+class ParallelCall(ctypes.Structure):
     """A call of a kernel: the turns of its parallel loop, and into how many chunks it is cut."""
 
     _fields_ = (

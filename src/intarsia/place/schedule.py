@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _Writer:
+class _PlanWriter:
     """The tensors and steps of a plan that is being written.
 
     A value is copied to another memory domain at most once. Values that live in an arena share
@@ -201,7 +201,7 @@ def make_draft(setting: Setting, decision: Decision, *, is_frozen: bool = False)
     ends = constraints.borders
     domains = list(dict.fromkeys((HOST_DOMAIN, *ends.values(), *(side.domain for side in sides))))
     layouts = choose_layouts(graph, sides)
-    writer = _Writer(
+    writer = _PlanWriter(
         graph, layouts, {value: domains.index(domain) for value, domain in ends.items()}
     )
     for side in sides:
