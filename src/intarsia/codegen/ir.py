@@ -227,135 +227,127 @@ REDUCTIONS = frozenset(("add", "mul", "min", "max", "and", "or"))
 
 
 @dataclass(eq=False, frozen=True, slots=True)
-class Constant:
-    """A number, in every lane."""
+class Computed:
+    """An operation that yields one value, its `result`."""
 
     result: IrValue
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Constant(Computed):
+    """A number, in every lane."""
+
     value: float | int | bool
 
 
 @dataclass(eq=False, frozen=True, slots=True)
-class Unary:
+class Unary(Computed):
     """`result = name(operand)`, lane by lane."""
 
-    result: IrValue
     name: str
     operand: IrValue
 
 
 @dataclass(eq=False, frozen=True, slots=True)
-class Binary:
+class Binary(Computed):
     """`result = name(left, right)`, lane by lane."""
 
-    result: IrValue
     name: str
     left: IrValue
     right: IrValue
 
 
 @dataclass(eq=False, frozen=True, slots=True)
-class Fma:
+class Fma(Computed):
     """`result = left * right + addend`, rounded once where the target has it, lane by lane."""
 
-    result: IrValue
     left: IrValue
     right: IrValue
     addend: IrValue
 
 
 @dataclass(eq=False, frozen=True, slots=True)
-class Compare:
+class Compare(Computed):
     """`result = left predicate right`, bool, lane by lane."""
 
-    result: IrValue
     predicate: str
     left: IrValue
     right: IrValue
 
 
 @dataclass(eq=False, frozen=True, slots=True)
-class Select:
+class Select(Computed):
     """`result = condition ? left : right`, lane by lane."""
 
-    result: IrValue
     condition: IrValue
     left: IrValue
     right: IrValue
 
 
 @dataclass(eq=False, frozen=True, slots=True)
-class Cast:
+class Cast(Computed):
     """Convert to the result's dtype; floats to integers truncate, to bool is `!= 0`."""
 
-    result: IrValue
     operand: IrValue
 
 
 @dataclass(eq=False, frozen=True, slots=True)
-class Bitcast:
+class Bitcast(Computed):
     """Take the bits as another dtype of the same width."""
 
-    result: IrValue
     operand: IrValue
 
 
 @dataclass(eq=False, frozen=True, slots=True)
-class Splat:
+class Splat(Computed):
     """Put a scalar into every lane."""
 
-    result: IrValue
     operand: IrValue
 
 
 @dataclass(eq=False, frozen=True, slots=True)
-class Shuffle:
+class Shuffle(Computed):
     """Pick lanes of two vectors of one type, those of the second counted on after the first."""
 
-    result: IrValue
     left: IrValue
     right: IrValue
     lanes: tuple[int, ...]
 
 
 @dataclass(eq=False, frozen=True, slots=True)
-class Extract:
+class Extract(Computed):
     """Take one lane."""
 
-    result: IrValue
     operand: IrValue
     lane: int
 
 
 @dataclass(eq=False, frozen=True, slots=True)
-class Reduce:
+class Reduce(Computed):
     """Combine all lanes to a scalar."""
 
-    result: IrValue
     name: str
     operand: IrValue
 
 
 @dataclass(eq=False, frozen=True, slots=True)
-class IndexValue:
+class IndexValue(Computed):
     """Make an int64 value of a subscript."""
 
-    result: IrValue
     index: Index
 
 
 @dataclass(eq=False, frozen=True, slots=True)
-class Load:
+class Load(Computed):
     """Read a scalar, or lanes that lie `stride` elements of memory apart.
 
     Attributes:
-        result: What is read.
         buffer: From where.
         subscripts: Of lane 0, one for each dimension of the buffer.
         stride: Elements from one lane to the next.
         count: Lanes that are read; the others are 0 and their memory is not touched.
     """
 
-    result: IrValue
     buffer: Buffer
     subscripts: tuple[Index, ...]
     stride: int
@@ -510,11 +502,9 @@ def _values(indices: tuple[Index, ...]) -> tuple[IrValue, ...]:
 
 def results(operation: Operation) -> tuple[IrValue, ...]:
     """Return the values that an operation yields."""
-    if isinstance(operation, Loop):
-        return operation.results
-    if isinstance(operation, Store | Prefetch):
-        return ()
-    return (operation.result,)
+    if isinstance(operation, Computed):
+        return (operation.result,)
+    return operation.results if isinstance(operation, Loop) else ()
 
 
 def walk(body: tuple[Operation, ...]) -> Iterator[Operation]:

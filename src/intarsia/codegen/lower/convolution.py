@@ -35,7 +35,7 @@ from intarsia.codegen.lower.layouts import Wish
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import fuse, over
 from intarsia.codegen.lower.views import Pads, View
-from intarsia.codegen.lower.windows import read_window
+from intarsia.codegen.lower.windows import read_conv_window
 from intarsia.codegen.unit import VectorUnit, WinogradMode
 
 _SPATIAL = 2
@@ -71,12 +71,12 @@ def _pads(operation: Operation) -> Pads:
     if operation.op_type == "ConvTranspose":
         parts = _transposed(operation)
         return tuple(zip(parts.before, parts.after, strict=True))
-    return read_window(operation, operation.shape(1)[_SPATIAL:]).pads
+    return read_conv_window(operation).pads
 
 
 def _transposed(operation: Operation) -> Transposed:
     extents, out = operation.shape()[_SPATIAL:], operation.output_shape[_SPATIAL:]
-    attributes = read_window(operation, operation.shape(1)[_SPATIAL:])
+    attributes = read_conv_window(operation)
     befores = [before for before, _ in attributes.pads]
     if operation.attribute("auto_pad", "NOTSET").startswith("SAME") or operation.attribute(
         "output_shape"
@@ -130,9 +130,7 @@ def read_conv(assembler: Assembler, operation: Operation) -> View:
 
 def conv_window(operation: Operation) -> Window:
     """Return the window of a `Conv`."""
-    attributes = read_window(operation, operation.shape(1)[_SPATIAL:])
-    out = operation.output_shape[_SPATIAL:]
-    return Window(out, attributes.kernel, attributes.strides, attributes.dilations)
+    return read_conv_window(operation).at(operation.output_shape[_SPATIAL:])
 
 
 def conv_problem(assembler: Assembler, group: KernelGroup, x: View, y: View) -> ConvProblem:
@@ -161,7 +159,7 @@ def lower_conv_transpose(assembler: Assembler, group: KernelGroup) -> None:
     x = assembler.read(operation.node.inputs[0], block, _pads(operation))
     fused, operands = fuse(assembler, group)
     y, groups = assembler.target(group.result), operation.attribute("group", 1)
-    strides = read_window(operation, operation.shape(1)[_SPATIAL:]).strides
+    strides = read_conv_window(operation).strides
     weights, name = operation.array(1), f"{operation.node.name}/{operation.inputs[1].name}"
     # No zeros are multiplied, as they would be if they were put between the input's entries.
     for number, phase in enumerate(parts.phases):

@@ -450,28 +450,24 @@ def lower_resize(assembler: Assembler, group: KernelGroup) -> None:
     y = assembler.target(group.result)
     views = [view.as_blocks() for view in (x, y, *operands)]
     layouts = [view.layout for view in views]
-    epilogue = replace(fused, operands=tuple(layouts[2:]))
+    epilogue = fused.over(layouts[2:])
     outer = y.domain[:stay]
     mode = operation.attribute("mode", "nearest")
-    name = operation.node.name
+    spec: Remap | Linear
     if mode == "nearest":
         spec, tables = resize.nearest(
             outer, axes, block or 1, layouts[0], layouts[1], epilogue, assembler.unit
         )
-        constants = [
-            assembler.constant(f"{name}/table{number}", table)
-            for number, table in enumerate(tables)
-        ]
-        assembler.call(spec, (views[0], *constants, *views[1:]), group.names)
-        return
-    linear = Linear(
-        outer, axes, layouts[0], layouts[1], block or 1, epilogue=epilogue, unit=assembler.unit
-    )
+    else:
+        spec = Linear(
+            outer, axes, layouts[0], layouts[1], block or 1, epilogue=epilogue, unit=assembler.unit
+        )
+        tables = resize.linear_tables(spec)
     constants = [
-        assembler.constant(f"{name}/table{number}", table)
-        for number, table in enumerate(resize.linear_tables(linear))
+        assembler.constant(f"{operation.node.name}/table{number}", table)
+        for number, table in enumerate(tables)
     ]
-    assembler.call(linear, (views[0], *constants, *views[1:]), group.names)
+    assembler.call(spec, (views[0], *constants, *views[1:]), group.names)
 
 
 # Tile

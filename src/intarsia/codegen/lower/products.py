@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -30,7 +31,7 @@ def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
     c = views[0]
     a = assembler.read(a_value.id)
     if is_row:
-        a = replace(a, shape=(1, *a.shape), strides=(0, *a.strides))
+        a = a.unsqueezed(0)
     *batch, m, n = c.shape
     k = a.shape[-1]
     # Strides of 0: what is broadcast is read again, not copied.
@@ -51,34 +52,36 @@ def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
         weights = operation.array(1)
         weights = weights[:, None] if is_column else weights
         spec = replace(spec, b=Panels(dtype, weights.shape[:-2]))
-        spec, note = _with_half_weights(assembler, spec, weights)
-        spec = _choose(assembler, spec)
-        key = f"{b_value.name}/{gemm.packing(spec)}"
-        b = assembler.packed(key, lambda: gemm.pack(spec, weights))
+        spec, b, note = _pack(assembler, spec, weights, f"{b_value.name}/")
     else:
         b = assembler.read(b_value.id)
         if is_column:
-            b = replace(b, shape=(*b.shape, 1), strides=(*b.strides, 0))
+            b = b.unsqueezed(-1)
         b = b.expanded((*batch, k, n))
-        spec = _choose(assembler, replace(spec, b=b.layout))
+        spec = assembler.choose(replace(spec, b=b.layout))
     assembler.call(spec, (a, b, c, *views[1:]), group.names, note)
 
 
-def _choose(assembler: Assembler, spec: Gemm) -> Gemm:
-    """Return a product with its schedule, if it has none yet and one was found by measuring."""
-    return spec if spec.schedule else assembler.choose(spec)
+def _pack(assembler: Assembler, spec: Gemm, weights: Array, name: str) -> tuple[Gemm, View, str]:
+    """Return a product with constant weights as it is to run, the weights packed, and a note.
+
+    Args:
+        assembler: Of the program.
+        spec: The product, its right operand in panels.
+        weights: That operand, `[..., k, n]`.
+        name: Of the weights as they are, which that of their order is added to.
+    """
+    spec, note = _with_half_weights(assembler, spec, weights)
+    if not spec.schedule:  # else it was chosen with the dtype
+        spec = assembler.choose(spec)
+    packed = assembler.packed(f"{name}{gemm.packing(spec)}", partial(gemm.pack, spec, weights))
+    return spec, packed, note
 
 
 def _as_matrix(view: View, is_row: bool, is_column: bool) -> View:
     """Return a result, or what goes with it, with the dimensions that vectors leave out."""
-    shape, strides = view.shape, view.strides
-    if is_column:
-        shape, strides = (*shape, 1), (*strides, 0)
-    if is_row:
-        at = len(shape) - 1
-        shape = (*shape[:at], 1, *shape[at:])
-        strides = (*strides[:at], 0, *strides[at:])
-    return replace(view, shape=shape, strides=strides)
+    view = view.unsqueezed(-1) if is_column else view
+    return view.unsqueezed(-2) if is_row else view
 
 
 def lower_gemm(assembler: Assembler, group: KernelGroup) -> None:
@@ -105,15 +108,12 @@ def lower_gemm(assembler: Assembler, group: KernelGroup) -> None:
         weights = weights.T if operation.attribute("transB", 0) else weights
         scaled = weights if alpha == 1 else (weights * alpha).astype(dtype)
         turned = "t" if operation.attribute("transB", 0) else ""
-        spec, note = _with_half_weights(assembler, spec, scaled)
-        spec = _choose(assembler, spec)
-        key = f"{b_value.name}/{turned}{alpha}{gemm.packing(spec)}"
-        b = assembler.packed(key, lambda: gemm.pack(spec, scaled))
+        spec, b, note = _pack(assembler, spec, scaled, f"{b_value.name}/{turned}{alpha}")
     else:
         b = assembler.read(b_value.id)
         if operation.attribute("transB", 0):
             b = b.permuted((1, 0))
-        spec = _choose(assembler, replace(spec, b=b.layout))
+        spec = assembler.choose(replace(spec, b=b.layout))
     assembler.call(spec, (a, b, c, *operands), group.names, note)
 
 

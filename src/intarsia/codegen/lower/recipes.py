@@ -270,7 +270,7 @@ def fuse(
 
 def over(fused: Fused, operands: Sequence[View]) -> Fused:
     """Return an epilogue whose operands lie otherwise."""
-    return replace(fused, operands=tuple(view.layout for view in operands))
+    return fused.over(view.layout for view in operands)
 
 
 def refuse_pointwise(operation: Operation) -> str | None:

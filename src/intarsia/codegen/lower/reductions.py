@@ -20,12 +20,11 @@ from intarsia.codegen.kernels.pool import Pool
 from intarsia.codegen.kernels.pool.combination import PoolKind, refuse_exponent
 from intarsia.codegen.kernels.reduce import Reduction
 from intarsia.codegen.kernels.rows import Rows
-from intarsia.codegen.kernels.window import Window
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.layouts import Wish
 from intarsia.codegen.lower.operation import Operation
-from intarsia.codegen.lower.recipes import fuse, operand
+from intarsia.codegen.lower.recipes import fuse, operand, over
 from intarsia.codegen.lower.views import CHANNELS, View, without
 from intarsia.codegen.lower.windows import read_window
 from intarsia.codegen.scalar_ops.operator import FLOATS, WIDE
@@ -92,14 +91,14 @@ def lower_reduction(assembler: Assembler, group: KernelGroup) -> None:
     gone = axes if operation.attribute("keepdims", 1) else ()
     if not axes:  # each entry is one by itself
         axes = (len(x.shape),)
-        x = replace(x, shape=(*x.shape, 1), strides=(*x.strides, 0))
+        x = x.unsqueezed(-1)
     spec = Reduction(
         x.domain,
         axes,
         operation.op_type.removeprefix("Reduce"),
         x.layout,
         without(y, gone),
-        epilogue=replace(fused, operands=tuple(without(view, gone) for view in operands)),
+        epilogue=fused.over(without(view, gone) for view in operands),
         select_last=bool(operation.attribute("select_last_index", 0)),
         unit=assembler.unit,
     )
@@ -131,11 +130,10 @@ def lower_pool(assembler: Assembler, group: KernelGroup) -> None:
     operation = group.anchor
     make, views = _on_images(assembler, group, Pool)
     attributes = read_window(operation, operation.attribute("kernel_shape"))
-    out = operation.output_shape[2:]
     indices = [assembler.target(value.id).as_blocks() for value in operation.outputs[1:]]
     spec = make(
         kind=_KINDS[operation.op_type],
-        window=Window(out, attributes.kernel, attributes.strides, attributes.dilations),
+        window=attributes.at(operation.output_shape[2:]),
         pads=attributes.pads,
         indices=indices[0].layout if indices else None,
         is_column_major=bool(operation.attribute("storage_order", 0)),
@@ -191,23 +189,19 @@ def lower_softmax(assembler: Assembler, group: KernelGroup) -> None:
     x = assembler.read(operation.node.inputs[0])
     fused, operands = fuse(assembler, group, x.dtype)
     y = assembler.target(group.result)
+    if not axes:  # each entry is a row by itself
+        x, y, *operands = (view.unsqueezed(-1) for view in (x, y, *operands))
+        axes = (rank,)
     spec = Rows(
-        x.domain, axes, operation.op_type, x.layout, y.layout, epilogue=fused, unit=assembler.unit
+        x.domain,
+        axes,
+        operation.op_type,
+        x.layout,
+        y.layout,
+        epilogue=over(fused, operands),
+        unit=assembler.unit,
     )
-    if axes:
-        assembler.call(spec, (x, y, *operands), group.names)
-        return
-    one = View(x.storage, x.dtype, (*x.shape, 1), (*x.strides, 0), x.offset)  # rows of one entry
-    wide = [replace(v, shape=(*v.shape, 1), strides=(*v.strides, 0)) for v in (y, *operands)]
-    spec = replace(
-        spec,
-        domain=one.domain,
-        axes=(rank,),
-        x=one.layout,
-        y=wide[0].layout,
-        epilogue=replace(fused, operands=tuple(view.layout for view in wide[1:])),
-    )
-    assembler.call(spec, (one, *wide), group.names)
+    assembler.call(spec, (x, y, *operands), group.names)
 
 
 def refuse_softmax(operation: Operation) -> str | None:
@@ -375,7 +369,7 @@ def _append(
         mean=mean,
         inverse=inverse,
         adds_to_deviation=adds_to_deviation,
-        epilogue=replace(fused, operands=tuple(view.layout for view in operands)),
+        epilogue=over(fused, operands),
         unit=assembler.unit,
     )
     constants = [view for view in (scale, bias) if view is not None]

@@ -99,6 +99,12 @@ class View:
         shape, strides = (1,) * missing + self.shape, (0,) * missing + self.strides
         return replace(self, shape=shape, strides=strides)
 
+    def unsqueezed(self, axis: int) -> View:
+        """Return a plain tensor with one more dimension, of 1; negative axes count from the end."""
+        at = axis % (len(self.shape) + 1)
+        shape = (*self.shape[:at], 1, *self.shape[at:])
+        return replace(self, shape=shape, strides=(*self.strides[:at], 0, *self.strides[at:]))
+
     def as_blocks(self) -> View:
         """Return a plain tensor as blocks of one channel; a blocked one as it is."""
         return self if self.block else replace(self, strides=(*self.strides, 1), block=1)

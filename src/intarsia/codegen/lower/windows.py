@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from intarsia.codegen.kernels.window import Window
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.views import Pads
 
@@ -18,6 +19,15 @@ class WindowAttributes:
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
     pads: Pads
+
+    def at(self, out: tuple[int, ...]) -> Window:
+        """Return the window at so many positions."""
+        return Window(out, self.kernel, self.strides, self.dilations)
+
+
+def read_conv_window(operation: Operation) -> WindowAttributes:
+    """Return the window of a convolution, which has the taps of its weights."""
+    return read_window(operation, operation.shape(1)[2:])
 
 
 def read_window(operation: Operation, kernel: Sequence[int]) -> WindowAttributes:

@@ -27,7 +27,7 @@ from intarsia.codegen.lower.convolution import (
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import over
 from intarsia.codegen.lower.views import Pads, View, outer
-from intarsia.codegen.lower.windows import read_window
+from intarsia.codegen.lower.windows import read_conv_window
 from intarsia.codegen.patterns.shape import FusedShape, GroupChain
 from intarsia.codegen.unit import VectorUnit
 
@@ -78,7 +78,7 @@ def _is_depthwise(operation: Operation, unit: VectorUnit) -> bool:
     """Tell whether it is a depthwise convolution whose windows all meet a row of its input."""
     if not _is_conv(operation, ConvKind.DEPTHWISE, unit):
         return False
-    attributes = read_window(operation, operation.shape(1)[_SPATIAL:])
+    attributes = read_conv_window(operation)
     reach = (attributes.kernel[0] - 1) * attributes.dilations[0]
     return max(attributes.pads[0]) <= reach
 
@@ -140,7 +140,7 @@ def _needs(operations: Sequence[Operation], rows: _RowRange) -> list[_RowRange]:
     """Return the rows that each convolution reads for rows of the last result, and these."""
     needed = [rows]
     for operation in reversed(operations):
-        pads = read_window(operation, operation.shape(1)[_SPATIAL:]).pads
+        pads = read_conv_window(operation).pads
         inside = needed[0].inside(operation.output_shape[_SPATIAL])
         needed.insert(0, _read_rows(conv_window(operation), pads[0][0], inside))
     return needed
@@ -148,7 +148,7 @@ def _needs(operations: Sequence[Operation], rows: _RowRange) -> list[_RowRange]:
 
 def _columns(operation: Operation) -> Pads:
     """Return the border of a band: only columns, as rows of padding differ from band to band."""
-    return ((0, 0), read_window(operation, operation.shape(1)[_SPATIAL:]).pads[1])
+    return ((0, 0), read_conv_window(operation).pads[1])
 
 
 def _buffer(assembler: Assembler, shape: tuple[int, ...], pads: Pads) -> View:
