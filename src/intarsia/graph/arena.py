@@ -33,6 +33,7 @@ def assign_offsets(lives: Sequence[tuple[int, int, int]]) -> tuple[list[int], in
         live = [block for block in live if block[0] >= first]
         fitting = [gap for gap in gaps if gap[1] >= size]
         if fitting:
+            # Best fit: large gaps stay for large blocks.
             offset, width = min(fitting, key=lambda gap: (gap[1], gap[0]))
             gaps.remove((offset, width))
             if width > size:

@@ -29,9 +29,13 @@ if TYPE_CHECKING:
 
 SUB_BYTE = frozenset(("int2", "uint2", "int4", "uint4", "float4_e2m1fn"))
 """Types of which files and runtimes pack several elements into a byte, and numpy does not."""
+# Shapes, axes and indices: runtimes infer shapes from those that they can see.
 _STEERING_ELEMENTS = 1024
+# Nothing is read there: runtimes get the memory itself, but want tensors not to overlap.
 _OFFSET_STEP = 4096
+# protobuf has no message of 2 GiB; 16 MiB are left for nodes and names.
 _PROTOBUF_LIMIT = 2**31 - 2**24
+# IR version 10 brought `value_info` of functions (onnx.proto, FunctionProto).
 _FUNCTION_VALUE_INFO_IR_VERSION = 10
 
 

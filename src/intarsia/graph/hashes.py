@@ -106,6 +106,7 @@ def _colours(region: Region, facts: _Facts) -> dict[int, bytes]:
             for index, value in enumerate(graph.nodes[node].outputs)
             for user in users.get(value, ())
         ]
+        # Sorted: readers have no order of their own, and that of node ids is not the region's.
         both[node] = _digest([forward[node], *sorted(after)])
         for slot, value in enumerate(facts.reads[node]):
             if value >= 0:

@@ -52,6 +52,7 @@ def find_outside(indices: np.ndarray[Any, Any], extents: Sequence[int]) -> tuple
         return None
     flat = indices.reshape(-1, len(extents))
     for column, extent in enumerate(extents):
+        # Extremes only: indices may be as many as the data.
         for index in (int(flat[:, column].min()), int(flat[:, column].max())):
             if not -extent <= index < extent:
                 return index, extent

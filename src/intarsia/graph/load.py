@@ -171,6 +171,7 @@ def _drop_initialized_inputs(model: ir.Model) -> None:
     if len(fed) < len(inputs):
         inputs.clear()
         inputs.extend(fed)
+    # From IR version 4 on, initializers need not be inputs (IR.md of ONNX).
     model.ir_version = max(model.ir_version, 4)
 
 

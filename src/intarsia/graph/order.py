@@ -30,6 +30,7 @@ def sort_nodes(graph: ir.Graph) -> None:
             is_sorted = is_sorted and seen.issuperset(before)
             seen.add(node)
             graphs += node_bodies(node)
+    # Nearly all models are sorted, and one that is keeps the order that its author gave.
     if is_sorted:
         return
     for current in graphs:

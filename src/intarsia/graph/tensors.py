@@ -81,6 +81,7 @@ _NAME, _EXTERNAL_DATA, _DATA_LOCATION = 8, 13, 14
 """Fields of a tensor."""
 
 _KEY, _VALUE = 1, 2
+# Wire types, and below ten bytes of seven bits for a number of 64 (protobuf.dev, Encoding).
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MOST_BITS = 70
 

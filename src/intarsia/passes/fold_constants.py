@@ -27,6 +27,8 @@ _TYPED_CONSTANTS = 9
 """The operator set whose Constant may be of any type."""
 _MOST_NEW_BYTES = 2**28
 """Limit of new constants minus freed ones: a chain of small nodes may double each time."""
+# The library's own default (onnxscript, DEFAULT_CONSTANT_FOLD_INPUT_SIZE_LIMIT); `_should_fold`
+# decides on what is larger.
 _LIBRARY_INPUT_ELEMENTS = 8192
 _MOST_SLOW_ELEMENTS = 2**10
 """Most elements of operators that are evaluated entry by entry, in Python."""
@@ -147,6 +149,7 @@ def _should_fold(node: ir.Node) -> bool | None:
     tensors = [(value, value.const_value) for value in values if value.const_value is not None]
     if any(tensor.dtype.numpy().kind not in NATIVE_KINDS for _, tensor in tensors):
         return False
+    # What nothing else reads goes away: then the result may be as large.
     freed = sum(tensor.size for value, tensor in tensors if len(value.uses()) == 1)
     elements = math.prod(result.numpy())
     if elements > max(_MOST_NEW_ELEMENTS, freed):

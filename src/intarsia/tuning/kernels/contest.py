@@ -32,6 +32,7 @@ _BLOCK_SECONDS = 2e-3
 """What one side of a round takes, about."""
 _FAR_BYTES = 8 << 20
 """Bytes of weights read before the first are read again: more than a second-level cache."""
+# Each place is a bound call of its own; weights below 256 KiB are read again a little sooner.
 _MOST_PLACES = 32
 _WEIGHTS = ("w", "b")
 """Names of what kernels read that is constant as a rule."""
@@ -87,6 +88,8 @@ class NativeContest:
         # one thread's own time leaves out what other processes take from it
         clock = time.thread_time if self._threads == 1 else time.perf_counter
         steps, turn = self._steps[candidate], self._turns[candidate]
+        # Once untimed: what ran before was another candidate, whose code and results fill the
+        # caches.
         steps[turn % len(steps)]()
         start = clock()
         for number in range(turn + 1, turn + 1 + count):

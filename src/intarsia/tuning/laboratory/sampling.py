@@ -79,6 +79,7 @@ def whole_sample_seconds(run_seconds: float, num_threads: int) -> float:
     return runs * run_seconds + (NAP_SECONDS if num_threads > 1 else 0.0)
 
 
+# Of server cores on sale; where the system does not tell.
 _DEFAULT_CACHE = 2 << 20
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -268,6 +269,7 @@ def time_in_rounds(
 
     random = Random(seed)
     is_collecting = gc.isenabled()
+    # A collection in the middle of a sample takes milliseconds, and falls on whoever is timed then.
     gc.disable()
     try:
         for _ in range(rounds):
