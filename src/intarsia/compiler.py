@@ -2,7 +2,7 @@
 """From a request to a program: the whole pipeline, stage by stage, is `carry_out`.
 
 Every entry point builds a `Request`: `compile` and `tune` here, the commands, the session, the
-ONNX backend, `bench`. A stage is a function from value to value:
+ONNX backend, `bench`, `export`. A stage is a function from value to value:
 
     Request -> look_up -> Lookup: the program, if it was kept; else the Machine
             -> make_setting -> Setting: the prepared model, its constraints, what targets take
