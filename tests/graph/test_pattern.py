@@ -4,7 +4,17 @@
 import pytest
 
 from intarsia.graph.load import load
-from intarsia.graph.pattern import ANY, CONSTANT, Op, Pattern, find_patterns
+from intarsia.graph.pattern import (
+    ANY,
+    CONSTANT,
+    SOURCE,
+    Op,
+    Pattern,
+    Tier,
+    find_patterns,
+    match_region,
+)
+from intarsia.graph.region import Region
 from intarsia.graph.snapshot import snapshot
 
 
@@ -94,3 +104,94 @@ def test_a_predicate_that_says_no_leaves_the_nodes_to_later_patterns(find):
     assert taken == {"relu": "relu"}
     assert declined == {"add": "pair"}
     assert seen == [["relu", "add"]]
+
+
+def test_a_source_is_one_value_wherever_it_stands(find):
+    text = """g (float[2] x, float[2] z) => (float[2] y, float[2] w) {
+        [gate] s = Sigmoid(x) [product] y = Mul(x, s)
+        [other] t = Sigmoid(x) [alien] w = Mul(z, t)
+    }"""
+    swish = Pattern("swish", Op("Mul", SOURCE, Op("Sigmoid", SOURCE)))
+    assert set(find(text, swish)[0]) == {"gate", "product"}
+
+
+def test_a_source_is_not_a_constant(find):
+    assert find(BIAS, Pattern("sum", Op("Add", SOURCE, ANY)))[0] == {"add": "sum"}  # `n`
+    assert find(BIAS, Pattern("sum", Op("Add", SOURCE, SOURCE)))[0] == {}
+
+
+RELU = Pattern("relu", Op("Relu", SOURCE))
+ADD = Pattern("add", Op("Add", SOURCE, ANY))
+SWISH = Pattern("swish", Op("Mul", SOURCE, Op("Sigmoid", SOURCE)))
+
+
+def test_followers_become_a_part_of_what_they_follow(find):
+    text = """g (float[2] x, float[2] z) => (float[2] y) {
+        [neg] n = Neg(x) [add] a = Add(z, n) [gate] s = Sigmoid(a) [mul] m = Mul(a, s)
+        [relu] r = Relu(m) [abs] y = Abs(r)
+    }"""
+    neg = Pattern("neg", Op("Neg"), followers=(RELU, SWISH, ADD))
+    taken, _ = find(text, neg, Pattern("relu alone", Op("Relu")))
+    assert taken == dict.fromkeys(("neg", "add", "gate", "mul", "relu"), "neg")
+
+
+def test_what_others_read_has_no_follower(find):
+    text = """g (float[2] x) => (float[2] y, float[2] z) {
+        [neg] n = Neg(x) [relu] y = Relu(n) [abs] z = Abs(n)
+    }"""
+    assert find(text, Pattern("neg", Op("Neg"), followers=(RELU,)))[0] == {"neg": "neg"}
+
+
+def test_a_follower_knows_what_it_follows(find):
+    text = """g (float[2] x) => (float[2] y) {
+        [neg] n = Neg(x) [one] a = Relu(n) [two] b = Relu(a) [three] y = Relu(b)
+    }"""
+    seen = []
+
+    def at_most_two(match):
+        seen.append((match.follows.meaning, [part.meaning for part in match.follows.followers]))
+        return "two are enough" if len(seen) > 2 else len(seen)
+
+    follower = Pattern("relu", Op("Relu", SOURCE), at_most_two)
+    neg = Pattern("neg", Op("Neg"), lambda match: (match.nodes[0].name,), (follower,))
+    taken, declined = find(text, neg)
+    assert set(taken) == {"neg", "one", "two"}
+    assert declined == {"three": "relu"}
+    assert seen == [(("neg",), []), (("neg",), [1]), (("neg",), [1, 2])]
+
+
+@pytest.mark.parametrize(("is_reversed", "owner"), [(False, "one"), (True, "two")])
+def test_a_tier_goes_by_where_matches_begin(find, is_reversed, owner):
+    text = """g (float[2] x) => (float[2] y) {
+        [one] n = Neg(x) [two] a = Abs(x) [add] y = Add(n, a)
+    }"""
+    patterns = tuple(
+        Pattern(name, Op(kind), followers=(ADD, Pattern("add", Op("Add", ANY, SOURCE))))
+        for name, kind in (("two", "Abs"), ("one", "Neg"))
+    )
+    taken, _ = find(text, Tier(patterns, is_reversed))
+    assert taken == {"one": "one", "two": "two", "add": owner}
+    assert find(text, *patterns)[0]["add"] == "two"  # priority, wherever they begin
+
+
+def test_matches_end_at_the_border_of_their_region(parse_model):
+    graph = snapshot(load(parse_model(BIAS)))
+    pair = Pattern("pair", Op("Relu", Op("Add")))
+    neg = Pattern("neg", Op("Neg"), followers=(ADD, RELU))
+
+    def nodes(table, *region):
+        return [match.members for match in match_region(Region.of(graph, region), table)]
+
+    assert nodes((neg,), 0, 1, 2) == [(0, 1, 2)]
+    assert nodes((neg,), 0, 1) == [(0, 1)]
+    assert nodes((neg,), 0, 2) == [(0,)]
+    assert nodes((pair, Pattern("relu", Op("Relu"))), 0, 2) == [(2,)]
+
+
+def test_a_predicate_that_gives_a_reason_declines(parse_model):
+    graph = snapshot(load(parse_model(BIAS)))
+    wide = Pattern("wide", Op("Relu"), lambda match: "it is too narrow")
+    matches = find_patterns(graph, (wide,))
+    assert matches.taken == {}
+    assert matches.declined == {2: "wide"}
+    assert matches.reasons == {2: "it is too narrow"}

@@ -28,6 +28,7 @@ from intarsia.backends.dnnl.library import OneDnn, StatusError, driver
 from intarsia.backends.dnnl.offers import CHOOSERS
 from intarsia.backends.dnnl.program import PrimitiveProgram, decode, encode
 from intarsia.backends.dnnl.threads import openmp_runtimes, warn_of_several
+from intarsia.backends.patterns import pattern_rules
 from intarsia.backends.values import (
     ABOUT,
     Artifact,
@@ -46,7 +47,6 @@ from intarsia.target import Target
 
 if TYPE_CHECKING:
     from intarsia.backends.dnnl.numbering import Derived
-    from intarsia.backends.dnnl.table import PatternHead
     from intarsia.backends.values import Border, BuildContext, Candidate
     from intarsia.cost.cost import Cost
     from intarsia.graph.graph import Graph
@@ -130,14 +130,11 @@ class DnnlBackend:
         return () if is_used else ("fpmath",)
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
-        """Return a rule per pattern of the table."""
-        from intarsia.backends.dnnl.table import TABLE
+        """Return a rule per row of the table."""
+        from intarsia.backends.dnnl.patterns import OPERATORS
 
         del context
-        return tuple(
-            Rule(entry.name, partial(_refuse_others, self, entry), f"pattern {entry.name!r}")
-            for entry in TABLE
-        )
+        return pattern_rules(OPERATORS, partial(_all_refusals, self))
 
     def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
         """Refuse a part of several operators that are only taken together."""
@@ -146,8 +143,8 @@ class DnnlBackend:
 
         region = candidate.region
         for node_id in region.nodes:
-            chain = chains_of(region.graph).get(node_id)
-            if chain is None or all(node in region for node in chain.nodes):
+            chain = chains_of(region.graph).get(node_id, ())
+            if all(node in region for node in chain):
                 continue
             problem = find_alone(region.graph, region.graph.nodes[node_id])
             if problem is not None:
@@ -270,16 +267,15 @@ def _lower(
     region: Region, context: BuildContext
 ) -> tuple[PrimitiveProgram, Sequence[int | Derived]]:
     """Return the program of a region, and its constants."""
-    from intarsia.backends.dnnl.fusion import Fusion
+    from intarsia.backends.dnnl.fusion import make_program
 
     attrs = context.target.target.attrs
-    fusion = Fusion(region)
-    program = fusion.run(
+    return make_program(
+        region,
         attrs.get("precision") or "f32",
         attrs.get("fpmath") or "strict",
         attrs.get("num-cores") or 0,
     )
-    return program, fusion.ids.constants
 
 
 def _summary(program: PrimitiveProgram) -> str:
@@ -288,18 +284,6 @@ def _summary(program: PrimitiveProgram) -> str:
     posts = sum(len(call.posts) for call in program.calls)
     listed = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
     return f"{kinds.total()} primitives with {posts} post-ops: {listed}"
-
-
-def _refuse_others(
-    backend: DnnlBackend, entry: PatternHead, graph: Graph, context: BuildContext
-) -> Mapping[int, Refusal]:
-    """Refuse nodes that do not belong to a pattern, or that the library does not compute."""
-    refusals = dict(_all_refusals(backend, graph, context))
-    for node in graph.nodes:
-        if node.id not in refusals and node.op_type not in entry.types:
-            reason = f"the entry {entry.name!r} has no {node.op_type}"
-            refusals[node.id] = refuse(node, context, ReasonCode.UNSUPPORTED_OP, reason)
-    return refusals
 
 
 def _all_refusals(

@@ -20,7 +20,7 @@ class Ids(Protocol):
     def __call__(self, value_id: int) -> int:
         """Return the tensor of a value."""
 
-    def constant(self, name: str, array: Array) -> int:
+    def constant(self, name: str, array: Array, /) -> int:
         """Return the tensor of a constant made when compiling."""
 
 

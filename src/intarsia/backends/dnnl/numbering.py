@@ -56,7 +56,7 @@ class Numbering:
             self.ids[value_id] = self._add(ProgramTensor(value.shape, origin, index, value.dtype))
         return self.ids[value_id]
 
-    def constant(self, name: str, array: Array) -> int:
+    def constant(self, name: str, array: Array, /) -> int:
         """Return the tensor of a constant made when compiling; one of each name."""
         if name not in self._made:
             tensor = ProgramTensor(
@@ -85,22 +85,48 @@ class Substituted:
 
     def __call__(self, value_id: int) -> int:
         """Return the tensor that stands for a value."""
-        found = self.instead.get(value_id)
-        return self.ids(value_id) if found is None else found
+        tensor = self.instead.get(value_id)
+        return self.ids(value_id) if tensor is None else tensor
 
-    def constant(self, name: str, array: Array) -> int:
+    def constant(self, name: str, array: Array, /) -> int:
         """Return the tensor of a constant made when compiling."""
         return self.ids.constant(name, array)
 
 
-class Unnumbered:
-    """A stand-in where no program is made, only asked whether an operator is taken."""
+@dataclass(slots=True)
+class Draft:
+    """Stands in for numbers where it is not known yet what a program consists of.
+
+    Attributes:
+        references: What was asked for, in order: values, which are their own numbers, and
+            constants made when compiling, which have numbers of no value.
+        made: These constants by their numbers.
+    """
+
+    references: list[int] = field(default_factory=list)
+    made: dict[int, Derived] = field(default_factory=dict)
 
     def __call__(self, value_id: int) -> int:
         """Return the value itself."""
+        self.references.append(value_id)
         return value_id
 
-    def constant(self, name: str, array: Array) -> int:
-        """Return the number of nothing."""
-        del name, array
-        return -1
+    def constant(self, name: str, array: Array, /) -> int:
+        """Return what stands for a constant made when compiling."""
+        reference = _FIRST_MADE + len(self.made)
+        self.made[reference] = Derived(name, array)
+        self.references.append(reference)
+        return reference
+
+    def number(self, ids: Numbering) -> dict[int, int]:
+        """Return the tensors of what was asked for, by what stands for them."""
+        tensors = {}
+        for reference in self.references:
+            derived = self.made.get(reference)
+            tensors[reference] = (
+                ids(reference) if derived is None else ids.constant(derived.name, derived.array)
+            )
+        return tensors
+
+
+_FIRST_MADE = 1 << 32

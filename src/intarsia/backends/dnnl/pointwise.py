@@ -13,7 +13,7 @@ from intarsia.backends.dnnl.lowering import Ids, Problem, aligned, node_call, un
 from intarsia.backends.dnnl.program import Post, PrimitiveCall
 from intarsia.backends.dnnl.words import BinaryAlgorithm, Eltwise
 from intarsia.codegen.lower.operation import Operation
-from intarsia.graph.graph import Graph, Value
+from intarsia.graph.graph import Value
 from intarsia.graph.ops import operator_of
 
 Function: TypeAlias = tuple[Eltwise, float, float]
@@ -246,25 +246,6 @@ def post_of(operation: Operation, source: int, ids: Ids) -> Post | None:
         left, right = right, left
     operand, shape = _operand(operation, right, ids)
     return Post(_BINARY[operation.op_type], operand=operand, shape=shape)
-
-
-def gated_post(graph: Graph, source: int) -> tuple[Post, tuple[Operation, ...]] | None:
-    """Return `x * sigmoid(x)` or `x * hardsigmoid(x)` as one function of `x`, and its nodes."""
-    consumers = [Operation(graph, graph.nodes[i]) for i in graph.values[source].consumers]
-    if len(consumers) != _PAIR:
-        return None
-    gate, product = sorted(consumers, key=lambda item: item.node.id)
-    if product.op_type != "Mul" or gate.op_type not in ("Sigmoid", "HardSigmoid"):
-        return None
-    result = gate.node.outputs[0]
-    if sorted(product.node.inputs) != sorted((source, result)):
-        return None
-    if result in graph.output_set or graph.values[result].consumers != (product.node.id,):
-        return None
-    if gate.op_type == "Sigmoid":
-        return Post(Eltwise.SWISH, 1.0), (gate, product)
-    alpha, beta = gate.attribute("alpha", 0.2), gate.attribute("beta", 0.5)
-    return Post(Eltwise.HARDSWISH, alpha, beta), (gate, product)
 
 
 def lower_prelu(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:

@@ -7,7 +7,7 @@ chosen when it is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from math import inf, prod
 from typing import TypeAlias
@@ -90,6 +90,12 @@ class Post(msgspec.Struct, frozen=True):
     operand: int = -1
     shape: tuple[int, ...] = ()
 
+    def of_tensors(self, tensors: Mapping[int, int]) -> Post:
+        """Return it with another number of its operand."""
+        if self.operand < 0:
+            return self
+        return msgspec.structs.replace(self, operand=tensors[self.operand])
+
 
 class PrimitiveCall(msgspec.Struct, frozen=True):
     """One primitive.
@@ -123,6 +129,20 @@ class PrimitiveCall(msgspec.Struct, frozen=True):
             *self.inputs,
             *(post.operand for post in self.posts if post.operand >= 0),
             *(scaling.tensor for scaling in self.scalings),
+        )
+
+    def of_tensors(self, tensors: Mapping[int, int]) -> PrimitiveCall:
+        """Return it with other numbers of its tensors."""
+        scalings = (
+            msgspec.structs.replace(scaling, tensor=tensors[scaling.tensor])
+            for scaling in self.scalings
+        )
+        return msgspec.structs.replace(
+            self,
+            inputs=tuple(tensors[tensor_id] for tensor_id in self.inputs),
+            output=tensors[self.output],
+            posts=tuple(post.of_tensors(tensors) for post in self.posts),
+            scalings=tuple(scalings),
         )
 
 

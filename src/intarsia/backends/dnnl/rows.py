@@ -8,6 +8,7 @@ from intarsia.backends.dnnl.program import PrimitiveCall
 from intarsia.backends.dnnl.windows import whole_pooling
 from intarsia.backends.dnnl.words import Pooling, ReductionAlgorithm, SoftmaxAlgorithm
 from intarsia.codegen.lower.operation import Operation
+from intarsia.graph.pattern import Match
 
 _REDUCTIONS = {
     "ReduceMax": ReductionAlgorithm.MAX,
@@ -161,26 +162,18 @@ def lower_transpose(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     return node_call("transpose", operation, ids, lists={"order": order})
 
 
-def shuffle_from(head: Operation) -> tuple[int, tuple[Operation, ...]] | None:
-    """Return the group size of a channel shuffle that a Reshape begins, and its nodes, or None.
+def shuffle_groups(match: Match) -> int | None:
+    """Return the group size of a channel shuffle, or None if three operators are not one.
 
     The shuffle is Reshape to groups, Transpose of groups and channels, Reshape back.
     """
-    nodes = [head]
-    for op_type in ("Transpose", "Reshape"):
-        result = nodes[-1].output
-        if len(result.consumers) != 1 or result.id in head.graph.output_set:
-            return None
-        following = Operation(head.graph, head.graph.nodes[result.consumers[0]])
-        if following.op_type != op_type or following.node.inputs[0] != result.id:
-            return None
-        nodes.append(following)
+    back, transpose, head = (Operation(match.graph, node) for node in match.nodes)
     shape, grouped = head.shape(), head.output_shape
-    if len(shape) not in _IMAGE_RANKS or nodes[-1].output_shape != shape:
+    if len(shape) not in _IMAGE_RANKS or back.output_shape != shape:
         return None
     groups = grouped[1]
     rest = tuple(range(3, len(grouped)))
     is_split = grouped == (shape[0], groups, shape[1] // max(groups, 1), *shape[2:])
-    if not is_split or nodes[1].attribute("perm") != (0, 2, 1, *rest):
+    if not is_split or transpose.attribute("perm") != (0, 2, 1, *rest):
         return None
-    return shape[1] // groups, tuple(nodes)
+    return shape[1] // groups

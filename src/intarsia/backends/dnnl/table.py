@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of patterns: what the library computes, why a node is refused, what may follow.
+"""The table of operators: what the library computes, why a node is refused, what may follow.
 
-Each entry is the head of a pattern: a primitive. Where `takes` is not empty, elementwise operators
-after it become a part of it (`fusion.py`), so that `convolution` stands for Conv with bias,
-residual sum, activation and so on.
+Each row is a primitive. What follows it may become a part of it, so that `convolution` stands for
+Conv with bias, residual sum, activation and so on: `patterns.py` makes the patterns of the rows.
 """
 
 from __future__ import annotations
@@ -16,12 +15,13 @@ from typing import TypeAlias
 from intarsia.backends.dnnl import pointwise, products, quantised, rows, windows
 from intarsia.backends.dnnl.chains import chains_of
 from intarsia.backends.dnnl.lowering import Ids, Problem
-from intarsia.backends.dnnl.numbering import Unnumbered
+from intarsia.backends.dnnl.numbering import Draft
 from intarsia.backends.dnnl.program import PrimitiveCall
 from intarsia.codegen.lower.operation import Operation
 from intarsia.errors import ReasonCode
 from intarsia.graph.graph import Graph, Node
-from intarsia.graph.ops import ViewKind, names_of, operator_of
+from intarsia.graph.ops import ViewKind, names_of
+from intarsia.graph.region import Region
 
 Lower: TypeAlias = Callable[[Operation, Ids], PrimitiveCall | Problem]
 
@@ -38,13 +38,13 @@ class Follow(StrEnum):
 
 
 FLOATS = frozenset(("float32", "float16", "bfloat16"))
-_BYTES = frozenset(quantised.BYTES)
-_INTEGERS = _BYTES | {"int32"}
+BYTES = frozenset(quantised.BYTES)
+_INTEGERS = BYTES | {"int32"}
 
 
 @dataclass(frozen=True, slots=True)
-class PatternHead:
-    """The head of a pattern.
+class PrimitiveRow:
+    """What is computed by one kind of primitive.
 
     Attributes:
         name: Printed as the reason of a placement.
@@ -52,6 +52,7 @@ class PatternHead:
         lower: Makes the primitive, or says why it is not taken.
         takes: What may follow and become a part of it.
         is_heavy: Whether it is worth more than what follows: it is asked first what it takes.
+        lower_integers: Makes the primitive where its operands are dequantised, or returns None.
         data: How many of its inputs are tensors of numbers; the others are shapes and axes.
         dtypes: Element types of these and of its results.
         reads_numbers: Whether it is the numbers in constants that decide whether it is taken.
@@ -62,117 +63,130 @@ class PatternHead:
     lower: Lower
     takes: frozenset[Follow] = frozenset()
     is_heavy: bool = False
+    lower_integers: Callable[[Operation, Region, Ids], PrimitiveCall | None] | None = None
     data: int | None = None
     dtypes: frozenset[str] = FLOATS
     reads_numbers: bool = False
 
-    def keeps_integers(self, node: Node) -> bool:
-        """Whether it does to scaled integers what a node does to the floats they stand for."""
-        return self.dtypes >= _BYTES and operator_of(node).keeps_scale
+    def call(self, head: Operation, region: Region, ids: Ids) -> PrimitiveCall | Problem:
+        """Return the primitive of an operation in a region, or why it is not taken."""
+        integers = self.lower_integers and self.lower_integers(head, region, ids)
+        return integers or self.lower(head, ids)
 
 
-_BOTH = frozenset((Follow.ELTWISE, Follow.BINARY))
-_ALL = _BOTH | {Follow.QUANTIZE}
+_FLOAT_TAKES = frozenset((Follow.ELTWISE, Follow.BINARY, Follow.QUANTIZE))
+_INTEGER_TAKES = _FLOAT_TAKES | {Follow.CAST}
 
-TABLE: tuple[PatternHead, ...] = (
-    PatternHead("convolution", ("Conv",), windows.lower_conv, _ALL, is_heavy=True),
-    PatternHead(
-        "deconvolution", ("ConvTranspose",), windows.lower_conv_transpose, _ALL, is_heavy=True
-    ),
-    PatternHead("matrix product", ("MatMul",), products.lower_matmul, _ALL, is_heavy=True),
-    PatternHead("inner product", ("Gemm",), products.lower_gemm, _ALL, is_heavy=True),
-    PatternHead(
-        "integer convolution",
-        ("ConvInteger", "QLinearConv"),
-        quantised.lower_integer_conv,
-        frozenset((*_BOTH, Follow.CAST)),
+
+def _product(name: str, op_type: str, lower: Lower) -> PrimitiveRow:
+    return PrimitiveRow(
+        name,
+        (op_type,),
+        lower,
+        _FLOAT_TAKES,
         is_heavy=True,
-        dtypes=_INTEGERS | {"float32"},
-        reads_numbers=True,
+        lower_integers=quantised.integer_product,
+    )
+
+
+def _integer_product(name: str, types: tuple[str, ...], lower: Lower) -> PrimitiveRow:
+    dtypes = _INTEGERS | {"float32"}
+    return PrimitiveRow(
+        name, types, lower, _INTEGER_TAKES, is_heavy=True, dtypes=dtypes, reads_numbers=True
+    )
+
+
+TABLE: tuple[PrimitiveRow, ...] = (
+    _product("convolution", "Conv", windows.lower_conv),
+    _product("deconvolution", "ConvTranspose", windows.lower_conv_transpose),
+    _product("matrix product", "MatMul", products.lower_matmul),
+    _product("inner product", "Gemm", products.lower_gemm),
+    _integer_product(
+        "integer convolution", ("ConvInteger", "QLinearConv"), quantised.lower_integer_conv
     ),
-    PatternHead(
-        "integer product",
-        ("MatMulInteger", "QLinearMatMul"),
-        quantised.lower_integer_matmul,
-        frozenset((*_BOTH, Follow.CAST)),
-        is_heavy=True,
-        dtypes=_INTEGERS | {"float32"},
-        reads_numbers=True,
+    _integer_product(
+        "integer product", ("MatMulInteger", "QLinearMatMul"), quantised.lower_integer_matmul
     ),
-    PatternHead("average pooling", ("AveragePool",), windows.lower_pool),
-    PatternHead("max pooling", ("MaxPool",), windows.lower_pool, dtypes=FLOATS | _BYTES),
-    PatternHead(
+    PrimitiveRow("average pooling", ("AveragePool",), windows.lower_pool),
+    PrimitiveRow("max pooling", ("MaxPool",), windows.lower_pool, dtypes=FLOATS | BYTES),
+    PrimitiveRow(
         "global pooling", ("GlobalAveragePool", "GlobalMaxPool"), windows.lower_global_pool
     ),
-    PatternHead("softmax", ("Softmax",), rows.lower_softmax, frozenset((Follow.ELTWISE,))),
-    PatternHead("gelu", ("Erf",), rows.refuse_part),
-    PatternHead("guarded softmax", ("IsNaN", "Where"), rows.refuse_part, data=0),
-    PatternHead("layer normalization", ("LayerNormalization",), rows.lower_layer_normalization),
-    PatternHead(
+    PrimitiveRow("softmax", ("Softmax",), rows.lower_softmax, frozenset((Follow.ELTWISE,))),
+    PrimitiveRow("gelu", ("Erf",), rows.refuse_part),
+    PrimitiveRow("guarded softmax", ("IsNaN", "Where"), rows.refuse_part, data=0),
+    PrimitiveRow("layer normalization", ("LayerNormalization",), rows.lower_layer_normalization),
+    PrimitiveRow(
         "batch normalization",
         ("BatchNormalization",),
         pointwise.lower_batch_normalization,
         frozenset((Follow.ELTWISE,)),
     ),
-    PatternHead("local response normalization", ("LRN",), windows.lower_lrn),
-    PatternHead("eltwise", pointwise.UNARY, pointwise.lower_unary),
-    PatternHead("binary", pointwise.BINARY, pointwise.lower_binary, _ALL),
-    PatternHead("prelu", ("PRelu",), pointwise.lower_prelu),
-    PatternHead("concat", ("Concat",), rows.lower_concat, dtypes=FLOATS | _BYTES),
-    PatternHead("reduction", rows.REDUCTIONS, rows.lower_reduction, data=1),
-    PatternHead("resampling", ("Resize",), windows.lower_resize, data=1),
-    PatternHead(
+    PrimitiveRow("local response normalization", ("LRN",), windows.lower_lrn),
+    PrimitiveRow("eltwise", pointwise.UNARY, pointwise.lower_unary),
+    PrimitiveRow(
+        "binary",
+        pointwise.BINARY,
+        pointwise.lower_binary,
+        _FLOAT_TAKES,
+        lower_integers=quantised.integer_sum,
+    ),
+    PrimitiveRow("prelu", ("PRelu",), pointwise.lower_prelu),
+    PrimitiveRow("concat", ("Concat",), rows.lower_concat, dtypes=FLOATS | BYTES),
+    PrimitiveRow("reduction", rows.REDUCTIONS, rows.lower_reduction, data=1),
+    PrimitiveRow("resampling", ("Resize",), windows.lower_resize, data=1),
+    PrimitiveRow(
         "slice",
         ("Slice", "Split"),
         rows.lower_slice,
         data=1,
-        dtypes=FLOATS | _BYTES,
+        dtypes=FLOATS | BYTES,
         reads_numbers=True,
     ),
-    PatternHead(
+    PrimitiveRow(
         "transpose",
         ("Transpose",),
         rows.lower_transpose,
-        dtypes=FLOATS | _BYTES,
+        dtypes=FLOATS | BYTES,
     ),
-    PatternHead(
+    PrimitiveRow(
         "view",
         names_of(lambda operator: operator.view is ViewKind.RESHAPED),
         rows.lower_view,
         data=1,
-        dtypes=FLOATS | _BYTES,
+        dtypes=FLOATS | BYTES,
     ),
-    PatternHead(
+    PrimitiveRow(
         "quantize",
         ("QuantizeLinear",),
         quantised.lower_quantize,
-        dtypes=_BYTES | {"float32"},
+        dtypes=BYTES | {"float32"},
         reads_numbers=True,
     ),
-    PatternHead(
+    PrimitiveRow(
         "dequantize",
         ("DequantizeLinear",),
         quantised.lower_dequantize,
         dtypes=_INTEGERS | {"float32"},
         reads_numbers=True,
     ),
-    PatternHead("cast", ("Cast",), rows.lower_cast, dtypes=FLOATS | _INTEGERS),
+    PrimitiveRow("cast", ("Cast",), rows.lower_cast, dtypes=FLOATS | _INTEGERS),
 )
 
 _BY_TYPE = {op_type: entry for entry in TABLE for op_type in entry.types}
 
 
-def entry_of(node: Node) -> PatternHead | None:
-    """Return the entry of a node's operator, or None."""
+def entry_of(node: Node) -> PrimitiveRow | None:
+    """Return the row of a node's operator, or None."""
     return _BY_TYPE.get(node.op_type) if not node.domain else None
 
 
 def find_problem(graph: Graph, node: Node) -> Problem | None:
     """Say why the table does not take a node, or nothing."""
-    chain = chains_of(graph).get(node.id)
-    if chain is not None:
-        source = graph.values[chain.source]
-        if source.is_static and source.nbytes and source.dtype in FLOATS and source.shape:
+    nodes = chains_of(graph).get(node.id)
+    if nodes is not None:
+        result = graph.values[graph.nodes[nodes[-1]].outputs[0]]
+        if result.is_static and result.nbytes and result.dtype in FLOATS and result.shape:
             return None
     return find_alone(graph, node)
 
@@ -191,11 +205,11 @@ def find_alone(graph: Graph, node: Node) -> Problem | None:
     problem = _find_bad_value(operation, entry) if entry.data != 0 else None
     if problem is not None:
         return problem
-    lowered = entry.lower(operation, Unnumbered())
+    lowered = entry.lower(operation, Draft())
     return None if isinstance(lowered, PrimitiveCall) else lowered
 
 
-def _find_bad_value(operation: Operation, entry: PatternHead) -> Problem | None:
+def _find_bad_value(operation: Operation, entry: PrimitiveRow) -> Problem | None:
     """Say which operand or result has a type or shape that the entry does not take."""
     for value in (*operation.inputs, *operation.outputs):
         if not value.is_static:
