@@ -57,6 +57,7 @@ class Evaluator:
         feeds = dict(self.constants)
         feeds.update(zip((spec.name for spec in self.artifact.inputs), inputs, strict=True))
         try:
+            # What overflows or divides by zero is a result here, not a mistake of the user's.
             with np.errstate(all="ignore"):
                 outputs: Any = self._session.run(None, feeds)
         except Exception as error:

@@ -69,6 +69,7 @@ class ReferenceBackend:
 
     def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
         """Return the region as ONNX."""
+        # As inputs: the evaluator would parse and copy initializers, and all regions share ours.
         return onnx_artifact(self.name, self.version(), candidate, constants="inputs")
 
     def open(self, placed: VirtualDevice, options: ThreadOptions) -> Device:

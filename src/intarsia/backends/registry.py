@@ -192,6 +192,7 @@ def load_backends(settings: Settings, names: Collection[str] | None = None) -> B
     caches = settings.cache_folder()
     loaded: list[Backend] = []
     broken: dict[str, str] = {}
+    # Sorted: the order in which packages are found on the disk is nobody's.
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
         if names is not None and entry.name not in names:
             continue

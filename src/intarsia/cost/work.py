@@ -70,6 +70,7 @@ def _bytes_read(region: Region, value: int) -> int:
 
 
 def _bytes_for(graph: Graph, node: Node, value: int, full: int) -> int:
+    # Weights, indices, shapes: whatever is read of the first input, these are read whole.
     if value in node.inputs[1:] or value in node.captured:
         return full
     operator = operator_of(node)

@@ -182,6 +182,8 @@ class _Kernel(CFamily):
         together = {id(item) for item in work}
         for operation in work:
             for value in ir.results(operation):
+                # What only this loop reads is a scalar of one iteration; else compilers write it to
+                # the stack and read it again.
                 if set(self._users[value]) <= together:
                     self._inside[value] = self.fresh()
                 elif value in self._targets:
@@ -251,6 +253,8 @@ class _Kernel(CFamily):
     def loop(self, loop: ir.Loop) -> None:
         self._reused = set()
         for carried, first in zip(loop.carried, loop.initial, strict=True):
+            # Its array is nobody else's any more, and declared in this block: it becomes the
+            # carried one without a copy.
             is_last_use = self._users.get(first, []) == [id(loop)]
             if is_last_use and self._homes.get(first) == self._depth and first in self.names:
                 self._reused.add(carried)

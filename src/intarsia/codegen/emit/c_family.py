@@ -198,6 +198,7 @@ class CFamily(ABC):
         ]
         written = {name for carried, _, _ in pairs for name in self.names[carried]}
         sources = [
+            # All at once in the IR: of `a, b = b, a` the second assignment would read the new `a`.
             self.copy(following) if written.intersection(names) else names
             for _, names, following in pairs
         ]

@@ -133,6 +133,7 @@ def literal(value: float, dtype: str) -> str:
     if dtype.startswith("float"):
         return _float(value, dtype)
     number, info = int(value), np.iinfo(dtype)
+    # C has no negative literals: this one would be minus a number that the type does not hold.
     if number == info.min < 0:
         return f"INT{info.bits}_MIN"
     text = str(number)
@@ -174,6 +175,7 @@ def from_memory(a: str, dtype: str) -> str:
     """Spell what a loaded element means."""
     if dtype == "float16":
         return f"half_to_float({a})"
+    # A caller's byte may be any number; a `bool` that is not 0 or 1 is undefined.
     return f"{a} != 0" if dtype == "bool" else a
 
 
@@ -216,6 +218,7 @@ class CSpelling(Spelling):
 
     def binary(self, name: str, a: str, b: str, dtype: str) -> str:
         """Spell one of `ir.BINARY`."""
+        # By a comparison, not `fmin`: where one is NaN the right operand stays, as with `minps`.
         if name in ("min", "max"):
             return f"{a} {'<' if name == 'min' else '>'} {b} ? {a} : {b}"
         if dtype.startswith("float"):
@@ -242,6 +245,7 @@ class CSpelling(Spelling):
         if dtype in ("float32", "float64"):
             return f"FMA_F{dtype[-2:]}({a}, {b}, {c})"
         if dtype == "float16":
+            # A product of two float16 has 22 bits and is exact in a double: one rounding counts.
             return f"round_half((double){a} * {b} + {c})"
         return self.binary("add", f"({self.binary('mul', a, b, dtype)})", c, dtype)
 

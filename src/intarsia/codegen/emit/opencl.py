@@ -105,6 +105,8 @@ class OpenClKernel:
         """Return the work-items of a call of so many turns (`Call.extent`), per dimension."""
         turns, items = self.local_size
         if not self.is_group and self.items > 1:
+            # Few turns: several items share one, as many as keep the device busy; many turns need
+            # no sharing.
             wanted = max(1, min(self.items, -(-self.busy_items // max(1, extent))))
             items *= -(-wanted // items)
         return max(1, -(-extent // turns)) * turns, items
@@ -316,6 +318,8 @@ class _OpenCl(CFamily):
             return self._lane(*picks[0])
         places = [None if v in self._literals else self._place(v, lane) for v, lane in picks]
         sources = {place[:3] if place else None for place in places}
+        # A swizzle of one variable is free or one instruction; a vector of scalars may be one for
+        # each lane.
         if len(sources) == 1 and places[0] is not None:
             name, _, source_width, _ = places[0]
             lanes = [place[3] for place in places if place]
@@ -336,6 +340,8 @@ class _OpenCl(CFamily):
     def _loaded(self, load: ir.Load, first: int, width: int) -> str:
         name, dtype = self.buffers[load.buffer], load.buffer.dtype
         element = text.MEMORY[dtype]
+        # `vload` asks for the alignment of an element alone (6.12.7), where a pointer to vectors
+        # would ask for a vector's.
         if width > 1 and load.stride == 1 and first + width <= load.count:
             place = f"{name} + {self.offset(load, first)}"
             return self._wide[width].from_memory(f"vload{width}(0, {place})", dtype)
@@ -440,6 +446,7 @@ class _OpenCl(CFamily):
         plan = self._plan
         if id(operation) in plan.barriers:
             self._wait()
+        # Outside of shared loops all items compute the same: one of them writes it.
         is_alone = plan.items > 1 and not self._is_inside and isinstance(operation, ir.Store)
         if is_alone:
             self.open("if (item == 0)")
@@ -483,6 +490,8 @@ class _OpenCl(CFamily):
             place = self._meeting_places.setdefault(type_, f"v0_{len(self._meeting_places)}")
             self.line(f"{place}[item] = {part};")
             self._wait()
+            # Each item adds up all terms in one order, so that all have the same sum, to the bit,
+            # in every run.
             self.line(f"{part} = {place}[0];")
             self.open("for (long other = 1; other < items; ++other)")
             self.line(f"{part} = {self._wide[width].binary(name, f'{place}[other]', part, dtype)};")

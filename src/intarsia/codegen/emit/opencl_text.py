@@ -160,6 +160,7 @@ class OpenClSpelling(Spelling):
             zero = self.repeated(literal(0, source), source)
             return self._condition(f"{a} != {zero}", source)
         if source == "bool":
+            # A bool is -1 here, and 1 in every other type.
             a = f"{a} & {self.repeated(literal(1, 'int8'), 'int8')}"
         return f"convert_{self.type_of(target)}({a})"
 
@@ -171,6 +172,7 @@ class OpenClSpelling(Spelling):
         """Spell what a loaded element means."""
         if dtype != "bool":
             return a
+        # All bits are set, as vectors have it (6.3 d); of scalars true is 1.
         return f"(char)-({a} != 0)" if self.width == 1 else f"{a} != (uchar{self.width})(0)"
 
     def to_memory(self, a: str, dtype: str) -> str:
