@@ -76,9 +76,9 @@ def bind(
         artifact = backend.compile(candidate, context)
         loaded = backend.load(artifact, HostDevice(ThreadOptions(threads)))
         (spec,) = artifact.outputs
-        made: Array = aligned_bytes(spec.nbytes).view(spec.dtype).reshape(spec.shape or ())
-        steps.append(loaded.bind([given], [made], aligned_bytes(loaded.scratch_bytes)))
-        given = made
+        buffer: Array = aligned_bytes(spec.nbytes).view(spec.dtype).reshape(spec.shape or ())
+        steps.append(loaded.bind([given], [buffer], aligned_bytes(loaded.scratch_bytes)))
+        given = buffer
 
     def run() -> None:
         for step in steps:
@@ -139,14 +139,14 @@ def main() -> None:
     parser.add_argument("--models", default="", help="a folder with the networks, else built")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    found = {}
+    rows = {}
     for name in options.networks:
         model = f"{options.models}/{name}.onnx" if options.models else build(name)
-        found[name] = measure(model, options.rounds, options.threads)
+        rows[name] = measure(model, options.rounds, options.threads)
     if options.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(rows, indent=1))
         return
-    for name, row in found.items():
+    for name, row in rows.items():
         print(f"{name}: " + ", ".join(f"{key} {_show(value)}" for key, value in row.items()))
 
 

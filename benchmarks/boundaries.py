@@ -63,12 +63,12 @@ def chain() -> onnx.ModelProto:
 @contextmanager
 def without_team() -> Iterator[None]:
     """Hide oneDNN's threads from native code, for comparison."""
-    kept = DnnlBackend.gomp_parallel
+    original = DnnlBackend.gomp_parallel
     DnnlBackend.gomp_parallel = lambda self: 0  # type: ignore[method-assign]
     try:
         yield
     finally:
-        DnnlBackend.gomp_parallel = kept  # type: ignore[method-assign]
+        DnnlBackend.gomp_parallel = original  # type: ignore[method-assign]
 
 
 def bind(case: str, threads: int) -> tuple[Any, Sequence[Step]]:
@@ -116,19 +116,19 @@ def main() -> None:
         microseconds(in_turn)
         return microseconds(in_turn), apart
 
-    found = {}
+    rows = {}
     for case, pairs in take_turns(list(bound), in_turn_and_apart, options.rounds).items():
         count = LENGTH * REPEATS
-        found[case] = {
+        rows[case] = {
             "median": statistics.median(turn - apart for turn, apart in pairs) / count,
             "least": (min(t for t, _ in pairs) - min(a for _, a in pairs)) / count,
             "step in turn": statistics.median(turn for turn, _ in pairs) / count,
             "step in a row": statistics.median(apart for _, apart in pairs) / count,
         }
     if options.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(rows, indent=1))
         return
-    for case, figures in found.items():
+    for case, figures in rows.items():
         print(f"{case:24}", ", ".join(f"{key} {value:.1f} us" for key, value in figures.items()))
 
 

@@ -128,7 +128,7 @@ def measure(name: str, options: argparse.Namespace) -> Row:
         folder = Path(text)
         lock = (options.locks or folder) / f"{path.stem}.lock.json"
         tuned = None if options.peers_only else tune_twice(path, lock, folder, options)
-        found = compare(
+        comparison = compare(
             make_bench_model(path, folder),
             options.target,
             PEERS,
@@ -139,10 +139,10 @@ def measure(name: str, options: argparse.Namespace) -> Row:
             options={"frozen": str(lock)},
             check_errors=False,
         )
-    name_of_best = min(found.peers, key=lambda name: found.peers[name].ratio)
-    best = found.peers[name_of_best]
-    figures = (best.ratio, best.low, best.high, found.rounds)
-    return Row(name, found.ours.median_seconds, name_of_best, *figures, tuned)
+    name_of_best = min(comparison.peers, key=lambda name: comparison.peers[name].ratio)
+    best = comparison.peers[name_of_best]
+    figures = (best.ratio, best.low, best.high, comparison.rounds)
+    return Row(name, comparison.ours.median_seconds, name_of_best, *figures, tuned)
 
 
 def tune_twice(path: Path, lock: Path, folder: Path, options: argparse.Namespace) -> Tuned:

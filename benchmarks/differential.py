@@ -120,8 +120,8 @@ def remembered_seeds() -> dict[str, int]:
     """Return the seeds that found defects the last time, unless another generator drew them."""
     if not SEEDS.exists():
         return {}
-    known = json.loads(SEEDS.read_text(encoding="utf-8"))
-    return dict(known["seeds"]) if known["generation"] == generation() else {}
+    seeds = json.loads(SEEDS.read_text(encoding="utf-8"))
+    return dict(seeds["seeds"]) if seeds["generation"] == generation() else {}
 
 
 def remember(seeds: Mapping[str, int]) -> None:
@@ -132,7 +132,7 @@ def remember(seeds: Mapping[str, int]) -> None:
 
 def show_defects(options: argparse.Namespace) -> bool:
     """Put every known defect back, print the seed that finds it, and return whether all were."""
-    known, remembered = switches(), remembered_seeds()
+    rules, remembered = switches(), remembered_seeds()
     idle: SimpleQueue[Worker] = SimpleQueue()
     workers = [Worker({"INTARSIA_LOG": "error"}) for _ in range(options.workers)]
     for worker in workers:
@@ -141,11 +141,11 @@ def show_defects(options: argparse.Namespace) -> bool:
     def look(index: int) -> dict[str, Any]:
         worker = idle.get()
         try:
-            first = remembered.get(known[index].name)
+            first = remembered.get(rules[index].name)
             outcome = worker.call(FIND, index, options.tries, first, limits=Limits(seconds=1800))
         finally:
             idle.put(worker)
-        switch = known[index]
+        switch = rules[index]
         missing = {"name": switch.name, "seed": None, "text": outcome.message}
         row = outcome.value if outcome.is_ok else {**missing, "reproducers": switch.reproducers}
         print(f"{row['name']}: seed {row['seed']}", file=sys.stderr, flush=True)
@@ -154,24 +154,24 @@ def show_defects(options: argparse.Namespace) -> bool:
     console = Console(stderr=True)
     try:
         with ThreadPoolExecutor(options.workers) as threads:
-            looks = threads.map(look, range(len(known)))
-            rows = list(track(looks, "defects", total=len(known), console=console))
+            looks = threads.map(look, range(len(rules)))
+            rows = list(track(looks, "defects", total=len(rules), console=console))
     finally:
         for worker in workers:
             worker.close()
-    found = [row for row in rows if row["seed"] is not None]
-    remember({row["name"]: row["seed"] for row in found})
+    rediscovered = [row for row in rows if row["seed"] is not None]
+    remember({row["name"]: row["seed"] for row in rediscovered})
     if options.json:
-        print(json.dumps({"known": len(rows), "found": len(found), "rows": rows}, indent=1))
-        return len(found) == len(rows)
+        print(json.dumps({"known": len(rows), "found": len(rediscovered), "rows": rows}, indent=1))
+        return len(rediscovered) == len(rows)
     cells = ((row["seed"], row.get("tried", ""), row["name"], row["reproducers"]) for row in rows)
-    title = f"{len(found)} of {len(rows)} defects found"
+    title = f"{len(rediscovered)} of {len(rows)} defects found"
     show(make_table(title, ("seed>", "tried>", "defect", "first shown by"), cells))
     shown = [row for row in rows if row["reproducers"]]
     models = sum(len(row["reproducers"]) for row in shown)
-    seen = f"{sum(row in found for row in shown)} of {len(shown)}"
+    seen = f"{sum(row in rediscovered for row in shown)} of {len(shown)}"
     print(f"{seen} that have reproducers, {models} models")
-    return len(found) == len(rows)
+    return len(rediscovered) == len(rows)
 
 
 def shrink(results: Results) -> None:
@@ -212,7 +212,8 @@ def report(results: Results, *, as_json: bool) -> None:
         return
     columns = ("target", *(f"{verdict}>" for verdict in GraphVerdict))
     by_target = (
-        (target, *(found.get(v, 0) for v in GraphVerdict)) for target, found in counts.items()
+        (target, *(by_verdict.get(v, 0) for v in GraphVerdict))
+        for target, by_verdict in counts.items()
     )
     show(make_table(f"{len(results.records)} graphs", columns, by_target))
     if rules:

@@ -87,7 +87,7 @@ def _path(name: str, folder: Path) -> Path:
 
 def compare(paths: dict[str, Path], options: argparse.Namespace) -> int:
     """Print a row per network, target, number of threads and peer."""
-    found: list[Comparison] = []
+    comparisons: list[Comparison] = []
     below = []
     for threads in options.threads:
         print(f"{threads} thread{'s' * (threads > 1)}:\n")
@@ -100,15 +100,15 @@ def compare(paths: dict[str, Path], options: argparse.Namespace) -> int:
                     print(f"| {name} | {target} | | | | | | {error.message} |", flush=True)
                     below.append(f"{name} for {target}")
                     continue
-                found.append(comparison)
+                comparisons.append(comparison)
                 print_rows(name, comparison)
                 if any(peer.high < BARS.get(name, 0) for peer in comparison.peers.values()):
                     below.append(f"{name} for {target}, {threads} threads")
         print()
-    if found:
-        print(f"{found[0].machine}; {options.rounds} rounds")
+    if comparisons:
+        print(f"{comparisons[0].machine}; {options.rounds} rounds")
     if options.json:
-        options.json.write_text(json.dumps(msgspec.to_builtins(found), indent=1))
+        options.json.write_text(json.dumps(msgspec.to_builtins(comparisons), indent=1))
     if below:
         print(f"below the bar: {'; '.join(below)}", file=sys.stderr)
     return 1 if below else 0

@@ -74,13 +74,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    found = {
+    results = {
         name: measure(*shape, options.rounds, options.threads) for name, shape in LAYERS.items()
     }
     if options.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(results, indent=1))
         return
-    for name, figures in found.items():
+    for name, figures in results.items():
         print(f"{name:12}", ", ".join(f"{key} {value:.2f}" for key, value in figures.items()))
 
 

@@ -134,9 +134,9 @@ def main() -> int:
     areas: list[Area] = []
     for name in MODULES:
         areas += import_module(f"kernel_rows.{name}").areas()
-    known = [area.name for area in areas]
-    if unknown := set(options.area) - set(known):
-        parser.error(f"no area {sorted(unknown)}; there are {known}")
+    names = [area.name for area in areas]
+    if unknown := set(options.area) - set(names):
+        parser.error(f"no area {sorted(unknown)}; there are {names}")
     if not options.json:
         print(f"{platform.platform()}, Python {platform.python_version()}, one thread")
         print(

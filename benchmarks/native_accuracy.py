@@ -70,10 +70,10 @@ def errors(
     return _errors(ours, exact), _errors(theirs, exact)
 
 
-def _errors(found: list[np.ndarray], exact: list[np.ndarray]) -> tuple[float, float]:
+def _errors(computed: list[np.ndarray], exact: list[np.ndarray]) -> tuple[float, float]:
     """Return the largest error, and the root of their mean square, both relative."""
     wanted = np.concatenate([array.reshape(-1) for array in exact])
-    off = np.concatenate([array.reshape(-1) for array in found]) - wanted
+    off = np.concatenate([array.reshape(-1) for array in computed]) - wanted
     largest = float(np.abs(off).max() / np.abs(wanted).max())
     return largest, float(np.sqrt(np.square(off).sum() / np.square(wanted).sum()))
 

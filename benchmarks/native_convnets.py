@@ -46,23 +46,23 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     options.out.mkdir(exist_ok=True)
-    found: list[Comparison] = []
+    comparisons: list[Comparison] = []
     missed = []
     for batch in options.batch:
         for threads in options.threads:
             print(f"\nbatch {batch}, {threads} thread{'s' * (threads > 1)}\n", flush=True)
-            ratios = table(options, batch, threads, found)
+            ratios = table(options, batch, threads, comparisons)
             missed += [f"batch {batch}, threads {threads}: {line}" for line in judge(ratios)]
-    print(f"\n{found[0].machine}; {options.rounds} rounds")
+    print(f"\n{comparisons[0].machine}; {options.rounds} rounds")
     if options.json:
-        options.json.write_text(json.dumps(msgspec.to_builtins(found), indent=1))
+        options.json.write_text(json.dumps(msgspec.to_builtins(comparisons), indent=1))
     for line in missed:
         print(f"missed: {line}", file=sys.stderr)
     return 1 if missed else 0
 
 
 def table(
-    options: argparse.Namespace, batch: int, threads: int, found: list[Comparison]
+    options: argparse.Namespace, batch: int, threads: int, comparisons: list[Comparison]
 ) -> dict[str, dict[str, float]]:
     """Print a row for each network, and return the ratios by mode and network."""
     print("| network | mode | ours ms | onnxruntime ms | openvino ms | ratio | interval |")
@@ -83,7 +83,7 @@ def table(
                     rounds=options.rounds,
                     check_errors=False,
                 )
-            found.append(comparison)
+            comparisons.append(comparison)
             best = better(comparison)
             ratios[mode][name] = best.ratio
             cells = [comparison.ours.median_seconds]

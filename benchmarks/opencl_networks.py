@@ -48,11 +48,11 @@ def compare(name, folder):
     names = [output.name for output in session.get_outputs()]
     expected = dict(zip(names, session.run(names, feeds), strict=True))
     exe, compiling = seconds(lambda: intarsia.compile(model, "opencl, llvm"))
-    found, first = seconds(lambda: exe.run(feeds))
+    outputs, first = seconds(lambda: exe.run(feeds))
     run = min(seconds(lambda: exe.run(feeds))[1] for _ in range(RUNS))
     peer = min(seconds(lambda: session.run(names, feeds))[1] for _ in range(RUNS))
     error = max(
-        float(np.abs(found[key] - array).max() / np.abs(array).max())
+        float(np.abs(outputs[key] - array).max() / np.abs(array).max())
         for key, array in expected.items()
     )
     view = exe.explain().devices[-1]

@@ -94,11 +94,11 @@ def main() -> int:
         if options.json:
             options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
     for order in options.orders:
-        found = [row for row in rows if order in row.orders]
-        mean = statistics.geometric_mean([row.to_peer[0] for row in found])
-        worst = min(found, key=lambda row: row.to_peer[0])
+        chosen = [row for row in rows if order in row.orders]
+        mean = statistics.geometric_mean([row.to_peer[0] for row in chosen])
+        worst = min(chosen, key=lambda row: row.to_peer[0])
         print(
-            f"\n{order}: {len(found)} models, geometric mean {mean:.3f} to the better peer, "
+            f"\n{order}: {len(chosen)} models, geometric mean {mean:.3f} to the better peer, "
             f"worst {worst.to_peer[0]:.3f} ({worst.model})"
         )
     slow = [row for row in rows if row.to_first[2] < 1 / SLACK]
@@ -184,8 +184,8 @@ def run_in_turn(workers: Mapping[str, Worker], rounds: int) -> dict[str, list[fl
 
 def ratio(theirs: Sequence[float], ours: Sequence[float]) -> tuple[float, float, float]:
     """Return the median ratio of two series over the rounds, with its interval."""
-    found = paired_ratio(theirs, ours)
-    return found.value, found.low, found.high
+    paired = paired_ratio(theirs, ours)
+    return paired.value, paired.low, paired.high
 
 
 def largest_error(expected: Sequence[Any], actual: Sequence[Any]) -> float:

@@ -92,7 +92,7 @@ def measure(name: str, folder: Path, threads: int, rounds: int) -> None:
         target: intarsia.compile(quantised, target, num_threads=threads, cache=False)
         for target in TARGETS
     }
-    errors = {target: list(one.run(feeds).values()) for target, one in programs.items()}
+    errors = {target: list(program.run(feeds).values()) for target, program in programs.items()}
 
     def seconds(target: str) -> float:
         run = _runner(programs[target], feeds)
@@ -120,8 +120,8 @@ def evaluate(path: Path, feeds: Mapping[str, Any]) -> list[Any]:
     settings = ort.SessionOptions()
     settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
-    found: list[Any] = session.run(None, dict(feeds))
-    return found
+    outputs: list[Any] = session.run(None, dict(feeds))
+    return outputs
 
 
 def distance(ours: Sequence[Any], theirs: Sequence[Any], unit: Sequence[Any]) -> float:

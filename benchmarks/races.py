@@ -72,8 +72,8 @@ def main() -> int:
         while not is_over(trial):
             rounds = MOST_ROUNDS - ROUNDS if trial[ONE] else ROUNDS
             seed = 2 * len(trials) + bool(trial[ONE])
-            found = time_in_rounds(sampler, subjects, rounds, seed=seed)
-            for row, seconds in zip(trial, found.seconds, strict=False):
+            samples = time_in_rounds(sampler, subjects, rounds, seed=seed)
+            for row, seconds in zip(trial, samples.seconds, strict=False):
                 row.extend(seconds)
         if options.file:
             options.file.write_text(json.dumps(trials))

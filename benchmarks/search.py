@@ -157,18 +157,18 @@ def timed(problem: PlacementProblem) -> dict[str, Any]:
     if search.is_narrow:
         Engine.solve(search.engine, [Scenario()])
     eliminated = time.process_time()
-    found = solve(problem)
+    solution = solve(problem)
     end = time.process_time()
-    if isinstance(found, Infeasible):
-        raise SystemExit(str(found))
+    if isinstance(solution, Infeasible):
+        raise SystemExit(str(solution))
     return {
         "operators": problem.count,
         "labels": len(problem.labels),
         "build": built - start,
         "eliminate": eliminated - built,
         "solve": end - eliminated,
-        "calls": len(found.calls),
-        "proof": found.proof,
+        "calls": len(solution.calls),
+        "proof": solution.proof,
     }
 
 
@@ -177,19 +177,19 @@ def gaps(problems: Iterable[PlacementProblem]) -> dict[str, Any]:
     before, after, bounds, proven, seconds = [], [], [], [], []
     for problem in problems:
         start = time.process_time()
-        found = solve(problem)
+        solution = solve(problem)
         seconds.append(time.process_time() - start)
         enumeration = Enumeration(problem)
-        if isinstance(found, Infeasible):
+        if isinstance(solution, Infeasible):
             after.append(float(enumeration.best(math.inf, calls=True) < math.inf))
             continue
-        label_bound = found.statistics["label bound"]
+        label_bound = solution.statistics["label bound"]
         least = enumeration.best(label_bound * (1 + 1e-9) + 1e-12, calls=False)
         before.append(_above(label_bound, least))
-        best = enumeration.best(found.seconds, calls=True)
-        after.append(_above(found.seconds, best))
-        bounds.append(_above(found.bound, best))
-        proven.append(found.proof == OPTIMAL)
+        best = enumeration.best(solution.seconds, calls=True)
+        after.append(_above(solution.seconds, best))
+        bounds.append(_above(solution.bound, best))
+        proven.append(solution.proof == OPTIMAL)
     return {
         "graphs": len(after),
         "before: largest": max(map(abs, before)),
@@ -244,8 +244,8 @@ def main() -> None:
         show(rows[-1], arguments.json)
     if arguments.harsh:
         seeds = range(arguments.first, arguments.first + arguments.harsh)
-        made = (harsh(seed, arguments.most) for seed in seeds)
-        rows.append({"graph": "harsh", **gaps(made)})
+        problems = (harsh(seed, arguments.most) for seed in seeds)
+        rows.append({"graph": "harsh", **gaps(problems)})
         show(rows[-1], arguments.json)
     if arguments.json:
         print(json.dumps(rows, indent=1))

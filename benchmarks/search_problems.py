@@ -213,11 +213,11 @@ def main() -> None:
             problems = record_absent(options.model, options.target, options.declared)
         else:
             problems = record(options.model, options.target, options.objective, options.budget)
-        kept = {place: problems[place] for place in worth_keeping(problems)}
+        chosen = {place: problems[place] for place in worth_keeping(problems)}
         kinds = [target.split()[0] for target in options.target.split(",")]
         aim = "absent" if options.declared else options.objective
         name = [options.model.replace(":", ""), *kinds, aim]
-        print(write("-".join(name), kept))
+        print(write("-".join(name), chosen))
     if options.list:
         for each in recorded():
             problem = each.problem

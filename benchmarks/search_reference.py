@@ -225,16 +225,16 @@ class _Cover:
 
     def conversions(self) -> list[tuple[ProblemTensor, int, set[int]]]:
         """Return by tensor the state in which it is made and those in which it is needed."""
-        found = []
+        steps = []
         for tensor in self.problem.tensors:
             maker = self.index[tensor.producer] if tensor.producer >= 0 else -1
             state = self.pieces[maker].state if maker >= 0 else self.problem.outside
             readers = {self.index[op] for op in tensor.consumers} - {maker}
             wanted = {self.pieces[reader].source for reader in readers}
-            found.append(
+            steps.append(
                 (tensor, state, wanted | ({self.problem.outside} if tensor.is_output else set()))
             )
-        return found
+        return steps
 
     def overheads(self) -> float:
         """Return the least overhead of calls that run the pieces; infinite if none can."""

@@ -61,12 +61,12 @@ class Solved:
 @contextmanager
 def without(replaced: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     """Let others stand in for functions of the search for a while."""
-    kept = {name: getattr(solving, name) for name in replaced}
+    originals = {name: getattr(solving, name) for name in replaced}
     vars(solving).update(replaced)
     try:
         yield
     finally:
-        vars(solving).update(kept)
+        vars(solving).update(originals)
 
 
 def solve_once(each: Recorded) -> Solved:

@@ -113,14 +113,15 @@ def main() -> int:
     medians = {
         name: Sample(*(statistics.median(values) for values in zip(*pairs, strict=True)))
         for name, pairs in (
-            (name, [(one.cpu, one.wall) for one in found]) for name, found in samples.items()
+            (name, [(sample.cpu, sample.wall) for sample in taken])
+            for name, taken in samples.items()
         )
     }
     peer = medians["onnxruntime"]
     rows = [
-        {"what": name, "cpu": one.cpu, "wall": one.wall}
-        | {"cpu_ratio": one.cpu / peer.cpu, "wall_ratio": one.wall / peer.wall}
-        for name, one in medians.items()
+        {"what": name, "cpu": median.cpu, "wall": median.wall}
+        | {"cpu_ratio": median.cpu / peer.cpu, "wall_ratio": median.wall / peer.wall}
+        for name, median in medians.items()
     ]
     failed = [
         f"{state}: {medians[f'default, {state}'].cpu / peer.cpu:.2f}, more than {limit}"

@@ -51,7 +51,7 @@ def main() -> int:
     options.out.mkdir(exist_ok=True)
     if options.twins:
         return compare_with_itself(options)
-    found: list[Comparison] = []
+    comparisons: list[Comparison] = []
     below = []
     print_head()
     for name in options.names or models():
@@ -63,14 +63,17 @@ def main() -> int:
                 print(f"| {name} | {target} | | | | | | {error.message} |", flush=True)
                 below.append(name)
                 continue
-            found.append(comparison)
+            comparisons.append(comparison)
             print_rows(name, comparison)
             if comparison.peers[peers[0]].against(BAR) is BenchVerdict.BELOW:
                 below.append(f"{name} for {target}")
-    if found:
-        print(f"\n{found[0].machine}; {options.threads} threads, at least {options.rounds} rounds")
+    if comparisons:
+        print(
+            f"\n{comparisons[0].machine}; {options.threads} threads, "
+            f"at least {options.rounds} rounds"
+        )
     if options.json:
-        options.json.write_text(json.dumps(msgspec.to_builtins(found), indent=1))
+        options.json.write_text(json.dumps(msgspec.to_builtins(comparisons), indent=1))
     if below:
         print(f"below {BAR}: {', '.join(below)}", file=sys.stderr)
     return 1 if below else 0

@@ -116,9 +116,9 @@ def main() -> None:
 def make_table(family: Family) -> str:
     """Return the text of one table."""
     first = family.triples[0]
-    cpus, known = _list_names(first)
+    cpus, feature_names = _list_names(first)
     wanted = re.compile("|".join(f"(?:{item})" for item in family.features.split()))
-    features = [name for name in known if wanted.fullmatch(name)]
+    features = [name for name in feature_names if wanted.fullmatch(name)]
     none = ",".join(f"-{name}" for name in features) if family.is_cleared else ""
     scalar = [name for name in features if not name.startswith(_VECTOR_LENGTH)]
     hidden = find_features(first, "generic", scalar, none) if family.is_cleared else set()
@@ -130,7 +130,9 @@ def make_table(family: Family) -> str:
         lines.append(" ".join((name, ">", *sorted(implied))))
     if family.name == "x86":
         lines += (" ".join((name, ">", *sorted(APX - {name}))) for name in sorted(APX))
-    others = [name for name in known if name not in features and not REFUSED.fullmatch(name)]
+    others = [
+        name for name in feature_names if name not in features and not REFUSED.fullmatch(name)
+    ]
     lines += ["", " ".join(("~", *others)), ""]
     sets: dict[str, set[str]] = {}
     for cpu in ("generic", *(name for name in cpus if name != "generic")):
@@ -147,13 +149,13 @@ def _find_implied(family: Family, name: str, features: list[str], none: str) -> 
     triple = family.triples[0]
     if not name.startswith(_VECTOR_LENGTH):
         scalar = [other for other in features if not other.startswith(_VECTOR_LENGTH)]
-        found = find_features(triple, "generic", scalar, given)
-        if _VECTORS not in found:
-            return found - {name}
+        implied = find_features(triple, "generic", scalar, given)
+        if _VECTORS not in implied:
+            return implied - {name}
     else:
-        found, given = set(), f"+{_VECTORS},{given}"
+        implied, given = set(), f"+{_VECTORS},{given}"
     lengths = [other for other in features if other.startswith(_VECTOR_LENGTH)]
-    return (found | find_features(triple, "generic", lengths, given)) - {name}
+    return (implied | find_features(triple, "generic", lengths, given)) - {name}
 
 
 def _ask_in_process(family: Family, cpu: str, features: list[str]) -> set[str] | None:

@@ -55,13 +55,13 @@ def _page(claims: Iterable[Claim]) -> Iterator[str]:
         by_operator[claim.operator].append(claim)
     rows, absent = [], []
     counts: Counter[Outcome] = Counter()
-    for name, found in sorted(by_operator.items()):
-        outcomes = Counter(claim.outcome for claim in found)
-        if not outcomes[Outcome.PASSED] and all("no native code for" in c.why for c in found):
+    for name, results in sorted(by_operator.items()):
+        outcomes = Counter(claim.outcome for claim in results)
+        if not outcomes[Outcome.PASSED] and all("no native code for" in c.why for c in results):
             absent.append(name)
             continue
         counts += outcomes
-        why = Counter(_reason(claim) for claim in found if claim.outcome is Outcome.REFUSED)
+        why = Counter(_reason(claim) for claim in results if claim.outcome is Outcome.REFUSED)
         cell = "; ".join(f"{reason} ({count})" for reason, count in sorted(why.items()))
         taken, refused = outcomes[Outcome.PASSED], outcomes[Outcome.REFUSED]
         rows.append(f"| {name} | {taken} | {refused} | {cell} |\n")

@@ -94,11 +94,11 @@ def transpose(*shape: int, perm: tuple[int, ...]) -> Sides:
 
 def mean(*shape: int, axes: tuple[int, ...]) -> Sides:
     """Return ReduceMean without the reduced dimensions."""
-    kept = tuple(extent for axis, extent in enumerate(shape) if axis not in axes)
-    spec = reduce.Reduction(shape, axes, "Mean", dense(shape), dense(kept))
+    extents = tuple(extent for axis, extent in enumerate(shape) if axis not in axes)
+    spec = reduce.Reduction(shape, axes, "Mean", dense(shape), dense(extents))
     node = helper.make_node("ReduceMean", ["x", "axes"], ["y"], keepdims=0)
     x = numbers(*shape)
-    ours, theirs = (aligned(np.zeros(kept, np.float32)) for _ in range(2))
+    ours, theirs = (aligned(np.zeros(extents, np.float32)) for _ in range(2))
     call = kernel_call((reduce.build(spec), [x, ours]))
     peer = session_call([node], {"x": x}, {"y": theirs}, {"axes": np.array(axes, np.int64)})
     return Sides(call, [(peer, 1.0)], lambda: (ours, theirs))

@@ -187,17 +187,17 @@ def compare(  # noqa: PLR0913 - all by name
     runners = {OURS: SubjectSetup("set_up_ours", (model.path, target, threads, options or {}))}
     runners |= {name: SubjectSetup("set_up_peer", (name, model.path, threads)) for name in against}
     effort = Effort(rounds, most_rounds, bar, limits, streams)
-    found = time_in_turn(runners, model.feeds, effort, tell)
+    timed = time_in_turn(runners, model.feeds, effort, tell)
     reference, notes = _reference(model, check_errors=check_errors, tell=tell)
-    series = {name: _series(found, name, reference) for name in runners}
+    series = {name: _series(timed, name, reference) for name in runners}
     return Comparison(
         model=model.name,
         target=target or "detected",
         threads=threads,
         batch=model.batch,
-        rounds=len(found.blocks[OURS]),
+        rounds=len(timed.blocks[OURS]),
         ours=series[OURS],
-        peers={name: _peer(found, name, effort, series[name]) for name in against},
+        peers={name: _peer(timed, name, effort, series[name]) for name in against},
         machine=f"{_cpu_name()}, {platform.system()}, Python {platform.python_version()}",
         notes=notes,
         streams=streams,
@@ -221,8 +221,8 @@ def compare_twins(
     """
     set_up = SubjectSetup("set_up_peer", (name, model.path, threads))
     effort = Effort(rounds, most_rounds)
-    found = time_in_turn({OURS: set_up, name: set_up}, model.feeds, effort, _tell_nobody)
-    return _peer(found, name, effort, _series(found, name, None))
+    timed = time_in_turn({OURS: set_up, name: set_up}, model.feeds, effort, _tell_nobody)
+    return _peer(timed, name, effort, _series(timed, name, None))
 
 
 def _tell_nobody(_stage: str, _done: int, _total: int) -> None:
@@ -242,27 +242,27 @@ def _reference(
     return outputs_of(outcome), ()
 
 
-def _series(found: Timed, name: str, reference: Sequence[Array] | None) -> Series:
-    blocks, facts, runs = found.blocks[name], found.facts[name], found.runs[name]
-    rates = found.rates[name]
+def _series(timed: Timed, name: str, reference: Sequence[Array] | None) -> Series:
+    blocks, facts, runs = timed.blocks[name], timed.facts[name], timed.runs[name]
+    rates = timed.rates[name]
     p50, p90, p99 = percentiles(runs)
     return Series(
         statistics.median(blocks),
         min(blocks),
         max(blocks),
-        found.peaks[name],
+        timed.peaks[name],
         facts["set_up_seconds"],
         p50,
         p90,
         p99,
         statistics.median(rates) if rates else len(runs) / sum(runs),
-        None if reference is None else compare_outputs(reference, found.outputs[name]),
+        None if reference is None else compare_outputs(reference, timed.outputs[name]),
         {key: value for key, value in facts.items() if key != "set_up_seconds"},
     )
 
 
-def _peer(found: Timed, name: str, effort: Effort, series: Series) -> Peer:
-    theirs, ours = found.blocks[name], found.blocks[OURS]
+def _peer(timed: Timed, name: str, effort: Effort, series: Series) -> Peer:
+    theirs, ours = timed.blocks[name], timed.blocks[OURS]
     ratio = effort.ratio(theirs, ours)
     return Peer(ratio.value, ratio.low, ratio.high, series)
 

@@ -73,8 +73,8 @@ def make_bench_model(
     given = feeds or {}
     missing = [spec for spec in specs if spec.name not in given]
     checked = check_feeds(specs, {**sample_feeds(missing, seed, legal_inputs(graph)), **given})
-    made = dict(zip((spec.name for spec in specs), checked, strict=True))
-    return BenchModel(path.stem, str(model_path), made, batch)
+    arrays = dict(zip((spec.name for spec in specs), checked, strict=True))
+    return BenchModel(path.stem, str(model_path), arrays, batch)
 
 
 def _set_shapes(

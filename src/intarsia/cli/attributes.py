@@ -76,14 +76,14 @@ def _find(option: str) -> tuple[TargetKind, str]:
 
     name = option.removeprefix(_PREFIX)
     kinds = [kind for kind in list_kinds(all=True) if name.startswith(f"{kind}-")]
-    found = [(get_kind(kind), name[len(kind) + 1 :]) for kind in sorted(kinds, key=len)]
-    for kind, attr in reversed(found):
+    splits = [(get_kind(kind), name[len(kind) + 1 :]) for kind in sorted(kinds, key=len)]
+    for kind, attr in reversed(splits):
         if attr in kind.attrs:
             return kind, attr
-    if not found:
+    if not splits:
         start = name.partition("-")[0]
         hint = suggest(start, list_kinds(all=True), what="kinds", listed=list_kinds())
         raise SettingError(f"there is no option {option!r}", hint=hint)
-    kind, attr = found[-1]
+    kind, attr = splits[-1]
     hint = suggest(attr, sorted(kind.attrs), what=f"attributes of {kind.name}")
     raise SettingError(f"{option}: kind {kind.name!r} has no attribute {attr!r}", hint=hint)

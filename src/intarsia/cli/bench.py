@@ -105,7 +105,7 @@ def bench_command(  # noqa: PLR0913 - an option each
     target, options = plain_options(request, knows_target=not choices.target_file)
     peers = [name.strip() for name in against.split(",") if name.strip()]
     with tempfile.TemporaryDirectory(prefix="intarsia-bench-") as folder, progress_bar() as tell:
-        made = make_bench_model(
+        bench_model = make_bench_model(
             model,
             Path(folder),
             shapes=request.shapes,
@@ -114,10 +114,10 @@ def bench_command(  # noqa: PLR0913 - an option each
             seed=seed,
         )
         if profile:
-            _profile(made, request, rounds, as_json=json)
+            _profile(bench_model, request, rounds, as_json=json)
             return
-        found = compare(
-            made,
+        comparison = compare(
+            bench_model,
             target,
             peers,
             threads=request.threads,
@@ -130,15 +130,15 @@ def bench_command(  # noqa: PLR0913 - an option each
             progress=tell,
         )
     if json:
-        show_json(found)
+        show_json(comparison)
     else:
-        _show(found)
+        _show(comparison)
     if least is None:
         return
-    unclear = [name for name, peer in found.peers.items() if peer.low < least <= peer.high]
+    unclear = [name for name, peer in comparison.peers.items() if peer.low < least <= peer.high]
     if unclear:
         note(f"not clear whether below {least:g}: {', '.join(unclear)}")
-    slow = [name for name, peer in found.peers.items() if peer.ratio < least]
+    slow = [name for name, peer in comparison.peers.items() if peer.ratio < least]
     if slow:
         note(f"below {least:g}: {', '.join(slow)}")
         raise typer.Exit(1)
@@ -151,24 +151,24 @@ def _profile(model: BenchModel, request: Request, rounds: int, *, as_json: bool)
     from intarsia.report.kernels import kernels_view
 
     executable = carry_out(replace(request, model=model.path, shapes=None)).program
-    found = profile_kernels(executable, model.feeds, threads=request.threads, rounds=rounds)
+    kernels = profile_kernels(executable, model.feeds, threads=request.threads, rounds=rounds)
     if as_json:
-        show_json(found)
+        show_json(kernels)
     else:
-        show(kernels_view(found))
+        show(kernels_view(kernels))
 
 
-def _show(found: Comparison) -> None:
+def _show(comparison: Comparison) -> None:
     from intarsia.report.tables import make_table
 
-    batch = f", batch {found.batch}" if found.batch is not None else ""
-    streams = f", runs per second of {found.streams} streams" if found.streams > 1 else ""
-    ours = (found.ours.facts["summary"], found.ours.facts["shortfall"])
+    batch = f", batch {comparison.batch}" if comparison.batch is not None else ""
+    streams = f", runs per second of {comparison.streams} streams" if comparison.streams > 1 else ""
+    ours = (comparison.ours.facts["summary"], comparison.ours.facts["shortfall"])
     write("".join(f"{line}\n" for line in ours if line))
-    rows = [("intarsia", *_cells(found.ours), "", "")]
+    rows = [("intarsia", *_cells(comparison.ours), "", "")]
     rows += [
         (name, *_cells(peer.series), f"{peer.ratio:.3f}", f"{peer.low:.3f} to {peer.high:.3f}")
-        for name, peer in found.peers.items()
+        for name, peer in comparison.peers.items()
     ]
     header = (
         "runtime",
@@ -186,14 +186,14 @@ def _show(found: Comparison) -> None:
     )
     show(
         make_table(
-            f"{found.model} for {found.target}, {found.threads} threads{batch}, "
-            f"{found.rounds} rounds{streams}",
+            f"{comparison.model} for {comparison.target}, {comparison.threads} threads{batch}, "
+            f"{comparison.rounds} rounds{streams}",
             header,
             rows,
         )
     )
-    write(f"ratio: a peer's time through intarsia's; p50 to p99 in ms; {found.machine}\n")
-    for line in found.notes:
+    write(f"ratio: a peer's time through intarsia's; p50 to p99 in ms; {comparison.machine}\n")
+    for line in comparison.notes:
         note(line)
 
 

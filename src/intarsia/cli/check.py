@@ -42,14 +42,14 @@ def check_command(
     A package is read, compared with what is installed here, and loaded, but not run; of a model,
     the targets that take its nodes are asked. Exit code 1 if it does not work.
     """
-    found = _check(file, choices, threads)
+    report = _check(file, choices, threads)
     if json:
-        show_json(found)
+        show_json(report)
     else:
-        for finding in found.findings:
+        for finding in report.findings:
             write(f"{finding}\n")
-        write(f"{file}: {_WORDS[found.verdict]}\n")
-    if found.verdict == "incompatible":
+        write(f"{file}: {_WORDS[report.verdict]}\n")
+    if report.verdict == "incompatible":
         raise typer.Exit(1)
 
 
@@ -87,51 +87,51 @@ def doctor_command(json: JsonOption = False) -> None:
     """
     from intarsia.report.health import diagnose
 
-    found = diagnose(installed_backends(), Settings.from_environment())
+    diagnosis = diagnose(installed_backends(), Settings.from_environment())
     if json:
-        show_json(found)
+        show_json(diagnosis)
     else:
-        _show_diagnosis(found)
-    if not found.is_usable:
+        _show_diagnosis(diagnosis)
+    if not diagnosis.is_usable:
         raise typer.Exit(1)
 
 
-def _show_diagnosis(found: Diagnosis) -> None:
+def _show_diagnosis(diagnosis: Diagnosis) -> None:
     from intarsia.report.tables import make_table
 
-    write(_machine_facts(found))
+    write(_machine_facts(diagnosis))
     columns = ("backend", "version", "kinds", "whole models", "usable here", "devices")
-    shown = (row for row in found.backends if not row.is_hidden)
+    shown = (row for row in diagnosis.backends if not row.is_hidden)
     show(make_table("backends", columns, (_backend_row(row) for row in shown)))
-    for row in found.backends:
+    for row in diagnosis.backends:
         for note in () if row.is_hidden else row.notes:
             write(f"{row.name}: {note}\n")
-    settings = ((row.name, row.value, row.source, row.variable) for row in found.settings)
+    settings = ((row.name, row.value, row.source, row.variable) for row in diagnosis.settings)
     show(make_table("settings", ("setting", "value", "from", "variable"), settings))
-    if found.problems:
-        problems = ((row.problem, row.fix) for row in found.problems)
+    if diagnosis.problems:
+        problems = ((row.problem, row.fix) for row in diagnosis.problems)
         show(make_table("problems", ("problem", "fix"), problems))
     else:
         write("no problems\n")
 
 
-def _machine_facts(found: Diagnosis) -> str:
-    cpu, threads, cache = found.cpu, found.threads, found.cache
+def _machine_facts(diagnosis: Diagnosis) -> str:
+    cpu, threads, cache = diagnosis.cpu, diagnosis.threads, diagnosis.cache
     has = ", ".join(name for name, there in cpu.extensions.items() if there)
     lacks = ", ".join(name for name, there in cpu.extensions.items() if not there)
     quota = "no limit" if threads.quota_cpus is None else f"a limit of {threads.quota_cpus:g}"
     state = "writable" if cache.is_writable else f"not writable ({cache.obstacle})"
-    versions = (f"{name} {number or 'missing'}" for name, number in found.versions.items())
+    versions = (f"{name} {number or 'missing'}" for name, number in diagnosis.versions.items())
     lines = (
         f"versions  {', '.join(versions)}",
-        f"platform  {found.platform}",
+        f"platform  {diagnosis.platform}",
         f"cpu       {cpu.model}: {has or 'extensions unknown'}"
         + (f"; without {lacks}" if lacks else ""),
         f"threads   {threads.used} per run: {threads.usable_cpus} usable CPUs, {quota} by control "
         f"groups, INTARSIA_NUM_THREADS={threads.setting or 'unset'}, "
         f"OMP_NUM_THREADS={threads.omp_num_threads or 'unset'}",
         f"cache     {cache.folder}: {state}, {cache.entries} entries, {size_text(cache.nbytes)}",
-        f"kinds     without a backend here: {', '.join(found.unserved) or 'none'}",
+        f"kinds     without a backend here: {', '.join(diagnosis.unserved) or 'none'}",
         "devices   of two GPUs under OpenCL, opencl:1 is the second (opencl:0 or opencl the first)",
     )
     return "".join(f"{line}\n" for line in lines)

@@ -23,10 +23,10 @@ def complete_target_attr(incomplete: str) -> list[tuple[str, str]]:
 def _collect(ways: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:
     from intarsia.errors import IntarsiaError
 
-    found = []
+    collected = []
     try:
         for way in ways:
-            found.append(way)  # noqa: PERF402 - what was found before an error counts
+            collected.append(way)  # noqa: PERF402 - what was found before an error counts
     except IntarsiaError:  # a damaged file of the user's: the command itself will say so
         pass
-    return found
+    return collected

@@ -79,17 +79,21 @@ def ls_command(
     selection = _selection(region, target, backend, machine)
     with _open(database) as costs:
         total = count_keys(costs, selection)
-        found = list(read_entries(costs, selection, None if every or json else MOST_ROWS))
+        entries = list(read_entries(costs, selection, None if every or json else MOST_ROWS))
         name = costs.store.name
     if json:
-        show_json({"database": name, "entries": [_summary(entry) for entry in found]})
+        show_json({"database": name, "entries": [_summary(entry) for entry in entries]})
         return
     from intarsia.report.costs import entries_table
 
-    more = f", the first {len(found)} of them here (--all lists them)" if len(found) < total else ""
+    more = (
+        f", the first {len(entries)} of them here (--all lists them)"
+        if len(entries) < total
+        else ""
+    )
     write(f"{name}: {total} keys{more}\n")
-    if found:
-        show(entries_table(found))
+    if entries:
+        show(entries_table(entries))
 
 
 @app.command("show")
@@ -207,7 +211,7 @@ def diff_command(
     from intarsia.cost.compare import CHANGED, diff_costs
 
     with _open(first) as left, _open(second) as right:
-        found = diff_costs(left, right)
+        differences = diff_costs(left, right)
     if json:
         show_json(
             [
@@ -220,14 +224,14 @@ def diff_command(
                     "first_nbytes": item.left_nbytes,
                     "second_nbytes": item.right_nbytes,
                 }
-                for item in found
+                for item in differences
             ]
         )
     else:
         from intarsia.report.costs import differences_view
 
-        show(differences_view(found, complete=every))
-    if any(item.change in CHANGED for item in found):
+        show(differences_view(differences, complete=every))
+    if any(item.change in CHANGED for item in differences):
         raise typer.Exit(1)
 
 
@@ -263,17 +267,17 @@ def prune_command(  # noqa: PLR0913 - an option each
     selection = replace(_selection(region, target, backend, machine), key=key)
     before = None if older_than is None else time.time() - _age_seconds(older_than)
     with _open(database) as costs:
-        found = prune_costs(costs, selection, before=before, keep=keep, dry_run=True)
-        is_any = any(astuple(found))
+        pruned = prune_costs(costs, selection, before=before, keep=keep, dry_run=True)
+        is_any = any(astuple(pruned))
         if is_any and not dry_run:
             if not yes:
-                question = f"remove {_counts(found)} from {costs.store.name}?"
+                question = f"remove {_counts(pruned)} from {costs.store.name}?"
                 typer.confirm(question, abort=True, err=True)
-            found = prune_costs(costs, selection, before=before, keep=keep)
+            pruned = prune_costs(costs, selection, before=before, keep=keep)
     if json:
-        show_json({"removed": found, "dry_run": dry_run})
+        show_json({"removed": pruned, "dry_run": dry_run})
     else:
-        write(f"{_counts(found)} {'would be removed' if dry_run else 'removed'}\n")
+        write(f"{_counts(pruned)} {'would be removed' if dry_run else 'removed'}\n")
 
 
 def _open(url: str | None, *, create: bool = False) -> CostDatabase:
@@ -400,9 +404,9 @@ def cache_clear_command(
     from intarsia.cache import cache_info, clear_cache
 
     folder = Settings.from_environment().cache_folder()
-    found = cache_info(folder)
-    if found.entries and not yes:
-        question = f"remove {found.entries} entries ({size_text(found.nbytes)}) from {folder}?"
+    info = cache_info(folder)
+    if info.entries and not yes:
+        question = f"remove {info.entries} entries ({size_text(info.nbytes)}) from {folder}?"
         typer.confirm(question, abort=True, err=True)
     removed = clear_cache(folder)
     if json:

@@ -86,7 +86,7 @@ def demo_command(threads: ThreadsOption = None, json: JsonOption = False) -> Non
     _check(subject, {OURS: ours, MIXED: mixed}, figures)
     _time(subject, ours, mixed, figures)
     _package(subject, mixed, figures)
-    figures.agrees = all(found.agrees for found in figures.agreement.values())
+    figures.agrees = all(agreement.agrees for agreement in figures.agreement.values())
     if json:
         show_json(figures)
     else:
@@ -195,8 +195,8 @@ def _package(subject: DemoModel, executable: PlanExecutable, figures: Figures) -
         answer = _run_child(package, [*inputs, *outputs, "--threads", str(subject.threads)])
         figures.package["process_seconds"] = perf_counter() - start
         figures.package["load_seconds"] = answer["load_seconds"]
-        found = compare_outputs(subject.expected[:1], [np.load(folder / "output.npy")])
-    figures.agreement["the package in a new process"] = found
+        agreement = compare_outputs(subject.expected[:1], [np.load(folder / "output.npy")])
+    figures.agreement["the package in a new process"] = agreement
 
 
 def _run_child(package: Path, options: list[str]) -> Any:
@@ -231,8 +231,12 @@ def _show_figures(figures: Figures) -> None:
             "numbers, against ONNX Runtime on the untouched model",
             ("what", "largest absolute error>", "verdict"),
             (
-                (name, f"{found.max_abs_error:.2e}", "agrees" if found.agrees else "DISAGREES")
-                for name, found in figures.agreement.items()
+                (
+                    name,
+                    f"{agreement.max_abs_error:.2e}",
+                    "agrees" if agreement.agrees else "DISAGREES",
+                )
+                for name, agreement in figures.agreement.items()
             ),
         ),
         make_table(title, ("what", "median>", "fastest>", f"its time / {OURS}'s>"), rows),

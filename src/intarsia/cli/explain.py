@@ -101,11 +101,11 @@ def _explain_absence(
     """
     from intarsia.report.absence import absences, absences_view
 
-    found = absences(explanation.placement, explanation.tuning, not_on)
+    absent = absences(explanation.placement, explanation.tuning, not_on)
     if as_json:
-        show_json({"target": found.target, "units": found.units})
+        show_json({"target": absent.target, "units": absent.units})
         return
-    show(absences_view(found, complete=complete))
+    show(absences_view(absent, complete=complete))
     if explanation.tuning is None:
         write(f"what it would cost is not known: {_why_no_costs(explanation)}\n")
 
@@ -149,11 +149,11 @@ def _find(placement: Placement, name: str) -> tuple[NodeView, ...]:
     from intarsia.graph.annotate import nearest_names
     from intarsia.report.nodes import find_nodes, view_nodes
 
-    found = find_nodes(placement, name)
-    if not found:
-        names = (known for v in view_nodes(placement) for known in (v.name, *v.origins))
+    nodes = find_nodes(placement, name)
+    if not nodes:
+        names = (alias for v in view_nodes(placement) for alias in (v.name, *v.origins))
         raise SettingError(
             f"no node {name!r} is placed",
             hint=f"{nearest_names(name, names)}; a node that was folded away is not placed",
         )
-    return found
+    return nodes

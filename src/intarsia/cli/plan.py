@@ -151,15 +151,20 @@ def diff_command(
     """Compare two plans; exit code 1 if anything is different."""
     from intarsia.plan.compare import compare_plans
 
-    (before, one, here), (now, other, there) = _read(first), _read(second)
-    found = compare_plans(before, now, (one, other), (here, there))
+    (before, identity_before, layouts_before), (now, identity_now, layouts_now) = (
+        _read(first),
+        _read(second),
+    )
+    difference = compare_plans(
+        before, now, (identity_before, identity_now), (layouts_before, layouts_now)
+    )
     if json:
-        show_json(found)
+        show_json(difference)
     else:
         from intarsia.report.differences import plan_difference_view
 
-        show(plan_difference_view(found, complete=complete))
-    if not found.is_empty or found.changes:
+        show(plan_difference_view(difference, complete=complete))
+    if not difference.is_empty or difference.changes:
         raise typer.Exit(1)
 
 

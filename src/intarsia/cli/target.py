@@ -47,18 +47,18 @@ def show_command(
     from intarsia.target.toml import write_toml
 
     backends = installed_backends()
-    found = _read(text, host, read_attributes(target_attr))
+    given = _read(text, host, read_attributes(target_attr))
     if toml:
-        write(write_toml(found.to_json()))
+        write(write_toml(given.to_json()))
         return
-    if isinstance(found, PlacedTarget):
-        target = view_target(found, backends)
+    if isinstance(given, PlacedTarget):
+        target = view_target(given, backends)
         if json:
             show_json({"target": target})
         else:
             show(target_view(target))
         return
-    config = view_config(found, backends)
+    config = view_config(given, backends)
     if json:
         show_json({"config": config})
     else:
@@ -96,7 +96,7 @@ def list_command(
     label_rows = view_labels(backends, usable=usable) if labels or wants_all else None
     if json:
         rows = {"kinds": kind_rows, "tags": tag_rows, "labels": label_rows}
-        show_json({name: found for name, found in rows.items() if found is not None})
+        show_json({name: listed for name, listed in rows.items() if listed is not None})
         return
     if kind_rows is not None:
         show(kinds_table(kind_rows))
@@ -124,12 +124,12 @@ def diff_command(
     from intarsia.report.catalogue import differences_table
     from intarsia.report.differences import find_differences
 
-    found = find_differences(_read(left), _read(right))
+    differences = find_differences(_read(left), _read(right))
     if json:
-        show_json({"left": left, "right": right, "differences": found})
-    elif found:
-        show(differences_table(found, left, right))
-    if found:
+        show_json({"left": left, "right": right, "differences": differences})
+    elif differences:
+        show(differences_table(differences, left, right))
+    if differences:
         raise typer.Exit(1)
 
 

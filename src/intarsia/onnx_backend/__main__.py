@@ -38,12 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("intarsia").setLevel(logging.ERROR)
     pattern = re.compile(options.filter)
     cases = (case for case in load_cases(options.kind or KINDS) if pattern.search(case.name))
-    found = run_cases(
+    conformance = run_cases(
         cases,
         {OURS: prepare_ours(options.target, num_threads=1), PEER: prepare_onnxruntime()},
         progress=_tell,
     )
-    missing = found.missing(OURS, PEER)
+    missing = conformance.missing(OURS, PEER)
     if options.json:
         answer = {
             "results": {
@@ -51,13 +51,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                     {"test": r.test, "operator": r.operator, "outcome": r.outcome, "why": r.why}
                     for r in results
                 ]
-                for name, results in found.results.items()
+                for name, results in conformance.results.items()
             },
             "missing": [result.test for result in missing],
         }
         sys.stdout.write(f"{json.dumps(answer, indent=1)}\n")
     else:
-        sys.stdout.write("\n".join((*_summary(found), *(_table(found) if options.table else ()))))
+        sys.stdout.write(
+            "\n".join((*_summary(conformance), *(_table(conformance) if options.table else ())))
+        )
         sys.stdout.write("\n")
     for result in missing:
         sys.stderr.write(f"only in {PEER}: {result.test}: {result.why}\n")
@@ -69,19 +71,19 @@ def _tell(done: int, name: str) -> None:
         sys.stderr.write(f"\r\033[K{done} {name}")
 
 
-def _summary(found: Conformance) -> list[str]:
+def _summary(conformance: Conformance) -> list[str]:
     lines = ["| backend | passed | failed | refused |", "|---|---:|---:|---:|"]
-    for name in found.results:
-        counts = found.counts(name)
+    for name in conformance.results:
+        counts = conformance.counts(name)
         cells = " | ".join(str(counts[outcome]) for outcome in Outcome)
         lines.append(f"| {name} | {cells} |")
     return lines
 
 
-def _table(found: Conformance) -> list[str]:
-    heads = [f"{name} {outcome}" for name in found.results for outcome in Outcome]
+def _table(conformance: Conformance) -> list[str]:
+    heads = [f"{name} {outcome}" for name in conformance.results for outcome in Outcome]
     lines = ["", f"| operator | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
-    for operator, row in found.by_operator().items():
+    for operator, row in conformance.by_operator().items():
         cells = [str(counts[outcome] or "") for counts in row.values() for outcome in Outcome]
         lines.append(f"| {operator} | {' | '.join(cells)} |")
     return lines

@@ -193,18 +193,18 @@ def _node_model(
         names = list(dict.fromkeys(name for name in node.input if name))
         types = {name: _tensor_type(x) for name, x in zip(names, inputs, strict=True)}
         if outputs_info is not None:
-            made = [name for name in node.output if name]
+            outputs = [name for name in node.output if name]
             results = {
                 name: helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(dtype), shape)
-                for name, (dtype, shape) in zip(made, outputs_info, strict=False)
+                for name, (dtype, shape) in zip(outputs, outputs_info, strict=False)
             }
         else:
             values = {
                 name: onnx.numpy_helper.from_array(np.asarray(x), name)
                 for name, x in zip(names, inputs, strict=True)
             }
-            found = onnx.shape_inference.infer_node_outputs(schema, node, types, values)
-            results = {name: found[name] for name in node.output if name}
+            inferred = onnx.shape_inference.infer_node_outputs(schema, node, types, values)
+            results = {name: inferred[name] for name in node.output if name}
     except (
         onnx.defs.SchemaError,
         onnx.shape_inference.InferenceError,

@@ -99,8 +99,8 @@ def _check(case: OnnxCase, target: str, backends: Backends) -> Claim:
                 wanted = [as_array(item) for item in expected]
                 Runner.assert_similar_outputs(wanted, outputs, case.rtol, case.atol, case.name)
     except UnsupportedError as error:
-        found = _REASON.search(str(error))
-        code, why = found.groups() if found else ("", error.message)
+        match = _REASON.search(str(error))
+        code, why = match.groups() if match else ("", error.message)
         return replace(claim, outcome=Outcome.REFUSED, code=code, why=why)
     except Exception as error:  # whatever is raised is a claim that is not kept
         why = str(error) if isinstance(error, IntarsiaError | AssertionError) else repr(error)

@@ -104,8 +104,8 @@ def load_cases(kinds: Iterable[str] = KINDS) -> Iterator[OnnxCase]:
     for kind in kinds:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")  # computing the expected outputs overflows on purpose
-            found = sorted(load_model_tests(kind=kind), key=lambda case: case.name)
-        for case in found:
+            tests = sorted(load_model_tests(kind=kind), key=lambda case: case.name)
+        for case in tests:
             if case.model is not None:
                 model, data = case.model, case.data_sets or []
             elif case.model_dir is not None:
@@ -184,12 +184,12 @@ def run_cases(
     progress: Callable[[int, str], None] = lambda done, name: None,
 ) -> Conformance:
     """Run tests on every backend."""
-    found = Conformance({name: [] for name in backends})
+    conformance = Conformance({name: [] for name in backends})
     for done, case in enumerate(cases):
         progress(done, case.name)
         for name, prepare in backends.items():
-            found.results[name].append(_run(case, prepare))
-    return found
+            conformance.results[name].append(_run(case, prepare))
+    return conformance
 
 
 def _run(case: OnnxCase, prepare: Prepare) -> Result:

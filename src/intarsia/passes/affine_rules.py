@@ -112,14 +112,14 @@ class _PerChannel(_Guarded):
 
 
 def _as_batch_norm(operator: str, operand: NDArray[Any]) -> ir.Value:
-    one, zero = np.ones_like(operand), np.zeros_like(operand)
+    ones, zeros = np.ones_like(operand), np.zeros_like(operand)
     scale, shift = {
-        "Mul": (operand, zero),
-        "Div": (one / operand, zero),
-        "Add": (one, operand),
-        "Sub": (one, -operand),
+        "Mul": (operand, zeros),
+        "Div": (ones / operand, zeros),
+        "Add": (ones, operand),
+        "Sub": (ones, -operand),
     }[operator]
-    constants = [ir.Value(const_value=ir.Tensor(array)) for array in (scale, shift, zero, one)]
+    constants = [ir.Value(const_value=ir.Tensor(array)) for array in (scale, shift, zeros, ones)]
     epsilon = ir.AttrFloat32("epsilon", 0.0)
     return ir.Node("", "BatchNormalization", [None, *constants], [epsilon]).outputs[0]
 

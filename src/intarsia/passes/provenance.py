@@ -60,11 +60,11 @@ def hidden(
     for function in model.functions.values():
         domains += [(node, "intarsia.inner") for node in function.all_nodes()]
     domains += [(node, domain) for node in model.graph if (domain := domain_of(node))]
-    kept = [(node, node.domain) for node, _ in domains]
+    former = [(node, node.domain) for node, _ in domains]
     for node, domain in domains:
         node.domain = domain
     try:
         yield
     finally:
-        for node, domain in kept:
+        for node, domain in former:
             node.domain = domain

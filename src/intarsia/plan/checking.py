@@ -56,9 +56,9 @@ class CheckReport:
     @classmethod
     def of(cls, file: str, findings: Iterable[CheckFinding]) -> CheckReport:
         """Return the check with these findings."""
-        found = tuple(findings)
+        collected = tuple(findings)
         order = list(CheckVerdict)
         worst = max(
-            (finding.verdict for finding in found), key=order.index, default=CheckVerdict.OK
+            (finding.verdict for finding in collected), key=order.index, default=CheckVerdict.OK
         )
-        return cls(file, worst, found)
+        return cls(file, worst, collected)

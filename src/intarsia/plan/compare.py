@@ -108,14 +108,14 @@ def compare_plans(
             moves[-1] = MovedNodes((*moves[-1].nodes, name), a, b)
         else:
             moves.append(MovedNodes((name,), a, b))
-    known = [identity for identity in identities if identity is not None]
+    given = [identity for identity in identities if identity is not None]
     cuts = (*_cuts(before, second, is_new=True), *_cuts(now, first, is_new=False))
     same = {frozenset(region.nodes) for region in before} == {
         frozenset(region.nodes) for region in now
     }
     orders = [[frozenset(region.nodes) for region in regions] for regions in (before, now)]
     return PlanDifference(
-        changes=compare_identities(*known) if len(known) == len(identities) else (),
+        changes=compare_identities(*given) if len(given) == len(identities) else (),
         moves=tuple(move for move in moves if move.nodes),
         cuts=cuts,
         regions=(len(before), len(now)),
@@ -131,7 +131,7 @@ def _relayouts(
         return ()
     names = dict.fromkeys((*before, *now))
     changed = (Relayout(name, before.get(name), now.get(name)) for name in names)
-    return tuple(one for one in changed if one.before != one.now)
+    return tuple(relayout for relayout in changed if relayout.before != relayout.now)
 
 
 def _places(regions: Sequence[Assigned]) -> dict[str, int]:

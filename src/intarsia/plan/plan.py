@@ -155,7 +155,7 @@ class Plan:
     @property
     def layouts(self) -> dict[str, str]:
         """The layout of each value between regions that is not plain, by the value's name."""
-        return {one.name: one.layout for one in self.tensors if one.layout != PLAIN}
+        return {tensor.name: tensor.layout for tensor in self.tensors if tensor.layout != PLAIN}
 
     @property
     def is_mixed(self) -> bool:

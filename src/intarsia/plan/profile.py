@@ -24,8 +24,8 @@ class Profile:
 
     def of_regions(self, plan: Plan) -> tuple[float, ...]:
         """Return the seconds of each region of the plan that was profiled."""
-        found = [0.0] * len(plan.placement.regions)
+        totals = [0.0] * len(plan.placement.regions)
         for step, seconds in zip(plan.steps, self.seconds, strict=True):
             if isinstance(step, RegionStep):
-                found[step.region] += seconds
-        return tuple(found)
+                totals[step.region] += seconds
+        return tuple(totals)

@@ -68,14 +68,14 @@ def absences(placement: Placement, tuning: TuningReport | None, target: str) -> 
     text = _find_target(placement.targets, target)
     if tuning is None or not tuning.unit_reports:
         return Absences(text, _by_refusals(placement, text))
-    found = []
+    units = []
     for unit in tuning.unit_reports:
         if unit.target != text:
             there = next(cost for cost in unit.costs if cost.target == text)
             worse, reason = compare_plans(tuning, unit, there)
-            found.append(Absence(unit.nodes, unit.target, reason, worse))
-    found.sort(key=lambda item: (item.worse_seconds is None, item.worse_seconds or 0.0))
-    return Absences(text, tuple(found))
+            units.append(Absence(unit.nodes, unit.target, reason, worse))
+    units.sort(key=lambda item: (item.worse_seconds is None, item.worse_seconds or 0.0))
+    return Absences(text, tuple(units))
 
 
 def compare_plans(
@@ -122,7 +122,7 @@ def _by_refusals(placement: Placement, text: str) -> tuple[Absence, ...]:
     for view in view_nodes(placement):
         if view.target == text:
             continue
-        refusal = next((one for one in view.refusals if one.target == text), None)
+        refusal = next((item for item in view.refusals if item.target == text), None)
         reason = f"{view.target} takes it and comes first"
         if refusal is not None:
             reason = f"{refusal.code}: {refusal.reason}"
@@ -135,32 +135,33 @@ def _by_refusals(placement: Placement, text: str) -> tuple[Absence, ...]:
 def _find_target(targets: Sequence[str], target: str) -> str:
     if target in targets:
         return target
-    found = [text for text in targets if text.partition(" ")[0] == target]
-    if len(found) != 1:
-        said = "no target" if not found else "several targets"
+    matching = [text for text in targets if text.partition(" ")[0] == target]
+    if len(matching) != 1:
+        how_many = "no target" if not matching else "several targets"
         raise SettingError(
-            f"the plan has {said} {target!r}", hint=suggest(target, targets, what="targets")
+            f"the plan has {how_many} {target!r}", hint=suggest(target, targets, what="targets")
         )
-    return found[0]
+    return matching[0]
 
 
-def absences_view(found: Absences, *, complete: bool) -> RenderableType:
+def absences_view(absences: Absences, *, complete: bool) -> RenderableType:
     """Return a row per unit.
 
     Args:
-        found: What to show.
+        absences: What to show.
         complete: Whether to list all of them.
     """
     from rich.text import Text
 
     from intarsia.report.tables import make_table
 
-    if not found.units:
-        return Text(f"every node runs on {found.target}")
-    shown = found.units if complete else found.units[:MOST_ROWS]
-    more = len(found.units) - len(shown)
+    if not absences.units:
+        return Text(f"every node runs on {absences.target}")
+    shown = absences.units if complete else absences.units[:MOST_ROWS]
+    more = len(absences.units) - len(shown)
     return make_table(
-        f"not on {found.target}" + (f" (first {len(shown)}, {more} more: --all)" if more else ""),
+        f"not on {absences.target}"
+        + (f" (first {len(shown)}, {more} more: --all)" if more else ""),
         ("nodes", "on", "plan slower by>", "why"),
         (
             (

@@ -89,10 +89,10 @@ def view_tags(backends: Backends, *, usable: bool = False) -> tuple[TagRow, ...]
 
 def view_labels(backends: Backends, *, usable: bool = False) -> tuple[LabelRow, ...]:
     """Return the labels; if asked for, only those that can be compiled for here."""
-    found = ((name, find_label(name)) for name in list_labels())
+    labels = ((name, find_label(name)) for name in list_labels())
     return tuple(
         LabelRow(name, str(placed))
-        for name, placed in found
+        for name, placed in labels
         if placed is not None and (not usable or _is_usable(placed, backends))
     )
 

@@ -105,15 +105,15 @@ def entry_view(entry: CostEntry, machine: str, *, complete: bool, most: int) -> 
     return Group(*parts)
 
 
-def differences_view(found: Sequence[CostDifference], *, complete: bool) -> RenderableType:
+def differences_view(differences: Sequence[CostDifference], *, complete: bool) -> RenderableType:
     """Return how many keys differ in what, and a row for each whose cost does.
 
     Args:
-        found: Every key of both databases.
+        differences: Every key of both databases.
         complete: Whether to list those that are alike or only in one, too.
     """
     counts = dict.fromkeys(get_args(Change), 0)
-    for item in found:
+    for item in differences:
         counts[item.change] += 1
     summary = (
         f"{counts['left']} only in the first, {counts['right']} only in the second, "
@@ -122,7 +122,7 @@ def differences_view(found: Sequence[CostDifference], *, complete: bool) -> Rend
     )
     if counts["lighter"] or counts["heavier"]:
         summary += f"; {counts['lighter']} lighter and {counts['heavier']} heavier in memory"
-    shown = [item for item in found if complete or item.change in CHANGED]
+    shown = [item for item in differences if complete or item.change in CHANGED]
     rows = (
         (
             *(item.key.digest[:SHORT], _region(item.key), _target(item.key), item.key.backend),

@@ -70,41 +70,41 @@ def _flatten(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def plan_difference_view(found: PlanDifference, *, complete: bool) -> RenderableType:
+def plan_difference_view(difference: PlanDifference, *, complete: bool) -> RenderableType:
     """Return a line on everything, then a row per move and per cut.
 
     Args:
-        found: What is different.
+        difference: What is different.
         complete: Whether to list all rows instead of the first few.
     """
-    before, now = found.regions
-    moved = sum(len(move.nodes) for move in found.moves)
+    before, now = difference.regions
+    moved = sum(len(move.nodes) for move in difference.moves)
     parts: list[RenderableType] = []
-    if found.is_empty:
+    if difference.is_empty:
         parts.append(Text(f"the same plan: {_count(before, 'region')}"))
     else:
-        cuts = _count(len(found.cuts), "cut")
+        cuts = _count(len(difference.cuts), "cut")
         differs = f"{_count(moved, 'node')} elsewhere, {cuts} only in one"
-        order = "; another order" if found.is_reordered else ""
+        order = "; another order" if difference.is_reordered else ""
         parts.append(Text(f"{_count(before, 'region')} -> {now}: {differs}{order}"))
-    parts += [Text(f"changed: {change}") for change in found.changes]
-    if found.moves:
-        shown = found.moves if complete else found.moves[:MOST_ROWS]
+    parts += [Text(f"changed: {change}") for change in difference.changes]
+    if difference.moves:
+        shown = difference.moves if complete else difference.moves[:MOST_ROWS]
         rows = (
             (_names(move.nodes, complete=complete), len(move.nodes), move.before, move.now)
             for move in shown
         )
-        title = _title("nodes elsewhere", len(shown), len(found.moves))
+        title = _title("nodes elsewhere", len(shown), len(difference.moves))
         parts.append(make_table(title, ("nodes", "count>", "first", "second"), rows))
-    if found.cuts:
-        some = found.cuts if complete else found.cuts[:MOST_ROWS]
+    if difference.cuts:
+        some = difference.cuts if complete else difference.cuts[:MOST_ROWS]
         cells = ((cut.before, cut.after, "second" if cut.is_new else "first") for cut in some)
-        title = _title("cuts", len(some), len(found.cuts))
+        title = _title("cuts", len(some), len(difference.cuts))
         parts.append(make_table(title, ("after", "before", "only in the"), cells))
-    if found.layouts:
-        values = found.layouts if complete else found.layouts[:MOST_ROWS]
+    if difference.layouts:
+        values = difference.layouts if complete else difference.layouts[:MOST_ROWS]
         lines = ((one.value, one.before or "-", one.now or "-") for one in values)
-        title = _title("tensors between regions", len(values), len(found.layouts))
+        title = _title("tensors between regions", len(values), len(difference.layouts))
         parts.append(make_table(title, ("tensor", "first", "second"), lines))
     return Group(*parts)
 

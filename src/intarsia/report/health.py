@@ -77,9 +77,9 @@ def check_backends(backends: Backends) -> tuple[BackendHealth, ...]:
 def backend_health(backend: RegisteredBackend) -> BackendHealth:
     """Return whether a backend can be used here; whatever it raises is an answer."""
     kinds = backend.kind_names
-    known = [get_kind(kind) for kind in kinds]
-    is_complete = any(kind.is_complete for kind in known)
-    is_hidden = all(kind.is_hidden for kind in known)
+    target_kinds = [get_kind(kind) for kind in kinds]
+    is_complete = any(kind.is_complete for kind in target_kinds)
+    is_hidden = all(kind.is_hidden for kind in target_kinds)
     number, reason, missing, fix = None, "", "", ""
     try:
         number = backend.version()
@@ -87,13 +87,13 @@ def backend_health(backend: RegisteredBackend) -> BackendHealth:
         reason = error.message if isinstance(error, BackendError) else str(error)
         missing, fix = _missing(error)
         fix = fix or getattr(error, "hint", None) or "reinstall the package that provides it"
-    found = backend.detect()
-    if not reason and not found.targets:
-        reason = found.reason or "it found no device"
+    detection = backend.detect()
+    if not reason and not detection.targets:
+        reason = detection.reason or "it found no device"
         missing, fix = _missing_in(reason)
-        fix = found.hint or fix or "see the runtime's own documentation"
-    devices = found.devices or tuple(
-        dict.fromkeys(f"{target.device_type.name.lower()}:0" for target in found.targets)
+        fix = detection.hint or fix or "see the runtime's own documentation"
+    devices = detection.devices or tuple(
+        dict.fromkeys(f"{target.device_type.name.lower()}:0" for target in detection.targets)
     )
     return BackendHealth(
         backend.name,
@@ -102,7 +102,7 @@ def backend_health(backend: RegisteredBackend) -> BackendHealth:
         is_hidden,
         number,
         is_usable=not reason,
-        targets=tuple(map(str, found.targets)),
+        targets=tuple(map(str, detection.targets)),
         devices=devices,
         reason=reason,
         missing=missing,
@@ -390,9 +390,9 @@ def find_clashes(path: Sequence[str] | None = None) -> tuple[Clash, ...]:
     Args:
         path: Folders to look in; None means those that Python imports from.
     """
-    found = list(distributions() if path is None else distributions(path=list(path)))
-    relevant = [dist for dist in found if _is_relevant(_name(dist))]
-    return (*_doubles(relevant), *_overlaps(relevant), *_unmet(relevant, found))
+    installed = list(distributions() if path is None else distributions(path=list(path)))
+    relevant = [dist for dist in installed if _is_relevant(_name(dist))]
+    return (*_doubles(relevant), *_overlaps(relevant), *_unmet(relevant, installed))
 
 
 def _name(dist: Distribution) -> str:

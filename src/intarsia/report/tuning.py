@@ -224,9 +224,9 @@ def cuts_view(cuts: Sequence[CutReport]) -> RenderableType:
 
 def forecast_view(forecast: Forecast) -> RenderableType:
     """Return what tuning would measure."""
-    known = forecast.known_plans
+    known_plans = forecast.known_plans
     plans = ", ".join(
-        f"{name} ({time_text(known[name])} known)" if name in known else name
+        f"{name} ({time_text(known_plans[name])} known)" if name in known_plans else name
         for name in forecast.plans
     )
     accepted = [Text("a plan was accepted before: nothing would be measured without --resume")]

@@ -239,14 +239,14 @@ def check_session_options(given: Any) -> SessionOptions:
 
 def changes_of(options: SessionOptions) -> list[str]:
     """Return the methods that changed the model before it was compiled."""
-    said = {
+    values = {
         SessionOptions.add_initializer: options.initializers,
         SessionOptions.add_external_initializers_from_files_in_memory: options.files_in_memory,
         SessionOptions.add_free_dimension_override_by_name: options.free_dimensions,
         SessionOptions.add_free_dimension_override_by_denotation: options.free_denotations,
         SessionOptions.register_custom_ops_library: options.custom_ops_libraries,
     }
-    return [method.__name__ for method, value in said.items() if value]
+    return [method.__name__ for method, value in values.items() if value]
 
 
 def optimization_of(options: SessionOptions) -> str:
@@ -259,7 +259,7 @@ def optimization_of(options: SessionOptions) -> str:
     if level not in LEVELS:
         raise SettingError(
             f"graph_optimization_level {level!r} is unknown",
-            hint=f"use one of {', '.join(known.name for known in LEVELS)}",
+            hint=f"use one of {', '.join(valid.name for valid in LEVELS)}",
         )
     return LEVELS[GraphOptimizationLevel(level)]
 

@@ -143,11 +143,11 @@ def choose(
     used.setdefault(CPU, {})
     _check_options(CPU, used[CPU])
     kinds = {PROVIDERS[name].kind for name in used}
-    found = [placed.target for placed in resolve_targets(None, None, backends).targets]
-    on_cpu = [one for one in found if one and one.kind.device_type is DeviceType.CPU]
-    if not texts and (not asked or len(on_cpu) == len(found)):
+    detected = [placed.target for placed in resolve_targets(None, None, backends).targets]
+    on_cpu = [target for target in detected if target and target.kind.device_type is DeviceType.CPU]
+    if not texts and (not asked or len(on_cpu) == len(detected)):
         return Chosen(None, used)
-    return Chosen([*texts, *(one for one in on_cpu if one.kind.name not in kinds)], used)
+    return Chosen([*texts, *(target for target in on_cpu if target.kind.name not in kinds)], used)
 
 
 def normalise(
@@ -176,7 +176,7 @@ def normalise(
         if any(own is not None for _, own in pairs):
             raise SettingError("options are given both in providers and in provider_options")
         pairs = [(name, own) for (name, _), own in zip(pairs, provider_options, strict=True)]
-    found: dict[str, dict[str, str]] = {}
+    by_name: dict[str, dict[str, str]] = {}
     for name, own in pairs:
         if name not in PROVIDERS:
             raise SettingError(
@@ -185,11 +185,11 @@ def normalise(
             )
         if not isinstance(own or {}, Mapping):
             raise SettingError(f"the options of {name} are a dictionary, not {own!r}")
-        if name in found:
+        if name in by_name:
             logger.warning("%s is listed twice; the first counts", name)
             continue
-        found[name] = {str(key): str(value) for key, value in (own or {}).items()}
-    return found
+        by_name[name] = {str(key): str(value) for key, value in (own or {}).items()}
+    return by_name
 
 
 def _is_provider(item: Any) -> bool:
@@ -200,7 +200,7 @@ def _is_provider(item: Any) -> bool:
 
 def _available(backends: Backends) -> list[str]:
     kinds = {kind.name for kind in _detected_kinds(backends)}
-    return [name for name, one in PROVIDERS.items() if name == CPU or one.kind in kinds]
+    return [name for name, provider in PROVIDERS.items() if name == CPU or provider.kind in kinds]
 
 
 def _detected_kinds(backends: Backends) -> Iterable[TargetKind]:
@@ -225,10 +225,11 @@ def _target_text(name: str, options: Mapping[str, str]) -> str:
 
 
 def _check_options(name: str, options: Mapping[str, str]) -> None:
-    known = PROVIDERS[name].options
-    unknown = [option for option in options if option not in known]
+    allowed = PROVIDERS[name].options
+    unknown = [option for option in options if option not in allowed]
     if unknown:
         raise SettingError(
             f"{name} has no option {unknown[0]!r} here",
-            hint=f"it has {', '.join(known) or 'none'}; targets= takes every attribute of a target",
+            hint=f"it has {', '.join(allowed) or 'none'}; "
+            "targets= takes every attribute of a target",
         )

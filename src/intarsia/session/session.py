@@ -227,7 +227,9 @@ class InferenceSession:
         run_options: Any = None,
     ) -> list[OrtValue]:
         """Run the model once on `OrtValue`s, and return such; else as `run`."""
-        return [OrtValue(one) for one in self.run(output_names, input_dict_ort_values, run_options)]
+        return [
+            OrtValue(value) for value in self.run(output_names, input_dict_ort_values, run_options)
+        ]
 
     def run_async(
         self,

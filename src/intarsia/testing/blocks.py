@@ -19,11 +19,11 @@ def blocks_of(candidate: Candidate) -> dict[str, int]:
     region = candidate.region
     values = (*region.inputs, *region.outputs)
     states = (*candidate.inputs, *candidate.outputs)
-    found = {
+    blocks = {
         region.graph.values[value].name: 0 if state.runtime else BLOCKS.get(state.layout, 0)
         for value, state in zip(values, states, strict=True)
     }
-    return {name: block for name, block in found.items() if block}
+    return {name: block for name, block in blocks.items() if block}
 
 
 def to_blocks(array: Array, block: int) -> Array:

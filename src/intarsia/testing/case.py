@@ -195,11 +195,11 @@ def evaluate(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, Any]
     names = [name for node in model.graph.node for name in node.output if name]
     with np.errstate(all="ignore"):
         results = make_evaluator(model).run(names, dict(feeds))
-    made = {
+    computed = {
         name: np.asarray(value) if not isinstance(value, list) else value
         for name, value in zip(names, results, strict=True)
     }
-    return {**feeds, **made}
+    return {**feeds, **computed}
 
 
 def _shape_text(operand: Operand | None) -> str:

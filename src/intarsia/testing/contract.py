@@ -71,12 +71,12 @@ def serves_known_kinds(subject: Subject) -> None:
         if not isinstance(kind, str | TargetKind):
             raise ConformanceError(f"kinds holds {kind!r}, neither a TargetKind nor a name")
         try:
-            found = get_kind(kind) if isinstance(kind, str) else kind
+            target_kind = get_kind(kind) if isinstance(kind, str) else kind
         except TargetError as error:
             raise ConformanceError(f"kinds: {error.message}") from error
-        with subject.calling("Target", f"kind {found.name!r}"):
+        with subject.calling("Target", f"kind {target_kind.name!r}"):
             _ = subject.backends  # registers the kinds that it brings
-            Target(found.name)
+            Target(target_kind.name)
     _ = subject.placed  # the target asked for is one of them
 
 
@@ -99,12 +99,12 @@ def detects(subject: Subject) -> None:
     """Require targets of kinds that it serves, or a reason."""
     with subject.calling("detect", "detect() must not raise"):
         _ = subject.backends  # registers the kinds that it brings
-        found = subject.backend.detect()
-    if not isinstance(found, Detection):
-        raise ConformanceError(f"detect() returned {found!r}, which is not a Detection")
-    if not found.targets and not found.reason:
+        detection = subject.backend.detect()
+    if not isinstance(detection, Detection):
+        raise ConformanceError(f"detect() returned {detection!r}, which is not a Detection")
+    if not detection.targets and not detection.reason:
         raise ConformanceError("detect() found nothing and gives no reason")
-    for target in found.targets:
+    for target in detection.targets:
         if not isinstance(target, Target) or target.kind.name not in subject.kinds:
             raise ConformanceError(
                 f"detect() found '{target}', of a kind that is not in kinds: "
@@ -152,25 +152,25 @@ def opens_a_device(subject: Subject) -> None:
 
 def takes_something(subject: Subject) -> None:
     """Require that some case of the table is not refused: else the kit has shown nothing."""
-    for known in CASES:
-        for dtype in known.dtypes:
-            graph = subject.graph(problem_of(known, dtype).model)
-            if not subject.refusals(graph, str(known)):
+    for operator_case in CASES:
+        for dtype in operator_case.dtypes:
+            graph = subject.graph(problem_of(operator_case, dtype).model)
+            if not subject.refusals(graph, str(operator_case)):
                 return
     raise ConformanceError("the rules refuse every case of the table, so that nothing was tried")
 
 
 def makes_executables(subject: Subject) -> None:
     """Require `check` and `estimate` to answer, and `load` to return an `Executable`."""
-    for known in CASES:
-        graph = subject.graph(problem_of(known, known.dtypes[0]).model)
-        if subject.refusals(graph, str(known)):
+    for operator_case in CASES:
+        graph = subject.graph(problem_of(operator_case, operator_case.dtypes[0]).model)
+        if subject.refusals(graph, str(operator_case)):
             continue
-        loaded = subject.build(graph.whole, str(known))
+        loaded = subject.build(graph.whole, str(operator_case))
         _require(loaded.executable, Executable, "what load() returned")
         estimate, cost = subject.registered.estimate, None
         if estimate is not None:
-            with subject.calling("estimate", str(known)):
+            with subject.calling("estimate", str(operator_case)):
                 cost = estimate(Candidate.plain(graph.whole, subject.placed), subject.context)
         if cost is not None and not isinstance(cost, Cost):
             raise ConformanceError(f"estimate() returned {cost!r}, neither a Cost nor None")
@@ -274,8 +274,8 @@ def round_trip(subject: Subject, dtype: str) -> None:
             buffer = device.tensor(device.allocate(spec.nbytes), 0, spec)
             written = rng.integers(0, 2 if dtype == "bool" else 100, shape).astype(np_dtype(dtype))
             device.write(written, buffer)
-            found = _fetch(device, buffer, spec)
-        _same(found, written, title)
+            fetched = _fetch(device, buffer, spec)
+        _same(fetched, written, title)
 
 
 def share_a_block(subject: Subject) -> None:
@@ -288,9 +288,9 @@ def share_a_block(subject: Subject) -> None:
         arrays = [np.full((3, 5), value, np.float32) for value in (1, 2)]
         for array, buffer in zip(arrays, buffers, strict=True):
             device.write(array, buffer)
-        found = [_fetch(device, buffer, spec) for buffer in buffers]
+        fetched = [_fetch(device, buffer, spec) for buffer in buffers]
         again = _fetch(device, device.tensor(block, ALIGNMENT, spec), spec)
-    for array, wanted in zip((*found, again), (*arrays, arrays[1]), strict=True):
+    for array, wanted in zip((*fetched, again), (*arrays, arrays[1]), strict=True):
         _same(array, wanted, "two tensors in one block")
 
 
@@ -322,22 +322,22 @@ def use_queues(subject: Subject) -> None:
     if device is None:
         raise NotApplicable("the device has no queue")
     spec, title = TensorSpec("t", "float32", (64, 64)), "two queues"
-    found, waits = {}, []
+    copies, waits = {}, []
     with subject.calling("the device", title):
         views = [device.open_queue() for _ in range(2)]
         for number, view in enumerate(views):
             buffer = view.tensor(view.allocate(spec.nbytes), 0, spec)
             for value in range(3):
                 written = np.full(spec.shape or (), 10 * number + value, np.float32)
-                found[number, value] = (np.zeros_like(written), written)
+                copies[number, value] = (np.zeros_like(written), written)
                 view.start_write(written, buffer)
-                waits.append(view.start_read(buffer, found[number, value][0]))
+                waits.append(view.start_read(buffer, copies[number, value][0]))
             waits[-1]()
         for view in views:
             view.synchronize()
         for wait in waits:
             wait()  # again, or late
-    for array, written in found.values():
+    for array, written in copies.values():
         _same(array, written, title)
 
 
@@ -347,11 +347,11 @@ def _open(subject: Subject) -> Device:
 
 
 def _fetch(device: Device, buffer: object, spec: TensorSpec) -> Array:
-    found = np.zeros(spec.shape or (), np_dtype(spec.dtype))
-    device.read(buffer, found)
-    return found
+    array = np.zeros(spec.shape or (), np_dtype(spec.dtype))
+    device.read(buffer, array)
+    return array
 
 
-def _same(found: Array, written: Array, title: str) -> None:
-    if found.tobytes() != written.tobytes():
-        raise ConformanceError(f"{title}: read {found.tolist()}, written {written.tolist()}")
+def _same(fetched: Array, written: Array, title: str) -> None:
+    if fetched.tobytes() != written.tobytes():
+        raise ConformanceError(f"{title}: read {fetched.tolist()}, written {written.tolist()}")

@@ -37,8 +37,8 @@ def judge_refusal(
         target: Text of the target that was asked.
         title: Names what was asked in messages.
     """
-    known = isinstance(node_id, int) and 0 <= node_id < len(nodes)
-    if not known:
+    is_node = isinstance(node_id, int) and 0 <= node_id < len(nodes)
+    if not is_node:
         raise ConformanceError(f"{title}: a rule refuses {node_id!r}, which is not a node's id")
     assert isinstance(node_id, int)
     node = nodes[node_id]
@@ -49,10 +49,10 @@ def judge_refusal(
         "op_type": (refusal.op_type, node.op_type),
         "target": (refusal.target, target),
     }
-    for name, (found, wanted) in facts.items():
-        if found != wanted:
+    for name, (stated, wanted) in facts.items():
+        if stated != wanted:
             raise ConformanceError(
-                f"{title}: the refusal of {node.op_type} has {name} {found!r}, not {wanted!r}"
+                f"{title}: the refusal of {node.op_type} has {name} {stated!r}, not {wanted!r}"
             )
     if refusal.code not in tuple(ReasonCode):
         raise ConformanceError(f"{title}: {refusal.code!r} is not a ReasonCode")
@@ -90,8 +90,8 @@ def judge_artifact(
         plain = (tensor_spec(region.graph.values[i]) for i in ids)
         wanted = tuple(blocked_spec(spec, blocks.get(spec.name, 0)) for spec in plain)
         if tuple(specs) != wanted:
-            found = "; ".join(map(str, specs))
+            stated = "; ".join(map(str, specs))
             raise ConformanceError(
-                f"{title}: the artifact's {what} are ({found}), not those of the region: "
+                f"{title}: the artifact's {what} are ({stated}), not those of the region: "
                 f"({'; '.join(map(str, wanted))})"
             )

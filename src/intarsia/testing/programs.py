@@ -234,12 +234,12 @@ def _first_taken(
 ) -> tuple[EvaluatedModel, Region]:
     if not resident_bytes():
         raise NotApplicable("this system does not report resident memory")
-    for one in cases:
-        problem = problem_of(one, "float32")
+    for operator_case in cases:
+        problem = problem_of(operator_case, "float32")
         graph = subject.graph(problem.model)
         if not subject.refusals(graph, problem.title):
             return problem, graph.whole
-    names = ", ".join(one.op_type for one in cases)
+    names = ", ".join(case.op_type for case in cases)
     raise NotApplicable(f"the backend takes none of {names} in float32")
 
 
@@ -254,8 +254,8 @@ def _bounded(act: Callable[[], None], what: str) -> None:
         growths.append(resident_bytes() - before)
         if growths[-1] < BOUND:
             return
-    told = ", ".join(f"{growth / 2**20:.1f}" for growth in growths)
+    growth_text = ", ".join(f"{growth / 2**20:.1f}" for growth in growths)
     raise ConformanceError(
-        f"{what} grow resident memory in each of {ROUNDS} rounds ({told} MiB); "
+        f"{what} grow resident memory in each of {ROUNDS} rounds ({growth_text} MiB); "
         f"the bound is {BOUND >> 20} MiB"
     )

@@ -198,15 +198,15 @@ def list_borders(subject: Subject, region: Region, title: str) -> tuple[Border, 
         borders, again = (tuple(states(plain, subject.context)) for _ in range(2))
     if borders != again:
         raise ConformanceError(f"{title}: states lists other borders when it is asked again")
-    found: dict[Border, None] = {}
+    listed: dict[Border, None] = {}
     for border in borders:
         if border == (plain.inputs, plain.outputs):
             raise ConformanceError(f"{title}: states lists the plain border, which all take")
         inputs = _judge_side(region, border[0], region.inputs, plain.inputs, title)
         outputs = _judge_side(region, border[1], region.outputs, plain.outputs, title)
         if (inputs, outputs) != (plain.inputs, plain.outputs):
-            found[inputs, outputs] = None
-    return tuple(found)
+            listed[inputs, outputs] = None
+    return tuple(listed)
 
 
 def _judge_side(
@@ -221,21 +221,21 @@ def _judge_side(
         raise ConformanceError(
             f"{title}: {len(states)} states are listed for {len(values)} tensors"
         )
-    found = []
+    judged = []
     for state, value_id, own in zip(states, values, plain, strict=True):
         value = region.graph.values[value_id]
         if replace(state, layout=own.layout, runtime=own.runtime) != own:
             raise ConformanceError(f"{title}: {value.name!r} is {own}, and is listed as {state}")
         if state.runtime:
-            found.append(own)
+            judged.append(own)
             continue
         if not _has_layout(value, state.layout):
             raise ConformanceError(
                 f"{title}: {value.name!r} is listed as {state.layout}, which {value.dtype}"
                 f"{list(value.shape or ())} cannot be"
             )
-        found.append(state)
-    return tuple(found)
+        judged.append(state)
+    return tuple(judged)
 
 
 def _has_layout(value: Value, layout: str) -> bool:
@@ -250,15 +250,15 @@ def _mixes(
 ) -> Iterator[Border]:
     """Yield borders in which each tensor is plain, or as in one that is listed."""
     plain = subject.candidate(region)
-    known = {*listed, (plain.inputs, plain.outputs)}
+    yielded = {*listed, (plain.inputs, plain.outputs)}
     for _ in range(MIXES if listed else 0):
         choices = (*listed, (plain.inputs, plain.outputs))
         inputs, outputs = (
             tuple(states[int(rng.integers(len(states)))] for states in zip(*sides, strict=True))
             for sides in zip(*choices, strict=True)
         )
-        if (inputs, outputs) not in known:
-            known.add((inputs, outputs))
+        if (inputs, outputs) not in yielded:
+            yielded.add((inputs, outputs))
             yield inputs, outputs
 
 
@@ -270,11 +270,11 @@ def refuse_layouts(subject: Subject) -> None:
     plain = subject.candidate(region)
     shape = list(region.graph.values[region.inputs[0]].shape or ())
     for layout in ("nchw8c", "nchw16c", "unheard-of"):
-        given = (replace(plain.inputs[0], layout=layout), *plain.inputs[1:])
-        made = (replace(plain.outputs[0], layout=layout), *plain.outputs[1:])
+        inputs = (replace(plain.inputs[0], layout=layout), *plain.inputs[1:])
+        outputs = (replace(plain.outputs[0], layout=layout), *plain.outputs[1:])
         for side, border in (
-            ("an input", (given, plain.outputs)),
-            ("an output", (plain.inputs, made)),
+            ("an input", (inputs, plain.outputs)),
+            ("an output", (plain.inputs, outputs)),
         ):
             title = f"compile with {side} of shape {shape} as {layout}"
             try:

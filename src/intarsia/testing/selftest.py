@@ -106,8 +106,8 @@ def try_library(spelling: str) -> None:
         BackendError: It cannot be used.
     """
     backend = Subject(spelling, None, TOLERANCES).backend
-    found = backend.detect()
-    if found.targets:
+    detection = backend.detect()
+    if detection.targets:
         _try(backend, None, COMMON)
 
 
@@ -219,11 +219,11 @@ def side_by_side(names: Sequence[str]) -> EvaluatedModel:
     Args:
         names: A case and its dtype each, as `Relu-plain float32`.
     """
-    known = {f"{case} {dtype}": (case, dtype) for case in CASES for dtype in case.dtypes}
+    cases = {f"{case} {dtype}": (case, dtype) for case in CASES for dtype in case.dtypes}
     graph = onnx.GraphProto(name="self-test")
     draws: list[dict[str, Array]] = []
     for name in names:
-        problem = problem_of(*known[name])
+        problem = problem_of(*cases[name])
         prefix = name.replace(" ", "-") + "/"
         part = onnx.compose.add_prefix(problem.model, prefix).graph
         for field in ("node", "input", "output", "initializer", "value_info"):

@@ -79,8 +79,8 @@ class Sketch:
         names = [name for name in INPUTS if name in read]
         element = onnx.TensorProto.FLOAT
         declared = [helper.make_tensor_value_info(name, element, self.shape) for name in names]
-        made = [onnx.ValueInfoProto(name=name) for name in outputs]
-        graph = helper.make_graph(self.nodes, "region", declared, made, self.constants)
+        infos = [onnx.ValueInfoProto(name=name) for name in outputs]
+        graph = helper.make_graph(self.nodes, "region", declared, infos, self.constants)
         feeds = [
             {name: self.rng.uniform(-1, 1, self.shape).astype(np.float32) for name in names}
             for _ in range(DRAWS)
@@ -189,11 +189,11 @@ def taken_moves(subject: Subject, arity: int | None = None) -> tuple[SketchMove,
     """
     if subject not in _TAKEN:
         _TAKEN[subject] = tuple(move for move in MOVES if _is_taken(subject, move))
-    found = tuple(move for move in _TAKEN[subject] if arity in (None, move.arity))
-    if not found:
+    moves = tuple(move for move in _TAKEN[subject] if arity in (None, move.arity))
+    if not moves:
         what = "no operator" if arity is None else f"no operator of {arity} inputs"
         raise NotApplicable(f"the backend takes {what} that regions are made of")
-    return found
+    return moves
 
 
 def _is_taken(subject: Subject, move: SketchMove) -> bool:
@@ -213,7 +213,7 @@ def random_problem(
         move = moves[int(rng.integers(len(moves)))]
         read = [sketch.values[int(i)] for i in rng.integers(len(sketch.values), size=move.arity)]
         sketch.values.append(move.write(sketch, *read))
-    made = sketch.values[len(INPUTS) :]
+    results = sketch.values[len(INPUTS) :]
     read_ones = {name for node in sketch.nodes for name in node.input}
-    outputs = [name for name in made if name not in read_ones or rng.random() < 0.2]  # noqa: PLR2004
+    outputs = [name for name in results if name not in read_ones or rng.random() < 0.2]  # noqa: PLR2004
     return sketch.finish(f"random graph {seed}", outputs)

@@ -62,10 +62,10 @@ class Subject:
         tolerances: Mapping[str, Tolerance],
     ) -> None:
         self._settings = Settings.from_environment()
-        known = resolve(backend) if isinstance(backend, str | PathLike) else backend
-        self.backend: Backend = known
-        if isinstance(known, Backend):
-            self.backend = RegisteredBackend.of(known).configured(self._settings).value
+        resolved = resolve(backend) if isinstance(backend, str | PathLike) else backend
+        self.backend: Backend = resolved
+        if isinstance(resolved, Backend):
+            self.backend = RegisteredBackend.of(resolved).configured(self._settings).value
         self.asked = target
         self.tolerances = tolerances
 
@@ -89,14 +89,14 @@ class Subject:
     @cached_property
     def config(self) -> CompilationConfig:
         """The machine: the target asked for, and a fallback beside a partial kind."""
-        known = self.backends  # registers the kinds that the backend brings
+        backends = self.backends  # registers the kinds that the backend brings
         text = self.kinds[0] if self.asked is None else self.asked
         try:
             return CompilationConfig.resolve(text)
         except TargetError:
             if Target(text).kind.is_complete:
                 raise
-        return CompilationConfig.resolve(f"{text}, {self._fallback(text, known)}")
+        return CompilationConfig.resolve(f"{text}, {self._fallback(text, backends)}")
 
     @cached_property
     def placed(self) -> PlacedTarget:
@@ -168,10 +168,10 @@ class Subject:
         for answer in answers:
             for node_id, refusal in answer.items():
                 judge_refusal(graph.nodes, node_id, refusal, str(self.placed), title)
-        kept = answers[0]
+        common = answers[0]
         for answer in answers[1:]:
-            kept = {node: refusal for node, refusal in kept.items() if node in answer}
-        return kept
+            common = {node: refusal for node, refusal in common.items() if node in answer}
+        return common
 
     def take(self, graph: Graph, title: str) -> Region:
         """Return the region of all nodes; skip if the backend refuses one of them."""
@@ -282,10 +282,10 @@ class Subject:
             again = f"{title}, run {position + 1} of one binding" if position else title
             self.verify(self.run(bound, values, again), values, again, factor)
 
-    def _fallback(self, text: str, known: Backends) -> str:
+    def _fallback(self, text: str, backends: Backends) -> str:
         """Return a complete kind that a partial one can stand beside, the reference if it can."""
         kind = Target(text).kind
-        complete = [name for name in known.by_kind if name != kind.name]
+        complete = [name for name in backends.by_kind if name != kind.name]
         complete.sort(key=lambda name: name != "reference")
         for name in complete:
             if kind.can_refine(get_kind(name)):
@@ -312,8 +312,8 @@ def resolve(spelling: str | PathLike[str]) -> Backend:
     module = _import_file(Path(place)) if place.endswith(".py") else _import(place)
     backend: Any = getattr(module, attribute, None)
     if not _is_backend(backend):
-        found = [name for name, value in vars(module).items() if _is_backend(value)]
-        names = f"one of {', '.join(found)}" if found else "the name of a backend, as BACKEND"
+        backends = [name for name, value in vars(module).items() if _is_backend(value)]
+        names = f"one of {', '.join(backends)}" if backends else "the name of a backend, as BACKEND"
         raise SettingError(
             f"{attribute!r} of {place!r} is not a backend", hint=f"give {place}:NAME with {names}"
         )

@@ -63,29 +63,29 @@ def difference(expected: Any, actual: Any, tolerance: Tolerance) -> str | None:
             return f"it is not a sequence of {len(expected)} tensors"
         parts = (difference(e, a, tolerance) for e, a in zip(expected, actual, strict=True))
         return next((part for part in parts if part is not None), None)
-    wanted, found = np.asarray(expected), np.asarray(actual)
-    if wanted.shape != found.shape:
-        return f"its shape is {list(found.shape)}, not {list(wanted.shape)}"
+    wanted, computed = np.asarray(expected), np.asarray(actual)
+    if wanted.shape != computed.shape:
+        return f"its shape is {list(computed.shape)}, not {list(wanted.shape)}"
     if wanted.dtype.kind in "OUS":
-        same = wanted.astype(str).tolist() == found.astype(str).tolist()
-        return None if same else f"it is {found.tolist()}, not {wanted.tolist()}"
-    if wanted.dtype != found.dtype:
-        return f"its dtype is {found.dtype.name}, not {wanted.dtype.name}"
-    return _largest_error(wanted, found, tolerance)
+        same = wanted.astype(str).tolist() == computed.astype(str).tolist()
+        return None if same else f"it is {computed.tolist()}, not {wanted.tolist()}"
+    if wanted.dtype != computed.dtype:
+        return f"its dtype is {computed.dtype.name}, not {wanted.dtype.name}"
+    return _largest_error(wanted, computed, tolerance)
 
 
-def _largest_error(wanted: Array, found: Array, tolerance: Tolerance) -> str | None:
+def _largest_error(wanted: Array, computed: Array, tolerance: Tolerance) -> str | None:
     if wanted.dtype.kind in "biu":
-        wrong = wanted != found  # exact, and without rounding of large integers
-        error = np.abs(wanted.astype(np.float64) - found.astype(np.float64))
+        wrong = wanted != computed  # exact, and without rounding of large integers
+        error = np.abs(wanted.astype(np.float64) - computed.astype(np.float64))
     else:
         kind = np.complex128 if wanted.dtype.kind == "c" else np.float64
-        one, other = wanted.astype(kind), found.astype(kind)
-        same = (one == other) | (np.isnan(one) & np.isnan(other))
+        left, right = wanted.astype(kind), computed.astype(kind)
+        same = (left == right) | (np.isnan(left) & np.isnan(right))
         with np.errstate(invalid="ignore", over="ignore"):
-            error = np.where(same, 0.0, np.abs(one - other))
+            error = np.where(same, 0.0, np.abs(left - right))
             error = np.where(np.isnan(error), np.inf, error)
-            bound = tolerance.atol + tolerance.rtol * np.abs(one)
+            bound = tolerance.atol + tolerance.rtol * np.abs(left)
             bound = np.where(np.isfinite(bound), bound, 0.0)
         wrong = error > bound
     if not wrong.any():
@@ -94,6 +94,6 @@ def _largest_error(wanted: Array, found: Array, tolerance: Tolerance) -> str | N
     at = [int(position) for position in place]
     return (
         f"{int(wrong.sum())} of {wanted.size} elements are wrong; largest error "
-        f"{float(error[place]):.3g} at {at}: {found[place]}, expected {wanted[place]}; "
+        f"{float(error[place]):.3g} at {at}: {computed[place]}, expected {wanted[place]}; "
         f"tolerance {tolerance}"
     )

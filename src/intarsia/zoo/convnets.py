@@ -165,11 +165,11 @@ def detector(rng: np.random.Generator) -> ModelProto:
     raw = [
         conv(d.at("head", f"p{i}"), "conv", x, _BOXES * _FIELDS) for i, x in enumerate(levels, 3)
     ]
-    found = [
+    boxes = [
         _boxes(d.at("head", f"p{i}"), x, np.asarray(anchors, np.float32))
         for i, (x, anchors) in enumerate(zip(raw, _ANCHORS, strict=True), 3)
     ]
-    return d.finish("detector", {"boxes": d.op("Concat", "head/concat", *found, axis=1)})
+    return d.finish("detector", {"boxes": d.op("Concat", "head/concat", *boxes, axis=1)})
 
 
 def _silu(d: ModelDraft, x: ir.Value, width: int, window: SlidingWindow = _POINT) -> ir.Value:
@@ -211,15 +211,15 @@ def _pyramid(d: ModelDraft, x: ir.Value) -> ir.Value:
 
 def _neck(d: ModelDraft, levels: list[ir.Value]) -> list[ir.Value]:
     """Write the way up, then the way down, that mix three levels."""
-    mixed, kept = levels[-1], []
+    mixed, reduced = levels[-1], []
     for i, level in ((4, levels[1]), (3, levels[0])):
         up, width = d.at(f"up{i}"), dims(level)[1]
         mixed = _silu(up.at("reduce"), mixed, width)
-        kept.append(mixed)
+        reduced.append(mixed)
         y = up.op("Concat", "concat", _twice(up, mixed), level, axis=1)
         mixed = _cross_stage(up.at("csp"), y, width, 1, residual=False)
     outputs = [mixed]
-    for i, level in ((4, kept[1]), (5, kept[0])):
+    for i, level in ((4, reduced[1]), (5, reduced[0])):
         down, width = d.at(f"down{i}"), dims(level)[1]
         y = _silu(down.at("conv"), outputs[-1], width, SlidingWindow(3, 2))
         y = down.op("Concat", "concat", y, level, axis=1)
@@ -281,12 +281,12 @@ def from_light(
         ModelError: If the installed onnx package lacks the light model.
     """
     source = _load(name)
-    kept = [node for node in source.graph.node if node.op_type != "ConstantOfShape"]
-    shapes, constants = _parameters(source.graph, kept)
-    kept = _without_weight_reshapes(kept, shapes, constants)
-    (image,) = (value for value in source.graph.input if value.name in kept[0].input[:1])
+    kept_nodes = [node for node in source.graph.node if node.op_type != "ConstantOfShape"]
+    shapes, constants = _parameters(source.graph, kept_nodes)
+    kept_nodes = _without_weight_reshapes(kept_nodes, shapes, constants)
+    (image,) = (value for value in source.graph.input if value.name in kept_nodes[0].input[:1])
     names = {image.name: "data"}
-    nodes = _renamed(kept, rules, names, shapes)
+    nodes = _renamed(kept_nodes, rules, names, shapes)
     nodes[-1].output[0] = output
     shapes = {names[key]: shape for key, shape in shapes.items()}
     constants = {names[key]: value for key, value in constants.items()}
@@ -348,14 +348,14 @@ def _without_weight_reshapes(
         shapes: The shape of each weight; changed here.
         constants: The integer constants; the shapes that are no longer read leave.
     """
-    kept: list[NodeProto] = []
+    remaining: list[NodeProto] = []
     for node in nodes:
         if node.op_type == "Reshape" and node.input[0] in shapes:
             del shapes[node.input[0]]
             shapes[node.output[0]] = tuple(int(n) for n in constants.pop(node.input[1]))
         else:
-            kept.append(node)
-    return kept
+            remaining.append(node)
+    return remaining
 
 
 def _renamed(

@@ -199,12 +199,12 @@ class ModelDraft:
         if node is None:
             msg = f"{outputs[0].name} has no node"
             raise InternalError(msg)
-        known = [value for value in node.inputs if value is not None]
+        inputs = [value for value in node.inputs if value is not None]
         types = shape_inference.infer_node_outputs(
             defs.get_schema(node.op_type, self.opset, ""),
             ir.to_proto(node),
-            {_name(v): helper.make_tensor_type_proto(_dtype(v), dims(v)) for v in known},
-            {_name(v): ir.to_proto(small) for v in known if (small := _small(v)) is not None},
+            {_name(v): helper.make_tensor_type_proto(_dtype(v), dims(v)) for v in inputs},
+            {_name(v): ir.to_proto(small) for v in inputs if (small := _small(v)) is not None},
             opset_imports=[helper.make_opsetid("", self.opset)],
             ir_version=_IR_VERSION,
         )

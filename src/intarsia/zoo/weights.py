@@ -119,8 +119,8 @@ class _Filler:
 
 
 def _attribute(node: NodeProto, name: str, default: object) -> Any:
-    found = (helper.get_attribute_value(a) for a in node.attribute if a.name == name)
-    return next(found, default)
+    values = (helper.get_attribute_value(a) for a in node.attribute if a.name == name)
+    return next(values, default)
 
 
 def _affine(filler: _Filler, node: NodeProto) -> Moments:

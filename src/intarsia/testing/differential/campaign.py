@@ -104,13 +104,13 @@ class Results:
 
     def todo(self, count: int) -> list[int]:
         """Return the first seeds that were never judged."""
-        found: list[int] = []
+        seeds: list[int] = []
         seed = 0
-        while len(found) < count:
+        while len(seeds) < count:
             if seed not in self.records:
-                found.append(seed)
+                seeds.append(seed)
             seed += 1
-        return found
+        return seeds
 
     def seeds_with(self, verdicts: Iterable[GraphVerdict]) -> list[int]:
         """Return the seeds that have one of these verdicts on some target."""
@@ -123,10 +123,10 @@ class Results:
 
     def counts(self) -> dict[str, Counter[str]]:
         """Return how often each target has each verdict."""
-        found: dict[str, Counter[str]] = {}
+        by_target: dict[str, Counter[str]] = {}
         for finding in self.findings():
-            found.setdefault(finding["target"] or "default", Counter())[finding["verdict"]] += 1
-        return found
+            by_target.setdefault(finding["target"] or "default", Counter())[finding["verdict"]] += 1
+        return by_target
 
     def rules(self) -> Counter[tuple[str, str]]:
         """Return how often each explanation explains, by target and rule."""
@@ -148,11 +148,11 @@ class Results:
         if record.get("generation") != generation():
             self.outdated += 1
             return
-        known = self.records.get(record["seed"])
-        if known is not None:
+        previous = self.records.get(record["seed"])
+        if previous is not None:
             fresh = {NOWHERE, *(finding["target"] for finding in record["findings"])}
-            kept = [f for f in known["findings"] if f["target"] not in fresh]
-            record = {**record, "findings": [*kept, *record["findings"]]}
+            findings = [f for f in previous["findings"] if f["target"] not in fresh]
+            record = {**record, "findings": [*findings, *record["findings"]]}
         self.records[record["seed"]] = record
 
     def _write(self, record: Mapping[str, Any]) -> None:
@@ -281,7 +281,7 @@ def _commit() -> str:
     folder = Path(intarsia.__file__).parent
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, check=True)
+        described = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return intarsia.__version__
-    return said.stdout.strip()
+    return described.stdout.strip()

@@ -55,7 +55,7 @@ class OutputDifference:
 
 
 def compare(
-    found: Mapping[str, Any],
+    computed: Mapping[str, Any],
     judges: Sequence[Mapping[str, Any]],
     moved: Callable[[], Sequence[Mapping[str, Any]]],
     *,
@@ -64,13 +64,13 @@ def compare(
     """Return the outputs that agree with no judge.
 
     Args:
-        found: By name, what was computed.
+        computed: By name, what was computed.
         judges: By name, what each judge computed; the first is the reference evaluator.
         moved: Returns the reference's runs with moved floats; called only if it is needed.
         is_signed: Whether the sign of a zero counts.
     """
     differences = []
-    for name, value in found.items():
+    for name, value in computed.items():
         answers = [judge[name] for judge in judges if name in judge]
         difference = _output(name, value, answers, partial(_runs, moved, name), is_signed)
         if difference is not None:
@@ -80,14 +80,14 @@ def compare(
 
 def _output(
     name: str,
-    found: Any,
+    computed: Any,
     answers: Sequence[Any],
     moved: Callable[[], Sequence[Any]],
     is_signed: bool,
 ) -> OutputDifference | None:
-    if isinstance(answers[0], list) or isinstance(found, list | tuple):
-        return _sequence(name, found, answers, moved, is_signed)
-    array = np.asarray(found)
+    if isinstance(answers[0], list) or isinstance(computed, list | tuple):
+        return _sequence(name, computed, answers, moved, is_signed)
+    array = np.asarray(computed)
     wanted = [np.asarray(answer) for answer in answers]
     if array.dtype.kind in "OUS":
         same = any(array.astype(str).tolist() == w.astype(str).tolist() for w in wanted)
@@ -113,16 +113,18 @@ def _output(
 
 def _sequence(
     name: str,
-    found: Any,
+    computed: Any,
     answers: Sequence[Any],
     moved: Callable[[], Sequence[Any]],
     is_signed: bool,
 ) -> OutputDifference | None:
     lists = [answer for answer in answers if isinstance(answer, list)]
-    if not isinstance(found, list | tuple) or all(len(one) != len(found) for one in lists):
+    if not isinstance(computed, list | tuple) or all(
+        len(sequence) != len(computed) for sequence in lists
+    ):
         return OutputDifference(name, "shape", 1, 1, f"no sequence of {len(answers[0])} tensors")
-    for i, part in enumerate(found):
-        parts = [one[i] for one in lists if len(one) > i]
+    for i, part in enumerate(computed):
+        parts = [sequence[i] for sequence in lists if len(sequence) > i]
         difference = _output(name, part, parts, partial(_parts, moved, i), is_signed)
         if difference is not None:
             return difference
@@ -137,18 +139,18 @@ def _parts(moved: Callable[[], Sequence[Any]], position: int) -> list[Any]:
     return [run[position] for run in moved()]
 
 
-def _equals(found: Array, wanted: Array, is_signed: bool) -> Array:
-    if found.dtype.kind != "f":
-        return np.asarray(found == wanted)
-    one, other = found.astype(np.float64), wanted.astype(np.float64)
+def _equals(computed: Array, wanted: Array, is_signed: bool) -> Array:
+    if computed.dtype.kind != "f":
+        return np.asarray(computed == wanted)
+    left, right = computed.astype(np.float64), wanted.astype(np.float64)
     with np.errstate(all="ignore"):
-        unit = epsilon(found.dtype) * np.maximum(np.abs(one), np.abs(other))
-        least = float(np.finfo(found.dtype).smallest_subnormal)
-        near = np.abs(one - other) <= UNITS * np.maximum(unit, least)
-    near &= np.isfinite(one) & np.isfinite(other)
-    same = (one == other) | (np.isnan(one) & np.isnan(other)) | near
+        unit = epsilon(computed.dtype) * np.maximum(np.abs(left), np.abs(right))
+        least = float(np.finfo(computed.dtype).smallest_subnormal)
+        near = np.abs(left - right) <= UNITS * np.maximum(unit, least)
+    near &= np.isfinite(left) & np.isfinite(right)
+    same = (left == right) | (np.isnan(left) & np.isnan(right)) | near
     if is_signed:
-        same &= ~((one == 0) & (other == 0) & (np.signbit(one) != np.signbit(other)))
+        same &= ~((left == 0) & (right == 0) & (np.signbit(left) != np.signbit(right)))
     return np.asarray(same)
 
 
@@ -159,36 +161,36 @@ def _kinds(array: Array) -> Array:
     )
 
 
-def _is_rounding(found: Array, answers: Sequence[Array], runs: Sequence[Array]) -> Array:
+def _is_rounding(computed: Array, answers: Sequence[Array], runs: Sequence[Array]) -> Array:
     """Return where rounding explains what differs from every judge."""
     if not runs:  # only the other judge has this shape, or every run met a node that did not fit
-        return np.zeros(found.shape, bool)
+        return np.zeros(computed.shape, bool)
     centre = answers[0]
-    if found.dtype in (np.int8, np.uint8):  # quanta, which are near to each other; no indices
+    if computed.dtype in (np.int8, np.uint8):  # quanta, which are near to each other; no indices
         steps = [np.abs(run.astype(int) - centre) for run in runs]
-        far = [np.abs(found.astype(int) - answer) for answer in answers]
+        far = [np.abs(computed.astype(int) - answer) for answer in answers]
         return np.asarray(np.min(far, axis=0) <= FACTOR * np.max(steps, axis=0))
-    if found.dtype.kind != "f":
+    if computed.dtype.kind != "f":
         return np.asarray(np.any([run != centre for run in runs], axis=0))
-    wide = found.astype(np.float64)
+    wide = computed.astype(np.float64)
     kinds = _kinds(centre)
     turns = np.any([_kinds(run) != kinds for run in runs], axis=0)
     with np.errstate(all="ignore"):
         moves = [np.abs(run.astype(np.float64) - centre) for run in runs]
         widest = np.max([np.where(np.isfinite(move), move, 0) for move in moves], axis=0)
-        unit = UNITS * epsilon(found.dtype) * np.abs(centre.astype(np.float64))
+        unit = UNITS * epsilon(computed.dtype) * np.abs(centre.astype(np.float64))
         bound = np.where(np.isfinite(unit), FACTOR * widest + unit, 0)
         near = [np.abs(wide - answer.astype(np.float64)) <= bound for answer in answers]
     finite = np.isfinite(wide)
     return np.asarray(turns | (finite & np.any(near, axis=0)))
 
 
-def _describe(name: str, found: Array, wanted: Array, wrong: Array) -> OutputDifference:
-    if found.dtype.kind != "f":
+def _describe(name: str, computed: Array, wanted: Array, wrong: Array) -> OutputDifference:
+    if computed.dtype.kind != "f":
         effect = "value"
         place = np.argwhere(wrong)[0]
     else:
-        one, other = found.astype(np.float64), wanted.astype(np.float64)
+        one, other = computed.astype(np.float64), wanted.astype(np.float64)
         with np.errstate(all="ignore"):
             error = np.abs(one - other)
         error = np.where(np.isnan(error), np.inf, error)
@@ -201,5 +203,5 @@ def _describe(name: str, found: Array, wanted: Array, wrong: Array) -> OutputDif
         else:
             effect = "sign" if a == b else "value"
     at = tuple(int(i) for i in place)
-    text = f"{found[at]} for {wanted[at]} at {list(at)}"
+    text = f"{computed[at]} for {wanted[at]} at {list(at)}"
     return OutputDifference(name, effect, int(wrong.sum()), int(wrong.size), text)

@@ -106,12 +106,12 @@ def _stated(
 
 def ancestors(model: onnx.ModelProto, output: str) -> list[onnx.NodeProto]:
     """Return the nodes that an output depends on, the nearest first."""
-    wanted, found = {output}, []
+    wanted, nodes = {output}, []
     for node in reversed(model.graph.node):
         if wanted.intersection(node.output):
-            found.append(node)
+            nodes.append(node)
             wanted.update(node.input)
-    return found
+    return nodes
 
 
 def _placed(program: Any) -> dict[str, str]:
@@ -126,11 +126,11 @@ def _placed(program: Any) -> dict[str, str]:
 
 def node_of(graph: Graph, proto: onnx.NodeProto) -> Node:
     """Return a node of the model in its graph, where every node has a name."""
-    made = next(name for name in proto.output if name)
-    return graph.nodes[graph.value_named(made).producer]
+    output = next(name for name in proto.output if name)
+    return graph.nodes[graph.value_named(output).producer]
 
 
 def arrays_of(proto: onnx.NodeProto, values: Mapping[str, Any]) -> list[Any]:
     """Return the tensors that a node reads and makes, as the reference computes them."""
-    found = (values.get(name) for name in (*proto.input, *proto.output))
-    return [value for value in found if isinstance(value, np.ndarray)]
+    tensors = (values.get(name) for name in (*proto.input, *proto.output))
+    return [value for value in tensors if isinstance(value, np.ndarray)]

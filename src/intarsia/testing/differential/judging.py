@@ -130,16 +130,16 @@ class Judged:
             self._moved[draw] = self.evaluations[draw].all_moved()
         return self._moved[draw]
 
-    def differences(self, draw: int, found: Mapping[str, Any]) -> list[OutputDifference]:
+    def differences(self, draw: int, results: Mapping[str, Any]) -> list[OutputDifference]:
         """Return which outputs agree with no judge."""
         judges: list[Mapping[str, Any]] = [self.evaluations[draw].values]
         judges.append(self.peers[draw])
-        return compare(found, judges, partial(self.moved, draw), is_signed=self.is_signed)
+        return compare(results, judges, partial(self.moved, draw), is_signed=self.is_signed)
 
     @property
     def dispute(self) -> str:
         """Where the two judges differ from each other; a result may agree with either."""
-        found = [
+        differences = [
             difference
             for draw, peer in enumerate(self.peers)
             for difference in compare(
@@ -149,7 +149,7 @@ class Judged:
                 is_signed=self.is_signed,
             )
         ]
-        return str(found[0])[:200] if found else ""
+        return str(differences[0])[:200] if differences else ""
 
     def judge(self, target: str, threads: int) -> GraphFinding:
         """Compile for a target, run each draw and the first again, and compare."""
@@ -157,9 +157,9 @@ class Judged:
             with np.errstate(all="ignore"):
                 program, is_whole = _compile(self.model, target, threads)
                 for draw in (*range(len(self.feeds)), 0):
-                    found = program.run(dict(self.feeds[draw]))
-                    if self.differences(draw, found):
-                        return self.explained(target, threads, program, draw, found)
+                    results = program.run(dict(self.feeds[draw]))
+                    if self.differences(draw, results):
+                        return self.explained(target, threads, program, draw, results)
         except UnsupportedError as error:
             return GraphFinding(target, threads, GraphVerdict.REFUSED, text=_first(error))
         except Exception as error:
@@ -176,7 +176,7 @@ class Judged:
         return any(not self._backends.for_target(each.target).detect().targets for each in placed)
 
     def explained(
-        self, target: str, threads: int, program: Any, draw: int, found: Mapping[str, Any]
+        self, target: str, threads: int, program: Any, draw: int, results: Mapping[str, Any]
     ) -> GraphFinding:
         """Return what becomes of results that agree with no judge.
 
@@ -185,34 +185,37 @@ class Judged:
             threads: How many.
             program: What the model was compiled into.
             draw: Which inputs.
-            found: Results by name.
+            results: Results by name.
         """
-        differences = self.differences(draw, found)
+        differences = self.differences(draw, results)
         text = "; ".join(map(str, differences[:2]))
         outputs = [difference.output for difference in differences]
         rules = explain(self.model, program, self.evaluations[draw].values, outputs, self._backends)
-        left = {name: found[name] for name in outputs if name not in rules}
+        left = {name: results[name] for name in outputs if name not in rules}
         bounds = self._inaccuracies(program, draw, left) if left else []
         if left and not bounds:
             return GraphFinding(target, threads, GraphVerdict.DISAGREES, text=text)
         words = "; ".join(dict.fromkeys((*rules.values(), *bounds)))
         return GraphFinding(target, threads, GraphVerdict.EXPLAINED, words, text)
 
-    def _inaccuracies(self, program: Any, draw: int, found: Mapping[str, Any]) -> list[str]:
+    def _inaccuracies(self, program: Any, draw: int, results: Mapping[str, Any]) -> list[str]:
         """Return the stated bounds and flushed numbers that explain all that differs, or nothing.
 
         They explain only what agrees once the reference has them too.
         """
         evaluation = self.evaluations[draw]
-        bounds = inaccuracies(self.model, program, list(found), self._backends)
-        zeros = flushes(self.model, program, list(found), self._backends)
+        bounds = inaccuracies(self.model, program, list(results), self._backends)
+        zeros = flushes(self.model, program, list(results), self._backends)
         for moved, flushed in ((bounds, {}), ({}, zeros), (bounds, zeros)):
-            words = [*(one for stated in moved.values() for one in stated), *flushed.values()]
+            words = [*(text for stated in moved.values() for text in stated), *flushed.values()]
             judges: list[Mapping[str, Any]] = [evaluation.values, self.peers[draw]]
             if flushed:
-                judges += [evaluation.flushed(flushed, makes_zeros=made) for made in (True, False)]
+                judges += [
+                    evaluation.flushed(flushed, makes_zeros=makes_zeros)
+                    for makes_zeros in (True, False)
+                ]
             moves = {name: list(stated.values()) for name, stated in moved.items()}
-            if words and not compare(found, judges, partial(evaluation.all_moved, moves)):
+            if words and not compare(results, judges, partial(evaluation.all_moved, moves)):
                 return list(dict.fromkeys(words))
         return []
 
@@ -231,13 +234,13 @@ def _fatal(evaluation: Evaluation, backend: RegisteredBackend) -> dict[str, str]
     Shapes are those of the evaluation: what is empty only while running counts too.
     """
     rules = [rule for rule in backend.defects if rule.is_fatal]
-    found = {}
+    reasons = {}
     for model in evaluation.alone(frozenset(name for rule in rules for name in rule.operators)):
         graph = Graph.from_model(load(model))
         for node, rule in itertools.product(graph.nodes, rules):
             if rule.describes(graph, node, backend.version()):
-                found[model.graph.node[0].output[0]] = f"{node.op_type}: {rule.says}"
-    return found
+                reasons[model.graph.node[0].output[0]] = f"{node.op_type}: {rule.says}"
+    return reasons
 
 
 def _compile(model: onnx.ModelProto, target: str, threads: int) -> tuple[Any, bool]:

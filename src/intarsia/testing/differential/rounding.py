@@ -94,8 +94,8 @@ def units_of(
     if node.op_type in _UNITS:
         return _UNITS[node.op_type]
     sizes = [np.size(value) for value in inputs if isinstance(value, np.ndarray)]
-    made = [np.size(value) for value in outputs if isinstance(value, np.ndarray)]
-    length = max(sizes, default=1) / max(1, min(made, default=1))
+    sizes_made = [np.size(value) for value in outputs if isinstance(value, np.ndarray)]
+    length = max(sizes, default=1) / max(1, min(sizes_made, default=1))
     if node.op_type in ("Conv", "ConvTranspose", "QLinearConv", "DeformConv"):
         weights = inputs[3 if node.op_type.startswith("Q") else 1]
         length = np.size(weights) / max(1, weights.shape[node.op_type != "ConvTranspose" and 0])
@@ -150,7 +150,7 @@ class Evaluation:
     def by_nodes(
         self,
         peer: Callable[[onnx.ModelProto, Mapping[str, Any]], Mapping[str, Any]],
-        kept: Collection[str] = (),
+        excluded: Collection[str] = (),
     ) -> dict[str, Any]:
         """Return every value as a peer computes it node by node, or the reference if it refuses.
 
@@ -160,21 +160,23 @@ class Evaluation:
 
         Args:
             peer: Runs a model on feeds; raises for what it does not take.
-            kept: Names of the first outputs of nodes that it must not be asked for.
+            excluded: Names of the first outputs of nodes that it must not be asked for.
         """
         values = dict(self._start)
         for run in self._runs:
             try:
-                made = dict(zip(run.node.output, run(values), strict=True))
+                outputs = dict(zip(run.node.output, run(values), strict=True))
             except Exception:
                 return dict(self.values)
-            if run.node.output[0] not in kept:
+            if run.node.output[0] not in excluded:
                 feeds = {name: values[name] for name in dict.fromkeys(run.node.input) if name}
                 with contextlib.suppress(Exception):
                     answers = peer(run.alone(values), feeds)
-                    if all(_has_shapes_of(made[name], answer) for name, answer in answers.items()):
-                        made |= answers
-            values.update(made)
+                    if all(
+                        _has_shapes_of(outputs[name], answer) for name, answer in answers.items()
+                    ):
+                        outputs |= answers
+            values.update(outputs)
         return values
 
     def flushed(self, nodes: Collection[str], *, makes_zeros: bool) -> dict[str, Any]:
@@ -192,10 +194,10 @@ class Evaluation:
             names = {name for name in run.node.input if name}
             flushes = run.node.output[0] in nodes
             own = {name: _flush(values[name]) for name in names & rooted if flushes}
-            made = run({**values, **own})
+            outputs = run({**values, **own})
             if flushes and makes_zeros:
-                made = [_flush(value) for value in made]
-            values.update(zip(run.node.output, made, strict=True))
+                outputs = [_flush(value) for value in outputs]
+            values.update(zip(run.node.output, outputs, strict=True))
             if names <= rooted:
                 rooted.update(run.node.output)
         return values
@@ -230,8 +232,8 @@ class Evaluation:
         for run in self._runs:
             node = run.node
             names = [name for name in node.input if name]
-            made = [self.values[name] for name in node.output if name]
-            inner, outer = units_of(node, [values[name] for name in names], made)
+            outputs = [self.values[name] for name in node.output if name]
+            inner, outer = units_of(node, [values[name] for name in names], outputs)
             if inner:
                 own = {
                     name: _move(rng, values[name], inner)
@@ -270,16 +272,16 @@ def _flush(value: Any) -> Any:
     return np.where(np.abs(value) < least, np.copysign(np.float32(0), value), value)
 
 
-def _shift(rng: np.random.Generator, made: Array, far: Array | float) -> Array:
+def _shift(rng: np.random.Generator, numbers: Array, far: Array | float) -> Array:
     """Return finite numbers shifted at random by up to a bound, whole ones by whole steps."""
     with np.errstate(all="ignore"):
-        if made.dtype.kind == "f":
-            shifted = made + rng.uniform(-1, 1, made.shape) * far
-            is_moved = np.isfinite(made) & np.isfinite(shifted)
-            return np.asarray(np.where(is_moved, shifted, made).astype(made.dtype))
-        limits = np.iinfo(made.dtype)
-        shifted = made + np.rint(rng.choice((-1, 0, 1), made.shape) * far)
-        return np.asarray(np.clip(shifted, limits.min, limits.max).astype(made.dtype))
+        if numbers.dtype.kind == "f":
+            shifted = numbers + rng.uniform(-1, 1, numbers.shape) * far
+            is_moved = np.isfinite(numbers) & np.isfinite(shifted)
+            return np.asarray(np.where(is_moved, shifted, numbers).astype(numbers.dtype))
+        limits = np.iinfo(numbers.dtype)
+        shifted = numbers + np.rint(rng.choice((-1, 0, 1), numbers.shape) * far)
+        return np.asarray(np.clip(shifted, limits.min, limits.max).astype(numbers.dtype))
 
 
 def _is_scale(node: onnx.NodeProto, position: int) -> bool:

@@ -64,27 +64,27 @@ def shrink(
         for start in range(count - length + 1):
             model, feeds = _part(judged, range(start, start + length))
             try:
-                found = Judged(model, (feeds,)).judge(finding.target, finding.threads)
+                smaller = Judged(model, (feeds,)).judge(finding.target, finding.threads)
             except Exception:
                 continue
-            if found.verdict == finding.verdict:
-                return model, feeds, found
+            if smaller.verdict == finding.verdict:
+                return model, feeds, smaller
     return judged.model, judged.feeds[0], finding
 
 
 def _part(judged: Judged, span: Sequence[int]) -> tuple[onnx.ModelProto, dict[str, Any]]:
     graph, values = judged.model.graph, judged.evaluations[0].values
     nodes = [graph.node[i] for i in span]
-    made = [name for node in nodes for name in node.output if name]
+    outputs = [name for node in nodes for name in node.output if name]
     bodies = [a.g for node in nodes for a in node.attribute if a.HasField("g")]
     inner = [name for body in bodies for node in body.node for name in node.input]
     read = dict.fromkeys(name for node in nodes for name in node.input if name)
     read |= dict.fromkeys(name for name in inner if name in values)
     constants = {initializer.name for initializer in graph.initializer}
-    feeds = {name: values[name] for name in read if name not in made and name not in constants}
+    feeds = {name: values[name] for name in read if name not in outputs and name not in constants}
     used = {name for node in nodes for name in node.input} | set(inner)
     outer = {output.name for output in graph.output}
-    ends = [name for name in made if name not in used or name in outer] or made[-1:]
+    ends = [name for name in outputs if name not in used or name in outer] or outputs[-1:]
     part = helper.make_graph(
         nodes,
         "part",
@@ -100,13 +100,13 @@ def _part(judged: Judged, span: Sequence[int]) -> tuple[onnx.ModelProto, dict[st
 
 def describe(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> str:
     """Return a model in one line: `Conv(float32[1, 4], c:float32[3]){'group': 1} ; Relu(...)`."""
-    known = {name: _type(value) for name, value in feeds.items()}
+    types = {name: _type(value) for name, value in feeds.items()}
     for constant in model.graph.initializer:
         dtype = helper.tensor_dtype_to_np_dtype(constant.data_type)
-        known[constant.name] = f"c:{np.dtype(dtype).name}{list(constant.dims)}"
+        types[constant.name] = f"c:{np.dtype(dtype).name}{list(constant.dims)}"
     parts = []
     for node in model.graph.node:
-        inputs = ", ".join(known.get(name, name or "_") for name in node.input)
+        inputs = ", ".join(types.get(name, name or "_") for name in node.input)
         own = [attribute for attribute in node.attribute if not attribute.HasField("g")]
         attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in own}
         plain = {k: v.decode() if isinstance(v, bytes) else v for k, v in attributes.items()}

@@ -76,8 +76,8 @@ def _rules(backends: Backends) -> Iterator[Switch]:
     for name, backend in sorted(backends.by_name.items()):
         if name == TWIN:
             continue
-        known: tuple[KnownDefect, ...] = tuple(getattr(backend, "defects", ()))
-        for defect in known:
+        defects: tuple[KnownDefect, ...] = tuple(getattr(backend, "defects", ()))
+        for defect in defects:
             alone = [
                 each
                 for each in sorted(REPRODUCERS)
@@ -116,9 +116,9 @@ def _stated(backend: Any, operators: frozenset[str]) -> Iterator[KnownDefect]:
 
 
 def _foldings() -> Iterator[Switch]:
-    known = fold_constants.MISEVALUATED
-    for name in sorted(known):
-        without = partial(patch.object, fold_constants, "MISEVALUATED", known - {name})
+    operators = fold_constants.MISEVALUATED
+    for name in sorted(operators):
+        without = partial(patch.object, fold_constants, "MISEVALUATED", operators - {name})
         words = f"folding {name}: the reference evaluator gets it wrong in some versions"
         concerns = partial(_folds, name)
         yield Switch(words, "onnxruntime", frozenset((name,)), concerns, without)
