@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 FREE, FIRST, MIDDLE, LAST = range(4)
 _PAIR_ENTRIES = 1 << 15
+# With 100, one of 81 recorded plans is 0.05% dearer, a proof is lost and a bound is 3.4% looser.
 _MOST_OPS = 1000
 # With 2^17, one of 81 recorded plans is 0.65% dearer, one proof is lost and a bound is 2.9% looser.
 _MOST_ENTRIES = 1 << 21

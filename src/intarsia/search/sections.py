@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from intarsia.search.problem import PlacementProblem
 
 _LONG = 0.5  # of all operators: a tensor that lives so long, such as a mask, passes by any cut
+# In a small network half of all operators are not long.
 _LONG_OPS = 32
 
 

@@ -59,6 +59,7 @@ MOST_WORK = 12_000  # operators times scenarios
 _NODE_WORK = 8  # scenarios that building tables costs as much as
 _MOST_ENTRIES = 1 << 20
 
+# With 40, one of the 81 recorded plans is 3.4% dearer; with 400, one is 0.02% cheaper.
 _MOST_RESHAPED_OPS = 160
 _RESHAPED_ENTRIES = 1 << 14
 _BATCH_ENTRIES = 1 << 19

@@ -106,6 +106,7 @@ class TagTable:
             label = self.files.tables.labels.get(name)
             if label is not None:
                 raise TargetError(f"{name!r} is a label, defined at {label.place()}")
+            # The caller may change its dictionary afterwards.
             self._tags[name] = copy.deepcopy(config)
             self._added.add(name)
 
@@ -157,6 +158,8 @@ class TagTable:
             return
         file = _folder() / f"{vendor}.toml"
         if file.is_file():
+            # What the program has overridden stays. A new dictionary, since others may be walking
+            # the old one.
             self._tags = {**read_catalogue(file), **self._tags}
         self._vendors.add(vendor)
 
@@ -296,6 +299,7 @@ class Registry:
         with self._lock:
             if self._has_plugins:
                 return
+            # Before loading: a plug-in that is loaded asks for kinds itself.
             self._has_plugins = True
             from intarsia.settings import Settings
 
@@ -310,6 +314,7 @@ class Registry:
                             self.add_kind(kind)
                 except Exception as error:  # foreign code may raise anything
                     failures.append(f"backend plug-in {entry.name!r} ({entry.value}): {error!r}")
+        # Without the lock: what shows a warning may be anybody's code.
         for failure in failures:
             warnings.warn(f"{failure}; it is left out", RuntimeWarning, stacklevel=2)
 

@@ -48,4 +48,5 @@ def _key(name: str) -> str:
 
 
 def _string(text: str) -> str:
+    # A JSON string is a TOML string but for DEL, which TOML wants escaped (TOML 1.0, String).
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -73,6 +73,7 @@ class UserFiles:
         project = find_project_file()
         if project is not None:
             self.add(project)
+        # At the end: a file that cannot be read is an error each time, not the first time alone.
         self._has_found = True
 
     def add(self, path: str | os.PathLike[str]) -> UserTables:

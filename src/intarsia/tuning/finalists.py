@@ -103,6 +103,8 @@ def choose(
     """
     samples = _padded(plans, earlier or {})
     live, ratios, done = tuple(plans), dict[PlanCandidate, Ratio](), 0
+    # Each look may err by its share (Bonferroni): they are not independent, and together err by no
+    # more.
     alpha = ALPHA / len(looks)
     standing = judge(samples, alpha=alpha, tie=TIE)
     for look in looks if len(live) > 1 else ():

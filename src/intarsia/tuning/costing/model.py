@@ -106,6 +106,7 @@ def fit(evidence: Evidence) -> TargetModel:
     byte_seconds = _fit_bytes(evidence, alone, larger, marginals, call)
     for piece, seconds in alone.items():
         border = byte_seconds * evidence.bytes_of(piece)
+        # Never 0 or less: what seems free would be taken wherever it lies.
         marginals[piece] = max(LEAST_SHARE * seconds, seconds - call - border)
     _correct(evidence, alone, larger, marginals, call, byte_seconds)
     return TargetModel(
@@ -139,6 +140,7 @@ def _fit_call(
     singles = [seconds for piece, seconds in alone.items() if len(piece) == 1]
     typical = statistics.median(singles or shares or (0.0,))
     call = evidence.call_seconds
+    # The largest: it saves the most calls at once, so noise counts least.
     for units, seconds in larger[:1]:
         pieces = pieces_of(units, (piece for piece in alone if len(piece) > 1))
         if len(pieces) > 1 and alone.keys() >= set(pieces):
@@ -191,6 +193,7 @@ def _fit_bytes(
     for units, seconds in larger:
         pieces = pieces_of(units, groups)
         measured = [piece for piece in pieces if piece in alone]
+        # Where most of a region is guessed, it says nothing of bytes.
         if 2 * sum(map(len, measured)) < len(units):
             continue
         others = sum(marginals[piece] for piece in pieces if piece not in alone)

@@ -192,6 +192,7 @@ def _agreed(
     agreed: dict[int, tuple[int, ...]] = {}
     used: set[int] = set()
     every = {group for groups in fusions.groups.values() for group in groups}
+    # The smallest first: what one backend fuses more of holds what all of them fuse.
     for group in sorted(every, key=lambda nodes: (len(nodes), nodes)):
         telling = [at for at in targets[group[0]] if at in fusions.groups]
         heavy = [node for node in group if _weight(graph.nodes[node]) is CallWeight.HEAVY]
