@@ -38,6 +38,7 @@ def read_blocks(
     border_blocks = []
     for value_id, state in zip(values, states, strict=True):
         value = region.graph.values[value_id]
+        # A state of one runtime alone is nobody else's to read.
         block = -1 if state.runtime else BLOCKS.get(state.layout, -1)
         is_taken = block in blocks and can_block(value.dtype, value.shape or (), block)
         if block and not is_taken:

@@ -131,8 +131,10 @@ def _number(name: str, text: str) -> float:
     return number
 
 
+# Four of eight bits, so that neither zeros nor text nor small integers look right by chance.
 _SCRAMBLE = 0xA5
 _KEYS = itertools.count()
+# Later than the run by which a probe is checked: in the middle of a race.
 _LATER_RUN, _SLOW_FACTOR = 3, 100.0
 _LEAK_BYTES = 64 << 20
 _OFF = 0.1
@@ -272,6 +274,7 @@ def _fail(fault: str) -> None:
     if fault.endswith("segfault"):
         os.kill(os.getpid(), signal.SIGSEGV)
     if fault == "leak":
+        # Bytes that were written: untouched pages would not be resident.
         _leaked.append(os.urandom(1) * _LEAK_BYTES)
 
 

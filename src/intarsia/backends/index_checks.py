@@ -143,4 +143,6 @@ def with_checks(
             _look(checks, inputs, target)
             raise
 
+    # Afterwards costs nothing where all is well: for libraries that fail by themselves, without
+    # saying where.
     return explained if afterwards else guarded

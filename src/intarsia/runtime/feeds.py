@@ -26,6 +26,7 @@ def check_feeds(specs: Sequence[TensorSpec], feeds: Mapping[str, Any]) -> list[A
             f"inputs are given as a mapping from name to array, not as {type(feeds).__name__}",
             hint="call the executable itself for the positional form",
         )
+    # The usual case first: each call of a program comes by here.
     if len(feeds) == len(specs) and all(spec.name in feeds for spec in specs):
         return [check_array(spec, feeds[spec.name]) for spec in specs]
     names = {spec.name for spec in specs}
@@ -52,6 +53,7 @@ def check_array(spec: TensorSpec, value: Any, *, in_place: bool = False) -> Any:
     if spec.shape is None:
         return value
     array: Any = _as_array(spec, value)
+    # numpy's texts of a fixed width; ONNX's are objects of Python.
     if spec.dtype == "string" and array.dtype.kind in "UT":
         array = array.astype(object)
     if array.dtype != np_dtype(spec.dtype):

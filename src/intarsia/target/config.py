@@ -127,6 +127,7 @@ class CompilationConfig:
         targets = tuple(item.placed for item in listed)
         fallback = next(item for item in reversed(targets) if is_complete(item))
         chosen, why, replaced = choose_host(host_asked, carriers, fallback, changes)
+        # Resolved again, a config is the same (row 108), its reasons too.
         if before is not None and host is None:
             why = before.host
         check_overrides(changes, [item.target for item in listed] + [chosen])
