@@ -41,14 +41,9 @@ def _forecast(setting: Setting, database: CostDatabase | None, options: Options)
     of_plans = {plan.name: keys.key(plan.calls) for plan in space.plans}
     of_units = {
         position: {
-            keys.key(((position, unit.nodes),))
-            for unit in space.units.units
-            if position in unit.targets
-        }
-        | {
-            keys.key(((position, space.units.nodes_of(group.units)),))
-            for group in space.groups
-            if group.position == position
+            keys.key(((at, space.units.nodes_of(units)),))
+            for at, units in space.pieces
+            if at == position
         }
         for position in range(len(setting.targets))
     }

@@ -9,7 +9,7 @@ measured or no plan can beat the best one that was run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -180,15 +180,21 @@ class Prospector:
         """Return the search's plan and its runners-up, as far as they may be the best."""
         if self.solution is None:
             return []
-        known_calls = {plan.calls for plan in plans}
+        known_calls = {plan.calls for plan in plans}  # these were measured
         candidates = []
-        for calls in (self.solution.calls, *self._runners_up()):
-            if not self._rests_on_measurements(calls):
+        for planned in (self.solution.calls, *self._runners_up()):
+            plan = self.costing.plan_of(planned)
+            calls = tuple((at, self.space.units.nodes_of(units)) for at, units in plan)
+            if calls in known_calls or not self._rests_on_measurements(planned):
                 continue
-            plan = self._plan_of(calls, known_calls, best)
-            if plan is not None and (plan.predicted_seconds or 0.0) <= limit:
-                known_calls.add(plan.calls)
-                candidates.append(plan)
+            first = self.predictions.get(calls)
+            if first is None:
+                seconds = self.costing.price(plan, self.models)
+                first = Prediction(f"mix {len(self.predictions) + 1}", seconds, best)
+                self.predictions[calls] = first
+            if first.seconds <= limit:
+                known_calls.add(calls)
+                candidates.append(PlanCandidate(first.name, calls))
         return candidates
 
     def _runners_up(self) -> list[Sequence[PlannedCall]]:
@@ -233,24 +239,6 @@ class Prospector:
 
     def _make_problem(self) -> PlacementProblem:
         return self.costing.problem(self.models)
-
-    def _plan_of(
-        self, solution_calls: Sequence[PlannedCall], known_calls: Container[Calls], best: float
-    ) -> PlanCandidate | None:
-        """Return calls of the search as a plan, with the first prediction that was made of it.
-
-        A plan that is known is none: it was measured.
-        """
-        plan = self.costing.plan_of(solution_calls)
-        calls = tuple((at, self.space.units.nodes_of(units)) for at, units in plan)
-        if calls in known_calls:
-            return None
-        if calls not in self.predictions:
-            seconds = self.costing.price(plan, self.models)
-            name = f"mix {len(self.predictions) + 1}"
-            self.predictions[calls] = Prediction(name, seconds, best)
-        first = self.predictions[calls]
-        return PlanCandidate(first.name, calls, predicted_seconds=first.seconds)
 
     def _wanted(self, solution: Solution, plan: Sequence[Wanted]) -> Sequence[Wanted]:
         """Return what is worth measuring next: units and groups of the plan, else its calls."""

@@ -10,14 +10,12 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from intarsia.cost.fingerprint import this_machine
-from intarsia.errors import BackendError, InternalError
+from intarsia.errors import BackendError
 from intarsia.place.assign import refusal_of
 from intarsia.place.decide import cut_regions
 from intarsia.plan.tuning import CutReport, TuningReport, UnitCost, UnitReport
-from intarsia.search.marginals import min_marginals
+from intarsia.tuning.costing.formulation import best_with
 from intarsia.tuning.costing.model import predict
 from intarsia.tuning.finalists import EQUAL, NOT_RUN, FinalRound, finalist_rows, order_plans
 from intarsia.tuning.laboratory.values import Probe
@@ -192,7 +190,7 @@ def report_units(tuner: Tuner, calls: Calls) -> tuple[UnitReport, ...]:
     """
     if not tuner.prospector.models or tuner.prospector.problem is None:
         return ()
-    plan_seconds = _plan_seconds(tuner)
+    plan_seconds = best_with(tuner.prospector.problem)
     graph, targets = tuner.setting.graph, tuner.setting.targets
     region_of = {node: i for i, (_, nodes) in enumerate(calls) for node in nodes}
     reports = []
@@ -211,22 +209,6 @@ def report_units(tuner: Tuner, calls: Calls) -> tuple[UnitReport, ...]:
             )
         )
     return tuple(reports)
-
-
-def _plan_seconds(tuner: Tuner) -> dict[tuple[int, int], float]:
-    """Return the cost of the best plan with each unit on each target."""
-    assert tuner.prospector.problem is not None
-    try:
-        marginals = min_marginals(tuner.prospector.problem).labels
-    except InternalError:  # the graph is too wide: then there is no telling
-        return {}
-    best_seconds: dict[tuple[int, int], float] = {}
-    for label, seconds in zip(tuner.prospector.problem.labels, marginals, strict=True):
-        if np.isfinite(seconds):
-            for unit in label.ops:
-                key = (label.backend, unit)
-                best_seconds[key] = min(best_seconds.get(key, np.inf), float(seconds))
-    return best_seconds
 
 
 def _unit_cost(

@@ -13,21 +13,18 @@ learnt from it as it will be from a real one. It is repeated until every unit is
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from intarsia.cost.cost import Cost, CostSource
 from intarsia.cost.database import known_costs
 from intarsia.cost.fingerprint import this_machine
-from intarsia.errors import InternalError
 from intarsia.place.decide import Calls
 from intarsia.plan.tuning import Finalist, TuningReport, name_some
-from intarsia.search.marginals import min_marginals
 from intarsia.tuning.absent.outlooks import (
     MIDDLE,
     TIE,
@@ -40,6 +37,7 @@ from intarsia.tuning.absent.outlooks import (
     survey,
     targets_of,
 )
+from intarsia.tuning.costing.formulation import best_with
 from intarsia.tuning.finalists import count_nodes
 
 if TYPE_CHECKING:
@@ -295,43 +293,25 @@ def _open(planner: Planner, *, with_calls: bool = False) -> frozenset[int]:
 
 def _targets(problem: PlacementProblem, count: int) -> tuple[int, ...]:
     """Return by unit the position of the target that the best labels give it."""
-    try:
-        marginals = min_marginals(problem).labels
-    except InternalError:  # the graph is too wide
+    seconds = best_with(problem)
+    if not seconds:  # the graph is too wide
         return targets_of(solve_case(problem).chosen, count)
-    best = [(np.inf, -1)] * count
-    for label, seconds in zip(problem.labels, marginals.tolist(), strict=True):
-        for unit in label.ops:
-            best[unit] = min(best[unit], (seconds, label.backend))
+    best = [(math.inf, -1)] * count
+    for (position, unit), each in seconds.items():
+        best[unit] = min(best[unit], (each, position))
     return tuple(position for _, position in best)
 
 
 def _widest(planner: Planner, undecided: frozenset[int]) -> CostKey | None:
     """Return the key of what is most worth measuring; None if nothing is open any more."""
-    slack = _slack(planner)
+    seconds = best_with(planner.problem(MIDDLE))  # where the graph is too wide, widths alone decide
+    best = min(seconds.values(), default=0.0)
     worth: dict[CostKey, float] = {}
     for (position, unit), cost in planner.costs.items():
         if unit not in undecided or cost.source.is_measured:
             continue
         width = high_seconds(cost) - cost.low_seconds
-        beyond = width - slack.get((position, unit), 0.0)
+        beyond = width - (seconds.get((position, unit), best) - best)
         key = planner.subjects[position, unit].key
         worth[key] = worth.get(key, 0.0) + max(beyond, 1e-3 * width)
     return max(worth, key=worth.__getitem__, default=None)
-
-
-def _slack(planner: Planner) -> dict[tuple[int, int], float]:
-    """Return how much slower the best plan with a unit on a target is, by position and unit."""
-    problem = planner.problem(MIDDLE)
-    try:
-        marginals = min_marginals(problem)
-    except InternalError:  # the graph is too wide: then widths alone decide
-        return {}
-    slack: dict[tuple[int, int], float] = {}
-    for label, seconds in zip(problem.labels, marginals.labels, strict=True):
-        if np.isfinite(seconds):
-            for unit in label.ops:
-                place = (label.backend, unit)
-                slower = float(seconds) - marginals.best
-                slack[place] = min(slack.get(place, np.inf), slower)
-    return slack

@@ -166,7 +166,6 @@ class Boundaries:
     copied: Callable[[Pair], float]
     found: dict[BoundaryKey, BoundaryReport] = field(default_factory=dict)
     _known: dict[BoundaryKey, float] = field(default_factory=dict)
-    _targets: dict[BoundaryKey, tuple[int, int]] = field(default_factory=dict)
     _failed: set[BoundaryKey] = field(default_factory=set)
     _blocked: set[BoundaryKey] = field(default_factory=set)
     _pairs: dict[BoundaryKey, Pair] = field(default_factory=dict)
@@ -205,9 +204,9 @@ class Boundaries:
     def call_penalty(self, position: int) -> float:
         """Return what calls on a target cost more for running after others, at least 0."""
         every = [
-            seconds
-            for key, seconds in self._known.items()
-            if self._targets[key][1] == position and key not in self._blocked
+            self._known[key]
+            for key, pair in self._pairs.items()
+            if pair[1][0] == position and key not in self._blocked
         ]
         return max(0.0, median(every)) if every else 0.0
 
@@ -260,7 +259,6 @@ class Boundaries:
     ) -> None:
         assumed, copied = self._assumed(pair), self.copied(pair)
         self._known[key] = max(-self.most_saved(pair), seconds - copied)
-        self._targets[key] = (pair[0][0], pair[1][0])
         self._pairs[key] = pair
         layouts = self._layouts(pair)
         if layouts:
@@ -279,22 +277,23 @@ class Boundaries:
             " ".join(sorted(set(layouts.values()))),
         )
 
-    def _similar(self, pair: Pair) -> list[float]:
-        """Return costs of other boundaries between the same targets, equally blocked or plain."""
-        ends = (pair[0][0], pair[1][0])
-        is_blocked = bool(self._layouts(pair))
+    def _alike(self, pair: Pair) -> list[BoundaryKey]:
+        """Return what is known of the same two targets, likewise with blocked layouts or not."""
+        ends, is_blocked = (pair[0][0], pair[1][0]), bool(self._layouts(pair))
         return [
-            seconds
-            for key, seconds in self._known.items()
-            if self._targets[key] == ends and (key in self._blocked) == is_blocked
+            key
+            for key, (one, other) in self._pairs.items()
+            if (one[0], other[0]) == ends and (key in self._blocked) == is_blocked
         ]
+
+    def _similar(self, pair: Pair) -> list[float]:
+        return [self._known[key] for key in self._alike(pair)]
 
     def _assumed(self, pair: Pair) -> float:
         similar = self._similar(pair)
         typical = median(similar) if similar else 0.0
         if typical < 0:  # what is saved goes by bytes
-            ends = (pair[0][0], pair[1][0])
-            alike = (key for key in self._blocked if self._targets[key] == ends)
+            alike = self._alike(pair)
             part = median(self._known[key] / self.most_saved(self._pairs[key]) for key in alike)
             return part * self.most_saved(pair)
         return typical

@@ -45,19 +45,10 @@ class KeyMaker:
     _versions: dict[int, str] = field(default_factory=dict)
     _layouts: dict[tuple[Call, Call], Layouts] = field(default_factory=dict)
 
-    def is_shared(self, calls: Calls) -> bool:
+    def is_shared(self, calls: Sequence[Call]) -> bool:
         """Whether several runtimes take turns in a plan."""
         names = {self.setting.capabilities[position].backend.name for position, _ in calls}
         return len(names) > 1
-
-    def is_shared_probe(self, calls: Calls) -> bool:
-        """Whether several runtimes take turns where calls are timed.
-
-        A whole plan runs as it would ship; a part of the model as if in a plan of all targets.
-        """
-        if sum(len(nodes) for _, nodes in calls) == len(self.setting.graph.nodes):
-            return self.is_shared(calls)
-        return len({capability.backend.name for capability in self.setting.capabilities}) > 1
 
     def version(self, position: int) -> str:
         """Return the name and version of a target's backend, and of our code if it runs that."""
@@ -73,23 +64,22 @@ class KeyMaker:
         several calls under a hash of theirs, with their borders where these are not plain. A part
         of the model runs as in a mixed plan.
         """
-        key = self._keys.get(calls)
-        if key is None:
-            is_shared = self.is_shared_probe(calls)
-            key = self._keys[calls] = self._make_key(calls, is_shared)
-        return key
+        if calls not in self._keys:
+            self._keys[calls] = self._make_key(calls)
+        return self._keys[calls]
 
-    def _make_key(self, calls: Calls, is_shared: bool) -> CostKey:
+    def _make_key(self, calls: Calls) -> CostKey:
         graph, targets = self.setting.graph, self.setting.targets
+        is_whole = sum(len(nodes) for _, nodes in calls) == len(graph.nodes)
+        # a whole plan runs as it would ship; a part of the model as if in a plan of all targets
+        is_shared = self.is_shared(calls if is_whole else [(i, ()) for i in range(len(targets))])
         hashes = [shape_hash(Region.of(graph, nodes)) for _, nodes in calls]
         texts = [str(targets[position].target) for position, _ in calls]
         positions = dict.fromkeys(position for position, _ in calls)
         versions = " | ".join(map(self.version, positions))
-        threads = (
-            f"{self.setting.num_threads} shared" if is_shared else str(self.setting.num_threads)
-        )
+        threads = f"{self.setting.num_threads}{' shared' if is_shared else ''}"
         machine = this_machine().digest
-        homes = self._homes(calls)
+        homes = self._homes() if is_whole else []
         if len(calls) == 1 and not homes:
             return CostKey(hashes[0], texts[0], versions, machine, threads)
         names = [part for pair in zip(hashes, texts, strict=True) for part in pair]
@@ -98,11 +88,9 @@ class KeyMaker:
         unique = ", ".join(str(targets[position].target) for position in positions)
         return CostKey(digest(("calls", *names)), unique, versions, machine, threads)
 
-    def _homes(self, calls: Calls) -> list[str]:
-        """Return which inputs and outputs are not the host's, of what is all of the model."""
+    def _homes(self) -> list[str]:
+        """Return which inputs and outputs of the model are not the host's."""
         borders, graph = self.setting.constraints.borders, self.setting.graph
-        if not borders or sum(len(nodes) for _, nodes in calls) < len(graph.nodes):
-            return []
         sides = (("input", graph.inputs), ("output", graph.outputs))
         return [
             f"{what} {i} on {domain_text(borders[value])}"

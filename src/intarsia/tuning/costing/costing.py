@@ -108,12 +108,7 @@ class Costing:
 
     def look_up(self) -> None:
         """Ask the database for all units, and all regions that were proposed, at once."""
-        wanted = [
-            (position, (unit,))
-            for unit, every in enumerate(self.space.units.units)
-            for position in every.targets
-        ]
-        self.table.ask(map(self.key_of, (*wanted, *self.regions)))
+        self.table.ask(map(self.key_of, (*self.space.pieces, *self.regions)))
 
     def models(self) -> dict[int, TargetModel]:
         """Return what was fitted to each target; what was not measured is taken to be fast.
@@ -226,12 +221,7 @@ class Costing:
             seconds = self.seconds_of(wanted)
             if seconds is not None:
                 measured[wanted] = seconds + self.call_penalty_of(wanted[0])
-            if self.is_poisoned(wanted):
-                excluded.add(wanted)
-        for unit, every in enumerate(self.space.units.units):
-            for position in every.targets:
-                if self.is_poisoned((position, (unit,))):
-                    excluded.add((position, (unit,)))
+        excluded |= set(filter(self.is_poisoned, (*self.space.pieces, *self.regions)))
 
         def hoped(pair: Pair) -> float:
             prices = (models[position].byte_seconds for position, _ in pair if position in models)
@@ -291,10 +281,4 @@ class Costing:
 
     def multiplicity(self) -> Counter[CostKey]:
         """Return how often the shape of each unit and group occurs, by key."""
-        units = (
-            self.key_of((position, (unit,)))
-            for unit, every in enumerate(self.space.units.units)
-            for position in every.targets
-        )
-        groups = (self.key_of((group.position, group.units)) for group in self.space.groups)
-        return Counter((*units, *groups))
+        return Counter(map(self.key_of, self.space.pieces))

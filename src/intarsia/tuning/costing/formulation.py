@@ -13,12 +13,15 @@ they were measured to cost and their copies.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from intarsia.errors import InternalError
+from intarsia.search.marginals import min_marginals
 from intarsia.search.problem import Interval, Label, PlacementProblem, ProblemTensor
 from intarsia.tuning.costing.model import (
     LEAST_BYTE_SECONDS,
@@ -35,6 +38,24 @@ if TYPE_CHECKING:
     from intarsia.tuning.proposals.space import Space
 
 LEAST_SECONDS = 1e-9
+
+
+def best_with(problem: PlacementProblem) -> dict[tuple[int, int], float]:
+    """Return by target and unit the seconds of the best plan that has it there.
+
+    Returns:
+        Nothing where there is no such plan; nothing at all if the graph is too wide to tell.
+    """
+    try:
+        marginals = min_marginals(problem).labels
+    except InternalError:
+        return {}
+    best: dict[tuple[int, int], float] = {}
+    for label, seconds in zip(problem.labels, marginals.tolist(), strict=True):
+        for unit in label.ops if math.isfinite(seconds) else ():
+            place = (label.backend, unit)
+            best[place] = min(best.get(place, math.inf), seconds)
+    return best
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,7 @@ class Laboratory(ModelWorker):
         self._feeds = feeds or {}
         self._reference: ReferenceRun | None = None
         self._plug_ins: PlugIns | None = None
-        self._digest = ""
+        self._digest = write_model(setting.graph, self._folder)
         self._ids: dict[Probe, int] = {}
         self._known: dict[Probe, Preparation] = {}
         self._ready: dict[Probe, None] = {}  # in the order of their last use
@@ -167,7 +167,6 @@ class Laboratory(ModelWorker):
                 for name in list_stand_ins()
                 if name in backends.by_name and backends.named(name).detect().targets
             )
-            self._digest = write_model(graph, self._folder)
             self._reference = self._run_reference(
                 stand_ins, self.setting.num_threads, feeds, self.seed
             )
@@ -188,14 +187,13 @@ class Laboratory(ModelWorker):
         """Start a worker with the model open in it, unless there is one."""
         if self._is_open():
             return
-        setting, reference = self.setting, self.reference
+        setting = self.setting
         spec = SessionSpec(
             folder=str(self._folder),
             config=setting.config.to_json(),
             num_threads=setting.num_threads,
             is_shared=len({each.backend.name for each in setting.capabilities}) > 1,
-            values=list(reference.stored),
-            texts=dict(reference.texts),
+            reference=self.reference,
             plug_ins=self.plug_ins,
             hosts=[placed.to_json() for placed in setting.targets[len(setting.config.targets) :]],
             borders={

@@ -130,8 +130,8 @@ class Session:
         """Open the model in a folder."""
         folder = Path(spec.folder)
         graph = open_model(folder)
-        values = map_values(folder, spec.values)
-        for name, array in text_arrays(graph, spec.texts).items():
+        values = map_values(folder, spec.reference.stored)
+        for name, array in text_arrays(graph, spec.reference.texts).items():
             values[graph.value_named(name).id] = array
         return cls(spec, Mark(folder), graph, values, ArtifactStore(folder))
 
@@ -147,7 +147,6 @@ class Session:
             is_part: Whether it counts as a part of a model although it is all of this one.
         """
         before = resident_bytes()
-        start = time.perf_counter()
         self.mark.set(WorkerStage.COMPILE, probe)
         try:
             draft = self._draft(calls, is_part=is_part)
@@ -163,7 +162,6 @@ class Session:
             raise
         except IntarsiaError as error:
             return Preparation((ReasonCode.COMPILE_FAILED, error.message))
-        compiled = time.perf_counter()
         self.mark.set(WorkerStage.RUN, probe)
         try:
             bound = self._bind(draft, executable, is_part=is_part)
@@ -176,16 +174,11 @@ class Session:
             return Preparation((ReasonCode.NUMERICS, finding.problem), error=finding.error)
         self.bound[probe] = bound
         return Preparation(
-            compile_seconds=compiled - start,
             run_seconds=bound.subject.typical_seconds,
             nbytes=max(0, resident_bytes() - before),
             error=finding.error,
             has_clock=bound.subject.clock is not None,
         )
-
-    def target_at(self, position: int) -> PlacedTarget:
-        """Return the target at a position of the machine's list."""
-        return self.setting.capabilities[position].target
 
     def _draft(self, calls: Calls, *, is_part: bool) -> PlanDraft:
         """Return the plan that runs the calls: of the whole model, or of a part with its border."""
@@ -193,7 +186,8 @@ class Session:
         nodes = [node for _, members in calls for node in members]
         is_whole = len(nodes) == len(graph.nodes) and not is_part
         assignment = Assignment((), ("probe",) * len(graph.nodes), ())
-        pieces = tuple(Piece(self.target_at(at), tuple(members)) for at, members in calls)
+        targets = self.setting.targets
+        pieces = tuple(Piece(targets[at], tuple(members)) for at, members in calls)
         decision = Decision(assignment, pieces, (), Policy.COLLAGE)
         if is_whole:
             return make_draft(self.setting, decision)
@@ -263,7 +257,7 @@ class Session:
 
     def _check(self, bound: _Bound, calls: Calls) -> ValueComparison:
         """Return the first problem of an output, or the largest error."""
-        attrs = [self.target_at(position).target.attrs for position, _ in calls]
+        attrs = [self.setting.targets[position].target.attrs for position, _ in calls]
         precision = next((str(item["precision"]) for item in attrs if "precision" in item), "")
         worst = 0.0
         for name, actual in bound.context.read_outputs().items():

@@ -7,8 +7,8 @@ to compile outlive the worker that made them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from intarsia.arrays import Array, np_dtype
-from intarsia.backends.values import Artifact, ArtifactConstant, TensorSpec
+from intarsia.backends.values import Artifact, ArtifactConstant
 from intarsia.graph.arena import ALIGNMENT
 from intarsia.hashing import digest
 
@@ -158,16 +158,7 @@ class _StoredConstant:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class _StoredArtifact:
-    backend: str
-    version: str
-    target: str
-    payload: bytes
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    constants: tuple[_StoredConstant, ...]
-    metadata: Mapping[str, str]
+_DECODER = msgspec.msgpack.Decoder(tuple[Artifact, list[_StoredConstant]])
 
 
 class ArtifactStore:
@@ -192,26 +183,17 @@ class ArtifactStore:
         """
         file = self._file(target, bits, border)
         try:
-            stored = msgspec.msgpack.decode(file.read_bytes(), type=_StoredArtifact)
+            artifact, places = _DECODER.decode(file.read_bytes())
         except FileNotFoundError:
             return None
         pages = np.memmap(file.with_suffix(".constants"), np.uint8, "r")
         constants = []
-        for one in stored.constants:
+        for one in places:
             dtype = np_dtype(one.dtype)
             nbytes = int(np.prod(one.shape, dtype=np.int64)) * dtype.itemsize
             data = np.asarray(pages)[one.offset : one.offset + nbytes].view(dtype)
             constants.append(ArtifactConstant(one.name, data.reshape(one.shape)))
-        return Artifact(
-            stored.backend,
-            stored.version,
-            stored.target,
-            stored.payload,
-            stored.inputs,
-            stored.outputs,
-            tuple(constants),
-            stored.metadata,
-        )
+        return replace(artifact, constants=tuple(constants))
 
     def write(
         self, target: str, bits: int, border: str, artifact: Artifact, seconds: float
@@ -229,27 +211,16 @@ class ArtifactStore:
         if seconds < self._least_seconds or has_text:
             return
         file = self._file(target, bits, border)
-        constants, offset = [], 0
+        places, offset = [], 0
         with file.with_suffix(".constants").open("wb") as pages:
             for constant in artifact.constants:
                 data = np.asarray(constant.data, order="C")
                 pages.write(bytes(offset - pages.tell()))
                 pages.write(data.reshape(-1).view(np.uint8).data)
-                constants.append(
-                    _StoredConstant(constant.name, data.dtype.name, data.shape, offset)
-                )
+                places.append(_StoredConstant(constant.name, data.dtype.name, data.shape, offset))
                 offset = -(-pages.tell() // ALIGNMENT) * ALIGNMENT
             pages.write(bytes(1))  # an empty file cannot be mapped
-        stored = _StoredArtifact(
-            artifact.backend,
-            artifact.version,
-            artifact.target,
-            artifact.payload,
-            artifact.inputs,
-            artifact.outputs,
-            tuple(constants),
-            dict(artifact.metadata),
-        )
+        stored = replace(artifact, constants=(), metadata=dict(artifact.metadata)), places
         draft = file.with_suffix(".draft")
         draft.write_bytes(msgspec.msgpack.encode(stored))
         draft.rename(file)  # a worker may be killed at any time

@@ -48,7 +48,6 @@ class Preparation:
 
     Attributes:
         refusal: Why it cannot be used, or None.
-        compile_seconds: Compiling and loading.
         run_seconds: The first run.
         nbytes: By how much the worker grew.
         error: The largest error, as a part of what is tolerated.
@@ -56,7 +55,6 @@ class Preparation:
     """
 
     refusal: Refused | None = None
-    compile_seconds: float = 0.0
     run_seconds: float = 0.0
     nbytes: int = 0
     error: float = 0.0
@@ -117,12 +115,10 @@ class ReferenceRun:
     """What the run that keeps every value of a model gave.
 
     Attributes:
-        target: What it ran on.
         stored: Where the values are.
         texts: The elements of inputs of text, by name; files hold none.
     """
 
-    target: str
     stored: tuple[StoredValue, ...]
     texts: Mapping[str, list[str]] = field(default_factory=dict)
 
@@ -136,8 +132,7 @@ class SessionSpec:
         config: The machine, as `CompilationConfig.to_json` gives it.
         num_threads: Threads that one run may use.
         is_shared: Whether parts of a model are to run as among several runtimes.
-        values: What the reference run kept.
-        texts: The elements of inputs of text, by name.
+        reference: What the reference run gave.
         plug_ins: Backends that are not installed.
         hosts: What runs nodes that no target of the machine takes, as `PlacedTarget.to_json`
             gives it; by position they come after its targets.
@@ -148,8 +143,7 @@ class SessionSpec:
     config: dict[str, Any]
     num_threads: int
     is_shared: bool
-    values: list[StoredValue]
-    texts: dict[str, list[str]]
+    reference: ReferenceRun
     plug_ins: PlugIns = field(default_factory=PlugIns)
     hosts: list[dict[str, Any]] = field(default_factory=list)
     borders: dict[str, MemoryDomain] = field(default_factory=dict)

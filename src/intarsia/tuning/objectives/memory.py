@@ -63,7 +63,6 @@ class Memory(Objective):
 
     slowdown: float | None = SLOWDOWN
     name = "memory"
-    is_of_speed = False
     weighs_pieces = True
     figure_name = "adds"
 

@@ -52,11 +52,6 @@ class Objective(Protocol):
         return False
 
     @property
-    def is_of_speed(self) -> bool:
-        """Whether the fastest plan is the best one, so that no limit on its time says anything."""
-        return True
-
-    @property
     def weighs_pieces(self) -> bool:
         """Whether pieces of the model are weighed before it is searched, and not timed alone."""
         return False

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
     from intarsia.place.setting import Setting
     from intarsia.target import PlacedTarget
+    from intarsia.tuning.costing.model import Units
 
 MOST_STATES = 6
 """Most tensor states: the tables of the search double with each."""
@@ -82,13 +83,11 @@ class PlanCandidate:
         name: For people: `greedy`, `openvino alone`, `search 1`.
         calls: What runs one after another.
         single: The position of the target whose plan it is, for a plan with one backend; else -1.
-        predicted_seconds: What the search says of it; None if it did not find it.
     """
 
     name: str
     calls: Calls
     single: int = -1
-    predicted_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ class GroupCandidate:
     """
 
     position: int
-    units: tuple[int, ...]
+    units: Units
     is_declared: bool
 
 
@@ -153,6 +152,16 @@ class Space:
     limits: tuple[float, ...]
     borders: Mapping[int, int]
 
+    @property
+    def pieces(self) -> tuple[tuple[int, Units], ...]:
+        """Every unit, then every group, with the position of each target that may have it."""
+        units = (
+            (position, (unit,))
+            for unit, every in enumerate(self.units.units)
+            for position in every.targets
+        )
+        return (*units, *((group.position, group.units) for group in self.groups))
+
     def memory(self, position: int) -> int:
         """Return the number of the memory of a target, or of the host."""
         return 0 if position == HOST else self.memories[position]
@@ -163,7 +172,7 @@ class Space:
             return 0.0
         return sum(copy(position, nbytes) for position in (one, other) if position != HOST)
 
-    def copied_around(self, position: int, members: Sequence[int], copy: CopySeconds) -> float:
+    def copied_around(self, position: int, members: Units, copy: CopySeconds) -> float:
         """Return the seconds that it takes to bring a region's tensors from and to their homes.
 
         What is neither an input nor an output of the model is taken to be at home on the host.
@@ -174,7 +183,7 @@ class Space:
             for value in (*region.inputs, *region.outputs)
         )
 
-    def copied_in(self, plan: Sequence[tuple[int, Sequence[int]]], copy: CopySeconds) -> float:
+    def copied_in(self, plan: Sequence[tuple[int, Units]], copy: CopySeconds) -> float:
         """Return the seconds of all copies of a plan: positions of targets and their units."""
         graph = self.units.graph
         origins: dict[int, int] = {value: self.borders.get(value, HOST) for value in graph.inputs}
