@@ -27,6 +27,8 @@ _MISH = 24 * log(2) * 2.0**-24
 """Mish of -24 log(2), from which on oneDNN's is 0: there `exp(x)` is half a unit of one."""
 _LEAST_EXPONENTIAL = 2.0**-125.5
 """The power of two is rounded to a whole exponent first; -126 counts as none."""
+# At -87 it gives just this, where the function is 2e-38: the largest error of four million points
+# of [-100, 100] with oneDNN 3.2.
 _SOFTPLUS = 2.0**-17
 
 
