@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from intarsia.place.setting import Setting
     from intarsia.target import Target
 
+DEFAULT_TARGET = "llvm"
+"""This machine's CPU; C may be compiled for others of its vector width, too."""
+
 _C_REGISTERS = 8
 """Vector registers that C is written for: with larger tiles, C compilers take minutes."""
 
@@ -60,7 +63,7 @@ class Native:
 def export_c(
     model: str | Path,
     folder: str | Path,
-    target: Any = "llvm",
+    target: Any = DEFAULT_TARGET,
     *,
     name: str | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
@@ -106,7 +109,7 @@ def write_c(request: Request, folder: str | Path, name: str | None = None) -> tu
 def export_shared(
     model: str | Path,
     folder: str | Path,
-    target: Any = "llvm",
+    target: Any = DEFAULT_TARGET,
     *,
     name: str | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,

@@ -110,7 +110,7 @@ def _write_program(
         SettingError: An option is given that a program of one region has no use for.
         IntarsiaError: As `intarsia.export.write_c` and `write_shared`.
     """
-    from intarsia.export import write_c, write_shared
+    from intarsia.export import DEFAULT_TARGET, write_c, write_shared
 
     idle = [option for option in choices.given if option not in _ALLOWED]
     if idle:
@@ -119,7 +119,7 @@ def _write_program(
             hint="leave it out, or write a package",
         )
     writable_folder(folder or Path())
-    request = make_request(model, choices, None, target=choices.target or "llvm")
+    request = make_request(model, choices, None, target=choices.target or DEFAULT_TARGET)
     files = (write_c if emit is Emit.C else write_shared)(request, folder or Path())
     sizes = [(str(file), file.stat().st_size) for file in files]
     if json:
