@@ -126,14 +126,14 @@ def recall(key: str, settings: Settings) -> str | None:
     return text if len(text) == _DIGEST_DIGITS else None
 
 
-def remember(key: str, found: str, settings: Settings) -> None:
-    """Remember a digest, as long as nothing changes that is installed."""
+def remember(key: str, here: str, settings: Settings) -> None:
+    """Remember the digest of what is here, as long as nothing changes that is installed."""
     file = _file(key, settings)
     try:
-        if file.is_file() and file.read_text(encoding="ascii") == found:
+        if file.is_file() and file.read_text(encoding="ascii") == here:
             return
         make_cache_folder(settings.cache_folder())
-        write_entry(file, found.encode())
+        write_entry(file, here.encode())
         prune(file.parent, _LIMIT_BYTES)
     except (OSError, UnicodeDecodeError, SettingError) as error:
         logger.info("what is installed cannot be cached: %s", error)

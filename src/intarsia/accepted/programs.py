@@ -77,7 +77,7 @@ _SETTLED_SECONDS = 2.0
 _EXTERNAL_KEY = b"location"
 """Every reference to a file beside the model has this key, in any encoding."""
 
-FoundT = TypeVar("FoundT")
+FactT = TypeVar("FactT")
 
 Warned = tuple[tuple[str, str], ...]
 """A warning that was logged: the logger's name and the message."""
@@ -201,10 +201,10 @@ def _load(request: Request, file: Path | None) -> PlanExecutable | None:
     if file is None or request.is_resumed or not file.is_file():
         return None
     try:
-        found = _read(request, file)
-        if found is None:
+        contents = _read(request, file)
+        if contents is None:
             return None
-        package, warnings = found
+        package, warnings = contents
         backends = request.backends
         if backends is None:
             from intarsia.runtime.loading import backends_for
@@ -417,20 +417,20 @@ _naming: dict[_Status, bool] = {}
 
 
 def _of_file(
-    path: Path, find: Callable[[mmap.mmap], FoundT], known: dict[_Status, FoundT]
-) -> FoundT:
+    path: Path, derive: Callable[[mmap.mmap], FactT], cache: dict[_Status, FactT]
+) -> FactT:
     """Return what follows from a file's bytes; it is read again only if it may have changed."""
     status = path.stat()
     written = (status.st_mtime_ns, status.st_ctime_ns)
     key = (status.st_dev, status.st_ino, status.st_size, *written)
-    if key in known:
-        return known[key]
+    if key in cache:
+        return cache[key]
     is_settled = time.time() - max(written) / 1e9 > _SETTLED_SECONDS
     with path.open("rb") as opened:
-        found = find(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+        fact = derive(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
     if is_settled:
-        known[key] = found
-    return found
+        cache[key] = fact
+    return fact
 
 
 def _names_others(content: mmap.mmap) -> bool:

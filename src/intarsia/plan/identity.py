@@ -124,9 +124,12 @@ def machine_identity(
     if is_exact:
         own = f"intarsia {identity.versions['intarsia']}"
         identity = replace(identity, code=(*(code_version(*each) for each in served), own))
-    devices = {str(context.target): _device_of(backend, context) for backend, context in served}
-    known = {target: device for target, device in devices.items() if device is not None}
-    return replace(identity, devices=known)
+    devices = {
+        str(context.target): device
+        for backend, context in served
+        if (device := _device_of(backend, context)) is not None
+    }
+    return replace(identity, devices=devices)
 
 
 def _device_of(backend: RegisteredBackend, context: BuildContext) -> str | None:
