@@ -170,18 +170,18 @@ def probe_nodes(
     verdicts: dict[str, Verdict] = {}
     while waiting:
         regions = waiting.pop()
-        found: Sequence[Verdict] | None = None
+        answers: Sequence[Verdict] | None = None
         if together is None or len(regions) == 1:
-            found = [_attempt(attempt, distinct[key]) for key in regions]
+            answers = [_attempt(attempt, distinct[key]) for key in regions]
         elif regions:
             with suppress(ModelError):
-                found = together([distinct[key] for key in regions])
-        if found is None:
+                answers = together([distinct[key] for key in regions])
+        if answers is None:
             # Bisection: of n nodes with one that fails, 2 log2(n) sessions are made and not n.
             half = len(regions) // 2
             waiting += [regions[:half], regions[half:]] if regions else []
         else:
-            verdicts.update(zip(regions, found, strict=True))
+            verdicts.update(zip(regions, answers, strict=True))
     return {
         node.id: refuse(node, context, *verdict)
         for node in graph.nodes

@@ -8,8 +8,10 @@ inherited. `RegisteredBackend` declares every member once; the registry reads th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from dataclasses import MISSING, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+
+from intarsia.settings import DEFAULTS
 
 if TYPE_CHECKING:
     import onnx
@@ -76,6 +78,21 @@ class Backend(Protocol):
         Raises:
             BackendError: The artifact does not fit this machine or version.
         """
+
+
+@dataclass(frozen=True)
+class ConfiguredBackend:
+    """What our own backends share that follow settings; a plug-in may have it too.
+
+    Attributes:
+        settings: What is followed: files, folders of caches, devices.
+    """
+
+    settings: Settings = DEFAULTS
+
+    def with_settings(self, settings: Settings) -> Self:
+        """Return the backend as settings have it."""
+        return replace(self, settings=settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,17 +38,17 @@ Bound = Callable[[Sequence[Any], Array], "Array | float"]
 """From what a node reads and its first result to how far each element of that may be off."""
 
 
-def off_by_zero_point(inputs: Sequence[Any], made: Array) -> float:
+def off_by_zero_point(inputs: Sequence[Any], result: Array) -> float:
     """Return what DequantizeLinear is off by if it scales first: two units of the zero point.
 
     Args:
         inputs: What it reads.
-        made: Its result.
+        result: What it made.
     """
     if len(inputs) < 3 or not isinstance(inputs[2], np.ndarray):  # noqa: PLR2004
         return 0.0
     size = np.abs(inputs[2].astype(np.float64)) * np.abs(inputs[1].astype(np.float64))
-    return 2 * float(np.finfo(made.dtype).eps) * float(np.max(size, initial=0))
+    return 2 * float(np.finfo(result.dtype).eps) * float(np.max(size, initial=0))
 
 
 class Values(StrEnum):
@@ -201,7 +201,7 @@ def refuse_defects(
         defects: What is known of the library.
         version: The library's release.
     """
-    is_exact = context.target.target.attrs.get("special_values") == "exact"
+    is_exact = context.attrs.get("special_values") == "exact"
     refused = _SPECIAL if is_exact else frozenset()
     chosen = [defect for defect in defects if defect.is_refused or defect.values & refused]
     refusals = {}

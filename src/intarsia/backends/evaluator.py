@@ -76,7 +76,10 @@ def make_evaluator(model: onnx.ModelProto) -> Any:
     """Return `onnx.reference.ReferenceEvaluator` with what it gets wrong put right."""
     from onnx.reference import ReferenceEvaluator
 
-    opset = next((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), 0)
+    opset = next(
+        (imported.version for imported in model.opset_import if imported.domain in ("", "ai.onnx")),
+        0,
+    )
     return ReferenceEvaluator(model, new_ops=corrections(opset))
 
 

@@ -307,12 +307,12 @@ class FakeBackend:
         Raises:
             TargetError: A cost is not a number.
         """
-        FakeCosts.of(_attrs(context))
+        FakeCosts.of(context.attrs)
         return (Rule("declared", refuse_undeclared),)
 
     def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
         """Refuse a part of what the target declares to be whole; take all else."""
-        if not _attrs(context).get("is-whole"):
+        if not context.attrs.get("is-whole"):
             return None
         graph = candidate.region.graph
         everything = Region.of(graph, range(len(graph.nodes)))
@@ -327,7 +327,7 @@ class FakeBackend:
         """Return chains of the operators that the target declares to run as one."""
         groups: list[FusedGroup] = []
         taken: set[int] = set()
-        for name in _attrs(context).get("groups", ()):
+        for name in context.attrs.get("groups", ()):
             for node in region.nodes:
                 chain = _chain(region, node, name.split("+"))
                 if len(chain) > 1 and taken.isdisjoint(chain):
@@ -337,7 +337,7 @@ class FakeBackend:
 
     def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
         """Return what its target says that it says: a part of the truth, or nothing."""
-        costs = FakeCosts.of(_attrs(context))
+        costs = FakeCosts.of(context.attrs)
         if costs.estimate is None:
             return None
         seconds = costs.seconds(_operators(candidate)) * costs.estimate
@@ -349,7 +349,7 @@ class FakeBackend:
         Raises:
             BackendError: The target asks for it.
         """
-        attrs = _attrs(context)
+        attrs = context.attrs
         operators = _operators(candidate)
         wanted = attrs.get("fault-ops")
         has_fault = not wanted or bool(set(wanted) & set(operators))
@@ -407,10 +407,6 @@ class FakeBackend:
         return FakeExecutable(artifact, device)
 
 
-def _attrs(context: BuildContext) -> Mapping[str, Any]:
-    return context.target.target.attrs
-
-
 def _chain(region: Region, first: int, operators: Sequence[str]) -> list[int]:
     """Return the nodes of these operators, of which each alone reads the one before; or nothing."""
     graph = region.graph
@@ -442,7 +438,7 @@ def _lie(artifact: Artifact, fault: str) -> Artifact:
 
 def refuse_undeclared(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
     """Refuse operators that the target does not declare, unevaluable ones, and dynamic shapes."""
-    declared = _attrs(context).get("ops")
+    declared = context.attrs.get("ops")
     refusals = probe_nodes(graph, context, lacks_evaluation)
     for node in graph.nodes:
         values = [graph.values[i] for i in (*node.inputs, *node.captured, *node.outputs) if i >= 0]

@@ -10,13 +10,14 @@ in the artifact's constants as the kernels want them, shared by all contexts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from intarsia.arrays import Array
+from intarsia.backends.backend import ConfiguredBackend
 from intarsia.backends.borders import blocked_border
 from intarsia.backends.device import Buffer, Device, HostDevice, Step, ThreadOptions
 from intarsia.backends.native import (
@@ -64,7 +65,6 @@ from intarsia.native.native_target import (
 from intarsia.native.objects import ObjectCache
 from intarsia.native.pool import Team, ThreadPool, chunk_count, find_pool, find_team
 from intarsia.native.work import call_work, count_work
-from intarsia.settings import DEFAULTS, Settings
 from intarsia.target import Target
 
 if TYPE_CHECKING:
@@ -207,22 +207,12 @@ _GENERATORS = (
 
 
 @dataclass(frozen=True)
-class LlvmBackend:
-    """Serves the kind `llvm`.
-
-    Attributes:
-        settings: Say where compiled kernels, tuned schedules and text for people are.
-    """
-
-    settings: Settings = DEFAULTS
+class LlvmBackend(ConfiguredBackend):
+    """Serves the kind `llvm`. Settings say where compiled kernels and tuned schedules are."""
 
     name = "llvm"
     kinds = ("llvm",)
     defects = native_defects("llvm")
-
-    def with_settings(self, settings: Settings) -> LlvmBackend:
-        """Return the backend as settings have it."""
-        return replace(self, settings=settings)
 
     def version(self) -> str:
         """Return LLVM's version.
@@ -237,7 +227,7 @@ class LlvmBackend:
         try:
             driver()
         except BackendError as error:
-            return Detection(reason=error.message, hint=error.hint or "")
+            return Detection.failed(error)
         return Detection((Target("llvm"),), rank=1)
 
     def check_target(self, target: Target) -> Sequence[str]:
@@ -332,7 +322,7 @@ class LlvmBackend:
         payload = _Payload(
             cpu.triple,
             cpu.name,
-            [item for item in cpu.features.split(",") if item],
+            [feature for feature in cpu.features.split(",") if feature],
             [
                 (kernel.name, pack_text(text))
                 for kernel, text in zip(program.kernels, texts, strict=True)

@@ -114,7 +114,7 @@ Payload = TypeVar("Payload", bound=Calls)
 
 def storage_records(program: Program) -> list[tuple[str, int, int]]:
     """Return a program's memory for a payload."""
-    return [(str(item.kind), item.index, item.nbytes) for item in program.storages]
+    return [(str(storage.kind), storage.index, storage.nbytes) for storage in program.storages]
 
 
 def call_records(program: Program) -> list[CallRecord]:

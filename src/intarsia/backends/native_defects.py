@@ -15,15 +15,15 @@ _TRIED = "native code against ONNX Runtime 1.31 without optimisations and onnx.r
 _NORMALISATIONS = "GroupNormalization InstanceNormalization LayerNormalization"
 
 
-def _of_cancelled_one(inputs: Sequence[Any], made: Array) -> Array:
-    return np.asarray(2 * np.finfo(made.dtype).eps * np.abs(inputs[0].astype(np.float64)))
+def _of_cancelled_one(inputs: Sequence[Any], result: Array) -> Array:
+    return np.asarray(2 * np.finfo(result.dtype).eps * np.abs(inputs[0].astype(np.float64)))
 
 
-def _of_float32(inputs: Sequence[Any], made: Array) -> float:
+def _of_float32(inputs: Sequence[Any], result: Array) -> float:
     """Return what float32 is off by, where a mean is subtracted and the rest scaled."""
     sizes = np.abs(inputs[0])
     spread = float(np.std(inputs[0])) or 1.0
-    return 2.0**-20 * float(np.max(np.abs(made), initial=0) + np.max(sizes, initial=0) / spread)
+    return 2.0**-20 * float(np.max(np.abs(result), initial=0) + np.max(sizes, initial=0) / spread)
 
 
 def native_defects(backend: str) -> tuple[KnownDefect, ...]:

@@ -39,9 +39,9 @@ def _has_small_factor(graph: Graph, node: Node) -> bool:
     return abs(factor) <= _LARGEST_FACTOR
 
 
-def _of_exponential(inputs: Sequence[Any], made: Array) -> float:
+def _of_exponential(inputs: Sequence[Any], result: Array) -> float:
     """Return two roundings next to one, times the largest factor."""
-    return _LARGEST_FACTOR * float(np.finfo(made.dtype).eps)
+    return _LARGEST_FACTOR * float(np.finfo(result.dtype).eps)
 
 
 def _divides(graph: Graph, node: Node) -> bool:
@@ -97,8 +97,8 @@ def onednn_defects(backend: str) -> tuple[KnownDefect, ...]:
             "it is off by up to 7.7e-6, which is another number next to 0",
             _divides,
         ),
-        rule("Softplus", "it is as exact as 7.7e-6", bound=lambda inputs, made: _SOFTPLUS),
-        rule("Mish", "below -24 log(2) it is 0", bound=lambda inputs, made: _MISH),
+        rule("Softplus", "it is as exact as 7.7e-6", bound=lambda inputs, result: _SOFTPLUS),
+        rule("Mish", "below -24 log(2) it is 0", bound=lambda inputs, result: _MISH),
         rule(
             "Celu Elu Selu",
             "one is subtracted from the exponential, which cancels next to 0",
@@ -108,6 +108,6 @@ def onednn_defects(backend: str) -> tuple[KnownDefect, ...]:
         rule(
             "Exp Softmax",
             "an exponential below 2**-125.5 is 0",
-            bound=lambda inputs, made: _LEAST_EXPONENTIAL,
+            bound=lambda inputs, result: _LEAST_EXPONENTIAL,
         ),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,6 +29,7 @@ from intarsia.backends.artifact import (
     probe_nodes,
     require_runtime,
 )
+from intarsia.backends.backend import ConfiguredBackend
 from intarsia.backends.defects import refuse_defects
 from intarsia.backends.device import Buffer, Device, HostDevice, Step, ThreadOptions, ValueSlot
 from intarsia.backends.index_checks import with_checks
@@ -38,7 +39,6 @@ from intarsia.backends.onnxruntime_types import check_libraries, libraries_text,
 from intarsia.backends.values import Artifact, Candidate, Detection, Refusal, Rule
 from intarsia.errors import BackendError, ReasonCode
 from intarsia.process.selftest import is_inside
-from intarsia.settings import DEFAULTS, Settings
 from intarsia.target import Target
 
 if TYPE_CHECKING:
@@ -217,12 +217,12 @@ class OrtExecutable:
 class _BoundRun:
     """A session with its binding; keeps the memory alive that ONNX Runtime only points to."""
 
-    __slots__ = ("_binding", "_kept", "_run")
+    __slots__ = ("_binding", "_owned", "_run")
 
-    def __init__(self, session: Any, binding: Any, *kept: Any) -> None:
+    def __init__(self, session: Any, binding: Any, *owned: Any) -> None:
         self._run = session.run_with_iobinding
         self._binding = binding
-        self._kept = kept
+        self._owned = owned
 
     def __call__(self) -> None:
         self._run(self._binding)
@@ -233,22 +233,12 @@ def _bound_type(dtype: str) -> Any:
 
 
 @dataclass(frozen=True)
-class OnnxRuntimeBackend:
-    """Serves the kind `onnxruntime`.
-
-    Attributes:
-        settings: Say where verdicts on self-tests are kept.
-    """
-
-    settings: Settings = DEFAULTS
+class OnnxRuntimeBackend(ConfiguredBackend):
+    """Serves the kind `onnxruntime`. Settings say where verdicts on self-tests are kept."""
 
     name = "onnxruntime"
     kinds = ("onnxruntime",)
     defects = DEFECTS
-
-    def with_settings(self, settings: Settings) -> OnnxRuntimeBackend:
-        """Return the backend as settings have it."""
-        return replace(self, settings=settings)
 
     def _require(self) -> tuple[str, ...]:
         return _require(self.settings.cache_folder())
@@ -273,7 +263,7 @@ class OnnxRuntimeBackend:
             if is_inside() or not self._require():
                 driver()
         except BackendError as error:
-            return Detection(reason=error.message, hint=error.hint or "")
+            return Detection.failed(error)
         return Detection((Target("onnxruntime"),), rank=3)
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
@@ -323,7 +313,7 @@ class OnnxRuntimeBackend:
 
     def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
         """Return the region as ONNX with its large constants referred to."""
-        attrs = _attrs(context)
+        attrs = context.attrs
         level = str(attrs.get("graph_optimization") or "all")
         metadata = {
             "graph_optimization": level,
@@ -401,12 +391,8 @@ class OrtBaseline:
 
 
 def _library_metadata(context: BuildContext) -> dict[str, str]:
-    text = libraries_text(_attrs(context).get("custom_ops") or ())
+    text = libraries_text(context.attrs.get("custom_ops") or ())
     return {_LIBRARIES: text} if text else {}
-
-
-def _attrs(context: BuildContext) -> Mapping[str, Any]:
-    return context.target.target.attrs
 
 
 def refuse_without_kernel(

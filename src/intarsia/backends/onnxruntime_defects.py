@@ -91,7 +91,7 @@ DEFECTS: tuple[KnownDefect, ...] = (
     _rule(
         "QuantizeLinear",
         "behind quantised tensors it is one operator, which rounds the bias too: two quanta",
-        bound=lambda inputs, made: 2.0,
+        bound=lambda inputs, result: 2.0,
     ),
     KnownDefect(
         "onnxruntime",
@@ -128,7 +128,7 @@ DEFECTS: tuple[KnownDefect, ...] = (
     _rule(
         "ReduceProd",
         "of int32 it computes in floats and saturates",
-        bound=lambda inputs, made: 2.0**31,
+        bound=lambda inputs, result: 2.0**31,
         dtypes="int32",
     ),
     KnownDefect(

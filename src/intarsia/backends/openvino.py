@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,6 +33,7 @@ from intarsia.backends.artifact import (
     probe_nodes,
     require_runtime,
 )
+from intarsia.backends.backend import ConfiguredBackend
 from intarsia.backends.device import Buffer, Device, HostDevice, Step, ThreadOptions
 from intarsia.backends.index_checks import with_checks
 from intarsia.backends.openvino_defects import DEFECTS
@@ -40,7 +41,6 @@ from intarsia.backends.openvino_limits import refuse_values
 from intarsia.backends.values import Artifact, Candidate, Detection, Refusal, Rule
 from intarsia.errors import BackendError, ReasonCode
 from intarsia.process.selftest import is_inside
-from intarsia.settings import DEFAULTS, Settings
 from intarsia.target import Target
 
 if TYPE_CHECKING:
@@ -248,11 +248,11 @@ class OpenVinoExecutable:
 class _BoundInference:
     """A request; keeps the memory alive that OpenVINO only points to: constants and tensors."""
 
-    __slots__ = ("_infer", "_kept")
+    __slots__ = ("_infer", "_owned")
 
-    def __init__(self, request: Any, *kept: Any) -> None:
+    def __init__(self, request: Any, *owned: Any) -> None:
         self._infer = request.infer
-        self._kept = kept
+        self._owned = owned
 
     def __call__(self) -> None:
         self._infer()
@@ -279,22 +279,12 @@ def _check_plugin() -> None:
 
 
 @dataclass(frozen=True)
-class OpenVinoBackend:
-    """Serves the kind `openvino`.
-
-    Attributes:
-        settings: Say where verdicts on self-tests are kept.
-    """
-
-    settings: Settings = DEFAULTS
+class OpenVinoBackend(ConfiguredBackend):
+    """Serves the kind `openvino`. Settings say where verdicts on self-tests are kept."""
 
     name = "openvino"
     kinds = ("openvino",)
     defects = DEFECTS
-
-    def with_settings(self, settings: Settings) -> OpenVinoBackend:
-        """Return the backend as settings have it."""
-        return replace(self, settings=settings)
 
     def ready(self) -> str:
         """Have OpenVINO tried, and kept off AMX if need be, before it is loaded.
@@ -332,7 +322,7 @@ class OpenVinoBackend:
             if not _require(self.settings.cache_folder()):
                 _check_plugin()
         except BackendError as error:
-            return Detection(reason=error.message, hint=error.hint or "")
+            return Detection.failed(error)
         return Detection((Target("openvino"),), rank=2)
 
     def notes(self) -> Sequence[str]:
@@ -364,7 +354,7 @@ class OpenVinoBackend:
         OpenVINO compiles when it loads: its own blobs would hold a copy of the weights, fit one
         version and one instruction set only, and save a fraction of a second.
         """
-        attrs = context.target.target.attrs
+        attrs = context.attrs
         precision = str(attrs.get("precision") or "f32")
         metadata = {"precision": precision, "num_threads": str(attrs.get("num_threads") or 0)}
         return onnx_artifact(

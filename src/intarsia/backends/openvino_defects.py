@@ -208,7 +208,9 @@ def _reduces_nothing(graph: Graph, node: Node) -> bool:
 
 def _touches_root(graph: Graph, node: Node) -> bool:
     """Tell whether a node reads or makes float32 numbers that are known when compiling."""
-    touched = (graph.values[item] for item in (*node.inputs, *node.outputs) if item >= 0)
+    touched = (
+        graph.values[value_id] for value_id in (*node.inputs, *node.outputs) if value_id >= 0
+    )
     return any(value.dtype == "float32" and _is_rooted(graph, value) for value in touched)
 
 
@@ -230,13 +232,13 @@ def _has_offset_before_division(graph: Graph, node: Node) -> bool:
     return not _TELLS_ZERO.isdisjoint(_readers(graph, node)) and _has_offset(graph, node)
 
 
-def _of_error_function(inputs: Sequence[Any], made: Array) -> Array:
+def _of_error_function(inputs: Sequence[Any], result: Array) -> Array:
     return np.asarray(3e-7 * np.maximum(1, np.abs(inputs[0].astype(np.float64))))
 
 
-def _of_half_attributes(inputs: Sequence[Any], made: Array) -> float:
+def _of_half_attributes(inputs: Sequence[Any], result: Array) -> float:
     """Return half a unit of `beta`, up to one, and of the product, up to two where it counts."""
-    return 1.5 * float(np.finfo(made.dtype).eps)
+    return 1.5 * float(np.finfo(result.dtype).eps)
 
 
 _NAN = (Values.NAN,)

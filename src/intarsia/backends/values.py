@@ -6,10 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from intarsia.arrays import Array, np_dtype
-from intarsia.errors import ReasonCode
+from intarsia.errors import IntarsiaError, ReasonCode
 from intarsia.graph.state import PLAIN, TensorState
 from intarsia.target.pipeline import Stage
 
@@ -81,6 +81,11 @@ class BuildContext:
     num_threads: int
     tell: Callable[[str, int, int], None] = field(default=_quiet, compare=False)
     is_frozen: bool = False
+
+    @property
+    def attrs(self) -> Mapping[str, Any]:
+        """The attributes of the target, defaults among them."""
+        return self.target.target.attrs
 
     @property
     def host(self) -> Target:
@@ -251,6 +256,11 @@ class Detection:
     hint: str = ""
     rank: int = 0
     devices: tuple[str, ...] = ()
+
+    @classmethod
+    def failed(cls, error: IntarsiaError) -> Detection:
+        """Return that nothing can be used, and why."""
+        return cls(reason=error.message, hint=error.hint or "")
 
 
 @dataclass(frozen=True, slots=True)

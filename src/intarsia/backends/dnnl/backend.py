@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ import msgspec
 
 from intarsia.backends.amx import tile_notes
 from intarsia.backends.artifact import probe_nodes, refuse
+from intarsia.backends.backend import ConfiguredBackend
 from intarsia.backends.borders import blocked_border, border_specs, read_blocks
 from intarsia.backends.defects import refuse_defects
 from intarsia.backends.device import Device, HostDevice, ThreadOptions
@@ -42,7 +43,6 @@ from intarsia.backends.values import (
 from intarsia.errors import BackendError, ReasonCode
 from intarsia.graph.per_graph import per_graph
 from intarsia.graph.state import can_block
-from intarsia.settings import DEFAULTS, Settings
 from intarsia.target import Target
 
 if TYPE_CHECKING:
@@ -64,22 +64,12 @@ _GENERATORS = (
 
 
 @dataclass(frozen=True)
-class DnnlBackend:
-    """Serves the kind `dnnl`.
-
-    Attributes:
-        settings: Say which library is loaded.
-    """
-
-    settings: Settings = DEFAULTS
+class DnnlBackend(ConfiguredBackend):
+    """Serves the kind `dnnl`. Settings say which library is loaded."""
 
     name = "dnnl"
     kinds = ("dnnl",)
     defects = DEFECTS
-
-    def with_settings(self, settings: Settings) -> DnnlBackend:
-        """Return the backend as settings have it."""
-        return replace(self, settings=settings)
 
     def library(self) -> OneDnn:
         """Return oneDNN, loaded.
@@ -102,7 +92,7 @@ class DnnlBackend:
         try:
             self.library()
         except BackendError as error:
-            return Detection(reason=error.message, hint=error.hint or "")
+            return Detection.failed(error)
         return Detection((Target("dnnl"),), rank=4)
 
     def notes(self) -> Sequence[str]:
@@ -133,7 +123,6 @@ class DnnlBackend:
         """Return a rule per row of the table."""
         from intarsia.backends.dnnl.patterns import OPERATORS
 
-        del context
         return pattern_rules(OPERATORS, partial(_all_refusals, self))
 
     def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
@@ -155,7 +144,6 @@ class DnnlBackend:
         """Return the nodes of each primitive: with post-ops, or a chain that is one function."""
         from intarsia.backends.dnnl.fusion import fused_groups
 
-        del context
         return fused_groups(region)
 
     def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
@@ -186,10 +174,10 @@ class DnnlBackend:
         )
         inputs, outputs = border_specs(candidate)
 
-        def constant(item: int | Derived) -> ArtifactConstant:
-            if not isinstance(item, int):
-                return ArtifactConstant(item.name, align_array(item.array))
-            return ArtifactConstant(graph.values[item].name, aligned_constant(graph, item))
+        def artifact_constant(constant: int | Derived) -> ArtifactConstant:
+            if not isinstance(constant, int):
+                return ArtifactConstant(constant.name, align_array(constant.array))
+            return ArtifactConstant(graph.values[constant].name, aligned_constant(graph, constant))
 
         return Artifact(
             backend=self.name,
@@ -198,7 +186,7 @@ class DnnlBackend:
             payload=encode(program),
             inputs=inputs,
             outputs=outputs,
-            constants=tuple(constant(item) for item in constants),
+            constants=tuple(artifact_constant(constant) for constant in constants),
             metadata={ABOUT: _summary(program)},
         )
 
@@ -231,7 +219,6 @@ class DnnlBackend:
 
     def open(self, placed: VirtualDevice, options: ThreadOptions) -> Device:
         """Return host memory."""
-        del placed
         return HostDevice(options)
 
     def gomp_parallel(self) -> int:
@@ -269,7 +256,7 @@ def _lower(
     """Return the program of a region, and its constants."""
     from intarsia.backends.dnnl.fusion import make_program
 
-    attrs = context.target.target.attrs
+    attrs = context.attrs
     return make_program(
         region,
         attrs.get("precision") or "f32",
@@ -341,7 +328,7 @@ def _find_refusals(
 
 def _missing_precision(library: OneDnn, region: Region, context: BuildContext) -> str:
     """Return a precision that a region needs and the CPU has no instructions for, or nothing."""
-    wanted = context.target.target.attrs.get("precision") or "f32"
+    wanted = context.attrs.get("precision") or "f32"
     names = {"float32": wanted, "bfloat16": "bf16", "float16": "f16"}
     values = (region.graph.values[value] for value in (*region.inputs, *region.outputs))
     needed = {names.get(value.dtype, "f32") for value in values}

@@ -25,7 +25,7 @@ def _rule(operators: str, says: str, *values: Values, bound: Bound | None = None
     return KnownDefect("dnnl", kinds, says, _TRIED, values=frozenset(values), bound=bound)
 
 
-def _of_error_function(inputs: Sequence[Any], made: Array) -> Array:
+def _of_error_function(inputs: Sequence[Any], result: Array) -> Array:
     return np.asarray(6e-7 * np.maximum(1, np.abs(inputs[0].astype(np.float64))))
 
 

@@ -86,7 +86,7 @@ class DnnlExecutable:
             primitives = [step.descriptor.primitive() for step in assembly.steps]
             constants = self._pack(assembly, artifact)
         # what was only packed is not kept: a package's own constants are pages of its file
-        needed = {item.form.buffer for step in assembly.steps for item in step.arguments}
+        needed = {argument.form.buffer for step in assembly.steps for argument in step.arguments}
         self._constants = {key: array for key, array in constants.items() if key in needed}
         return assembly, primitives
 
@@ -102,8 +102,8 @@ class DnnlExecutable:
         for step in assembly.packings:
             scratch = aligned_bytes(step.descriptor.scratchpad.nbytes)
             addresses = [
-                constants[item.form.buffer].ctypes.data + item.form.offset
-                for item in step.arguments
+                constants[argument.form.buffer].ctypes.data + argument.form.offset
+                for argument in step.arguments
             ]
             table, memories = _bind_step(step, addresses, scratch.ctypes.data)
             primitive = step.descriptor.primitive()
@@ -268,7 +268,7 @@ def make_step(
     stream: int,
     num_threads: int,
     calls: Sequence[tuple[int, int, int]],
-    kept: object,
+    owned: object,
 ) -> Step:
     """Return a function of no arguments that runs primitives one after another.
 
@@ -277,11 +277,11 @@ def make_step(
         stream: Where they run.
         num_threads: OpenMP threads.
         calls: For each, the primitive, the number of its arguments, and their address.
-        kept: Everything that must live as long as the function.
+        owned: Everything that must live as long as the function.
     """
     method = _method(library.caches)
     if method is None:
-        return plain_step(library, stream, num_threads, calls, kept)
+        return plain_step(library, stream, num_threads, calls, owned)
     has_threads = bool(library.address(SET) and library.address(GET))
     head = (
         library.address("dnnl_primitive_execute"),
@@ -292,7 +292,7 @@ def make_step(
         len(calls),
     )
     table = np.array([*head, *chain.from_iterable(calls)], np.uint64)
-    return make_function(method, table, kept)
+    return make_function(method, table, owned)
 
 
 def plain_step(
@@ -300,11 +300,11 @@ def plain_step(
     stream: int,
     num_threads: int,
     calls: Sequence[tuple[int, int, int]],
-    kept: object,
+    owned: object,
 ) -> Callable[[], None]:
     """Return what `make_step` does, as a loop in Python."""
 
-    def run(kept: object = kept) -> None:  # what is owned lives as long as the function
+    def run(owned: object = owned) -> None:  # what is owned lives as long as the function
         with thread_count(library, num_threads):
             for primitive, number, arguments in calls:
                 library.call("dnnl_primitive_execute", primitive, stream, number, arguments)

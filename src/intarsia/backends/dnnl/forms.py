@@ -273,35 +273,36 @@ def _uses(steps: Sequence[PrimitiveStep]) -> tuple[dict[int, list[int]], dict[in
 def _parts(assembly: Assembly, step: PrimitiveStep) -> dict[int, int] | None:
     """Return where the parts of a concatenation belong, or None if it has to copy."""
     *sources, result = step.arguments
-    if not all(Arg.MULTIPLE_SRC <= item.position < Arg.ATTR_SCALES for item in sources):
+    if not all(Arg.MULTIPLE_SRC <= argument.position < Arg.ATTR_SCALES for argument in sources):
         return None
     whole = result.form.layout
-    shapes = [item.form.layout.shape for item in sources]
+    shapes = [argument.form.layout.shape for argument in sources]
     axis = next((d for d in range(len(whole.shape)) if shapes[0][d] != whole.shape[d]), None)
     if axis is None or result.form.offset:
         return None
-    found: dict[int, int] = {}
+    offsets: dict[int, int] = {}
     begin = [0] * len(whole.shape)
-    for item in sources:
-        form = item.form
+    for argument in sources:
+        form = argument.form
         place = whole.offset_of(form.layout.shape, begin)
         like = whole.like(form.layout.shape)
         buffer = assembly.buffers[form.buffer]
-        is_own = buffer.room is Room.INNER and not form.offset and form.buffer not in found
+        is_own = buffer.room is Room.INNER and not form.offset and form.buffer not in offsets
         if not is_own or buffer.nbytes != form.layout.nbytes:
             return None
         # A part that begins elsewhere would have its writer's stores cross cache lines.
         if place is None or place % ALIGNMENT or like is None or not like.is_same(form.layout):
             return None
-        found[form.buffer] = place
+        offsets[form.buffer] = place
         begin[axis] += form.layout.shape[axis]
-    return found
+    return offsets
 
 
 def _moved(step: PrimitiveStep, moved: Mapping[int, tuple[int, int]]) -> PrimitiveStep:
     """Return a step whose buffers are those that they lie in."""
     arguments = tuple(
-        PrimitiveArgument(item.position, _resolve(item.form, moved)) for item in step.arguments
+        PrimitiveArgument(argument.position, _resolve(argument.form, moved))
+        for argument in step.arguments
     )
     written = step.writes
     while written in moved:

@@ -144,8 +144,8 @@ class StatusError(BackendError):
     """
 
     def __init__(self, function: str, status: int) -> None:
-        known = {item.value: item.name.lower() for item in LibraryStatus}
-        name = known.get(status, f"status {status}")
+        names = {code.value: code.name.lower() for code in LibraryStatus}
+        name = names.get(status, f"status {status}")
         super().__init__(f"oneDNN: {function}: {name}", backend="dnnl")
         self.status = status
 
@@ -263,10 +263,10 @@ def _driver(setting: str | None, caches: Path) -> OneDnn:
         candidates.append(system)
     usable: list[OneDnn] = []
     handles: set[int] = set()
-    for item in candidates:
-        if isinstance(item, OneDnn) and item.functions._handle not in handles:  # noqa: SLF001
-            usable.append(item)
-            handles.add(item.functions._handle)  # noqa: SLF001 - one file under two names
+    for candidate in candidates:
+        if isinstance(candidate, OneDnn) and candidate.functions._handle not in handles:  # noqa: SLF001
+            usable.append(candidate)
+            handles.add(candidate.functions._handle)  # noqa: SLF001 - one file under two names
     if not usable:
         raise candidates[0]  # type: ignore[misc]  # nothing but errors
     chosen = max(usable, key=lambda library: library.version)  # of equals the first: the wheel's

@@ -40,7 +40,7 @@ class Numbering:
     tensors: list[ProgramTensor] = field(default_factory=list)
     constants: list[int | Derived] = field(default_factory=list)
     ids: dict[int, int] = field(default_factory=dict)
-    _made: dict[str, int] = field(default_factory=dict)
+    _derived: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, value_id: int) -> int:
         """Return the tensor that a value is."""
@@ -58,13 +58,13 @@ class Numbering:
 
     def constant(self, name: str, array: Array, /) -> int:
         """Return the tensor of a constant made when compiling; one of each name."""
-        if name not in self._made:
+        if name not in self._derived:
             tensor = ProgramTensor(
                 array.shape, Origin.CONSTANT, len(self.constants), array.dtype.name
             )
             self.constants.append(Derived(name, array))
-            self._made[name] = self._add(tensor)
-        return self._made[name]
+            self._derived[name] = self._add(tensor)
+        return self._derived[name]
 
     def _add(self, tensor: ProgramTensor) -> int:
         self.tensors.append(tensor)
@@ -100,11 +100,11 @@ class Draft:
     Attributes:
         references: What was asked for, in order: values, which are their own numbers, and
             constants made when compiling, which have numbers of no value.
-        made: These constants by their numbers.
+        derived: These constants by their numbers.
     """
 
     references: list[int] = field(default_factory=list)
-    made: dict[int, Derived] = field(default_factory=dict)
+    derived: dict[int, Derived] = field(default_factory=dict)
 
     def __call__(self, value_id: int) -> int:
         """Return the value itself."""
@@ -113,8 +113,8 @@ class Draft:
 
     def constant(self, name: str, array: Array, /) -> int:
         """Return what stands for a constant made when compiling."""
-        reference = _FIRST_MADE + len(self.made)
-        self.made[reference] = Derived(name, array)
+        reference = _FIRST_MADE + len(self.derived)
+        self.derived[reference] = Derived(name, array)
         self.references.append(reference)
         return reference
 
@@ -122,9 +122,9 @@ class Draft:
         """Return the tensors of what was asked for, by what stands for them."""
         tensors = {}
         for reference in self.references:
-            derived = self.made.get(reference)
+            constant = self.derived.get(reference)
             tensors[reference] = (
-                ids(reference) if derived is None else ids.constant(derived.name, derived.array)
+                ids(reference) if constant is None else ids.constant(constant.name, constant.array)
             )
         return tensors
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from intarsia.backends.artifact import refuse
+from intarsia.backends.backend import ConfiguredBackend
 from intarsia.backends.device import Device, ThreadOptions
 from intarsia.backends.native import native_artifact, native_groups, refuse_unknown
 from intarsia.backends.native_defects import native_defects
@@ -34,7 +35,6 @@ from intarsia.backends.values import (
 )
 from intarsia.codegen.emit.opencl import DeviceLimits, build_options, emit_opencl, program_source
 from intarsia.errors import BackendError, IntarsiaError, ReasonCode
-from intarsia.settings import DEFAULTS, Settings
 from intarsia.target import Target
 
 if TYPE_CHECKING:
@@ -64,23 +64,13 @@ _GENERATORS = (
 
 
 @dataclass(frozen=True)
-class OpenClBackend:
-    """Serves the kind `opencl`.
-
-    Attributes:
-        settings: Say which devices there are, and where code and notes are kept.
-    """
-
-    settings: Settings = DEFAULTS
+class OpenClBackend(ConfiguredBackend):
+    """Serves the kind `opencl`. Settings say which devices there are, and where code is kept."""
 
     name = driver.BACKEND_NAME
     kinds = ("opencl",)
     defects = native_defects("opencl")
     is_default = False
-
-    def with_settings(self, settings: Settings) -> OpenClBackend:
-        """Return the backend as settings have it."""
-        return replace(self, settings=settings)
 
     def version(self) -> str:
         """Return the versions of pyopencl and of the platforms.
@@ -95,7 +85,7 @@ class OpenClBackend:
         try:
             devices = driver.list_devices(self.settings)
         except IntarsiaError as error:
-            return Detection(reason=error.message, hint=error.hint or "")
+            return Detection.failed(error)
         lines = tuple(f"opencl:{number} {entry.name}" for number, entry in enumerate(devices))
         return Detection((Target("opencl"),), devices=lines)
 
@@ -214,7 +204,7 @@ class OpenClBackend:
             BackendError: There is no such device.
         """
         limits = self._entry(context).limits
-        most = context.target.target.attrs.get("max_num_threads", limits.max_work_group)
+        most = context.attrs.get("max_num_threads", limits.max_work_group)
         return replace(limits, max_work_group=min(most, limits.max_work_group))
 
 

@@ -225,11 +225,11 @@ def _devices(setting: str, caches: Path) -> tuple[DriverDevice, ...]:
     if not setting:
         return tuple(map(_entry, every))
     picked: list[Any] = []
-    for item in setting.split(","):
-        number, slash, parts = item.strip().partition("/")
+    for entry in setting.split(","):
+        number, slash, parts = entry.strip().partition("/")
         if not number.isdecimal() or (slash and not parts.isdecimal()):
             raise SettingError(
-                f"INTARSIA_OPENCL_DEVICES={setting!r}: {item.strip()!r} is not a device",
+                f"INTARSIA_OPENCL_DEVICES={setting!r}: {entry.strip()!r} is not a device",
                 hint="write numbers such as 1,0 or 0,0, or 0/2 for two halves of a device",
             )
         if int(number) >= len(every):
@@ -249,8 +249,8 @@ def _cut(device: Any, parts: int, setting: str) -> list[Any]:
     try:
         if units:
             equally = [cl.device_partition_property.EQUALLY, units]
-            found: list[Any] = device.create_sub_devices(equally)
-            return found[:parts]
+            sub_devices: list[Any] = device.create_sub_devices(equally)
+            return sub_devices[:parts]
         problem = f"it has {device.max_compute_units} compute units"
     except cl.Error as error:
         problem = str(error)

@@ -47,7 +47,7 @@ class OpenClExecutable:
         self._payload = payload
         self._program = program
         self._device = device
-        self._constants = [_upload(device, item) for item in artifact.constants]
+        self._constants = [_upload(device, constant) for constant in artifact.constants]
 
     def bind(
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
@@ -154,9 +154,9 @@ def _view_of(buffers: Sequence[Buffer], device: OpenClDevice) -> OpenClDevice:
         ExecutionError: One is of another device, or of another queue.
     """
     devices = [
-        item.device
-        for item in buffers
-        if isinstance(item, DeviceTensor) and item.device.context is device.context
+        buffer.device
+        for buffer in buffers
+        if isinstance(buffer, DeviceTensor) and buffer.device.context is device.context
     ]
     if len(devices) != len(buffers) or len(set(map(id, devices))) != 1:
         raise ExecutionError(
@@ -169,19 +169,19 @@ def _view_of(buffers: Sequence[Buffer], device: OpenClDevice) -> OpenClDevice:
 def _make_step(
     view: OpenClDevice,
     launches: Sequence[tuple[Any, tuple[int, ...], tuple[int, ...]]],
-    kept: object,
+    owned: object,
 ) -> Step:
     """Return the call that queues kernels.
 
     Args:
         view: Whose queue it is.
         launches: Kernels with their global and local sizes.
-        kept: Everything that must live as long as the call.
+        owned: Everything that must live as long as the call.
     """
     cl = driver()
     enqueue, queue = cl.enqueue_nd_range_kernel, view.queue
 
-    def step(_kept: object = kept) -> None:
+    def step(_owned: object = owned) -> None:
         check_process()
         with view.failing("failed to run a kernel"):
             for kernel, global_size, local_size in launches:

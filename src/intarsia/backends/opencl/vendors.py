@@ -150,7 +150,9 @@ def judge_vendor(library: str, caches: Path) -> Vendor:
     """Return what a driver's self-test has found; devices after one that dies are tried again."""
     from importlib.metadata import version
 
-    variables = [item for item in driver_variables() if item.partition("=")[0] not in _CHOICES]
+    variables = [
+        variable for variable in driver_variables() if variable.partition("=")[0] not in _CHOICES
+    ]
     identity = (
         # A verdict holds as long as all of these: the driver's file, the trial, pyopencl, the code
         # that we emit, and variables that drivers read.
