@@ -11,6 +11,28 @@ from intarsia.graph.graph import Graph
 from intarsia.graph.region import Region
 
 
+def is_convex(region: Region) -> bool:
+    """Whether no path leaves the region and enters it again."""
+    if not region.nodes:
+        return True
+    successors, members, last = region.graph.successors, set(region.nodes), region.nodes[-1]
+    seen = {
+        after
+        for node in region.nodes
+        for after in successors[node]
+        if after < last and after not in members
+    }
+    stack = [*seen]
+    while stack:
+        for after in successors[stack.pop()]:
+            if after in members:
+                return False
+            if after < last and after not in seen:
+                seen.add(after)
+                stack.append(after)
+    return True
+
+
 def is_acyclic_quotient(graph: Graph, regions: Sequence[Region]) -> bool:
     """Whether these disjoint regions can run one after another, each as a whole.
 

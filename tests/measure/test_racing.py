@@ -111,12 +111,16 @@ def test_those_that_are_much_slower_leave_early():
     assert machine.calls < 4 * 24
 
 
+def leaves_out_1(ratio):
+    return ratio.low > 1.0 or ratio.high < 1.0
+
+
 def test_equals_are_declared_different_in_at_most_one_of_twenty():
     clear, trials = 0, 1000
     for seed in range(trials):
         machine = Machine({"a": 1.0, "b": 1.0}, seed)
         samples = machine.measure(("a", "b"), 24)
-        clear += racing.paired_ratio(samples["a"], samples["b"]).is_clear
+        clear += leaves_out_1(racing.paired_ratio(samples["a"], samples["b"]))
     assert clear <= 0.05 * trials
 
 
@@ -125,7 +129,7 @@ def test_a_race_of_equals_calls_one_slower_in_at_most_one_of_twenty():
     for seed in range(trials):
         machine = Machine({"a": 1.0, "b": 1.0}, seed)
         result = racing.halve(("a", "b"), machine.measure, tie=0.0)
-        dropped += any(ratio.is_clear for ratio in result.ratios.values())
+        dropped += any(map(leaves_out_1, result.ratios.values()))
     assert dropped <= 0.05 * trials
 
 
@@ -201,9 +205,3 @@ def test_without_noise_the_fastest_wins(factors, seed):
     machine = Machine(dict(enumerate(factors)), seed, noise=0, outliers=0)
     result = racing.halve(range(len(factors)), machine.measure, tie=0.0)
     assert factors[result.winner] == min(factors)
-
-
-def test_absolute_seconds_follow_the_anchor():
-    drift = [1.0, 2.0, 4.0, 1.5]
-    found = racing.absolute_seconds([3 * x for x in drift], drift, 0.01)
-    assert found == pytest.approx(0.03)

@@ -8,7 +8,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper
-from tests.quotients import is_acyclic_quotient
+from tests.quotients import is_acyclic_quotient, is_convex
 
 import intarsia
 from intarsia.backends.onnxruntime import OnnxRuntimeBackend
@@ -167,7 +167,7 @@ def test_no_region_of_any_graph_begins_or_ends_at_an_unknown_type():
         assert is_acyclic_quotient(graph, regions)
         for (choice, nodes), region in zip(cut, regions, strict=True):
             assert {choices[node] for node in nodes} == {choice}
-            assert region.is_convex
+            assert is_convex(region)
             border = (*region.inputs, *region.outputs)
             assert all(graph.values[value].ir.type is not None for value in border)
     assert tied > 50

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from intarsia.errors import ReasonCode, SettingError
-from intarsia.process.workers import Limits, Worker, WorkerPool, resident_bytes
+from intarsia.process.workers import Limits, Worker, resident_bytes
 
 FUNCTIONS = """
 import ctypes, os, sys, time
@@ -276,20 +276,6 @@ def test_a_worker_ends_when_its_owner_is_killed(environment, tmp_path):
         pid = int(owner.stdout.readline())
         owner.kill()
     assert ends(pid)
-
-
-def test_a_pool_answers_in_order_and_survives_a_crash(environment):
-    with WorkerPool(2, environment) as pool:
-        values = pool.map("worker_functions:add", [(i, 1) for i in range(8)])
-        assert [outcome.value for outcome in values] == list(range(1, 9))
-        (outcome,) = pool.map("worker_functions:crash", [()])
-        assert outcome.reason is ReasonCode.CRASHED
-        assert [o.value for o in pool.map("worker_functions:add", [(1, 1)] * 3)] == [2, 2, 2]
-
-
-def test_a_pool_needs_a_worker():
-    with pytest.raises(SettingError, match="0 workers"):
-        WorkerPool(0)
 
 
 def test_memory_of_a_process_can_be_told():

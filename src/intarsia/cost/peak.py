@@ -135,8 +135,8 @@ _GPUS = ("CUDA", "CUDA_MANAGED", "METAL", "OPENCL", "OPENGL", "ONEAPI", "ROCM", 
 def _host_architecture() -> str:
     """Return the architecture of this machine, as targets name it."""
     name = platform.machine().lower()
-    known = {"amd64": "x86", "x86_64": "x86", "arm64": "aarch64"}
-    return known.get(name, next((each for each in HZ if name.startswith(each)), name))
+    target_names = {"amd64": "x86", "x86_64": "x86", "arm64": "aarch64"}
+    return target_names.get(name, next((each for each in HZ if name.startswith(each)), name))
 
 
 @functools.cache

@@ -161,9 +161,9 @@ def _is_small(value: Value) -> bool:
     return prod(value.shape) <= MOST_ELEMENTS
 
 
-def _only_shapes(graph: Graph, value: Value, found: set[int]) -> bool:
+def _only_shapes(graph: Graph, value: Value, shaping: set[int]) -> bool:
     return bool(value.consumers) and all(
-        consumer in found or _settles_shape(graph.nodes[consumer], value.id)
+        consumer in shaping or _settles_shape(graph.nodes[consumer], value.id)
         for consumer in value.consumers
     )
 

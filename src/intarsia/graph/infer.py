@@ -337,7 +337,7 @@ def drop_empty_windows(proto: onnx.ModelProto, inferred: onnx.ModelProto) -> boo
         Whether a pooling was rewritten; what follows it has to be inferred again.
     """
     pairs = zip(_graphs(proto.graph), _graphs(inferred.graph), strict=True)
-    rewritten = [_rewrite(graph, known) for graph, known in pairs]
+    rewritten = [_rewrite(graph, inferred_graph) for graph, inferred_graph in pairs]
     return any(rewritten)
 
 
@@ -349,12 +349,12 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
                 yield from _graphs(attribute.g)
 
 
-def _rewrite(graph: onnx.GraphProto, known: onnx.GraphProto) -> bool:
+def _rewrite(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> bool:
     pools = [node for node in graph.node if operator_of(node).family is Family.POOLING]
     pools = [node for node in pools if _attributes(node).get("ceil_mode", 0)]
     if not pools:
         return False
-    infos = (*known.input, *known.value_info, *known.output)
+    infos = (*inferred.input, *inferred.value_info, *inferred.output)
     shapes = {info.name: _shape(info) for info in infos}
     changed = False
     for node in pools:

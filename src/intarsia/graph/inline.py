@@ -94,20 +94,22 @@ def inline_functions(model: ir.Model) -> bool:
 def _separate_values(model: ir.Model, inlined: Sequence[ir.Node]) -> None:
     """Give what came in names that nothing else has: the pass does not look into bodies."""
     own = set(inlined)
-    made = [
+    inlined_values = [
         value
         for node in inlined
         for body in (None, *node_bodies(node))
         for value in (node.outputs if body is None else (*body.inputs, *body.initializers.values()))
     ]
-    kept = [value for node in _all_nodes(model) if node not in own for value in node.outputs]
+    other_values = [
+        value for node in _all_nodes(model) if node not in own for value in node.outputs
+    ]
     for graph in {model.graph, *(node.graph for node in _all_nodes(model))}:
         if isinstance(graph, ir.Graph):
-            kept += [*graph.inputs, *graph.initializers.values()]
+            other_values += [*graph.inputs, *graph.initializers.values()]
     ends = {*model.graph.outputs}
-    mine = set(made) - ends
-    taken = {value.name for value in (*kept, *ends) if value not in mine}
-    for value in made:
+    mine = set(inlined_values) - ends
+    taken = {value.name for value in (*other_values, *ends) if value not in mine}
+    for value in inlined_values:
         if not value.name or value in ends:
             continue
         name, count = value.name, 1

@@ -109,31 +109,6 @@ class Region:
             )
         )
 
-    @cached_property
-    def is_convex(self) -> bool:
-        """Whether no path leaves the region and enters it again."""
-        if not self.bits:
-            return True
-        successors, members, last = self.graph.successors, self._members, self.nodes[-1]
-        seen: set[int] = set()
-        stack = [
-            after
-            for node in self.nodes
-            for after in successors[node]
-            if after < last and after not in members
-        ]
-        while stack:
-            node = stack.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            for after in successors[node]:
-                if after in members:
-                    return False
-                if after < last and after not in seen:
-                    stack.append(after)
-        return True
-
     def __or__(self, other: Region) -> Region:
         return Region(self.graph, self.bits | self._same(other).bits)
 

@@ -38,18 +38,20 @@ def compare_outputs(
         return Agreement(False, float("inf"), rtol, atol)
     agrees, largest = True, 0.0
     for one, other in zip(expected, actual, strict=True):
-        wanted, found = np.asarray(one), np.asarray(other)
-        if wanted.shape != found.shape:
+        wanted, computed = np.asarray(one), np.asarray(other)
+        if wanted.shape != computed.shape:
             return Agreement(False, float("inf"), rtol, atol)
-        wanted, found = wanted.astype(np.float64), found.astype(np.float64)
-        agrees = agrees and bool(np.allclose(found, wanted, rtol=rtol, atol=atol, equal_nan=True))
+        wanted, computed = wanted.astype(np.float64), computed.astype(np.float64)
+        agrees = agrees and bool(
+            np.allclose(computed, wanted, rtol=rtol, atol=atol, equal_nan=True)
+        )
         if wanted.size:
-            largest = max(largest, _largest_difference(wanted, found))
+            largest = max(largest, _largest_difference(wanted, computed))
     return Agreement(agrees, largest, rtol, atol)
 
 
-def _largest_difference(wanted: Array, found: Array) -> float:
-    is_same = (wanted == found) | (np.isnan(wanted) & np.isnan(found))
+def _largest_difference(wanted: Array, computed: Array) -> float:
+    is_same = (wanted == computed) | (np.isnan(wanted) & np.isnan(computed))
     with np.errstate(invalid="ignore"):  # infinity minus infinity
-        difference = np.where(is_same, 0.0, np.abs(found - wanted))
+        difference = np.where(is_same, 0.0, np.abs(computed - wanted))
     return float(np.nan_to_num(difference, nan=np.inf, posinf=np.inf).max())

@@ -94,11 +94,6 @@ class Ratio:
     high: float
     rounds: int
 
-    @property
-    def is_clear(self) -> bool:
-        """Whether the interval leaves 1 out: the two differ."""
-        return self.low > 1.0 or self.high < 1.0
-
     def __str__(self) -> str:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
@@ -330,19 +325,6 @@ def confirm(
         is_accepted = False
     taken = {key: tuple(seconds) for key, seconds in samples.items()}
     return Acceptance(is_accepted, ratios, done, taken)
-
-
-def absolute_seconds(
-    samples: Sequence[float], anchor: Sequence[float], anchor_seconds: float
-) -> float:
-    """Return a contender's seconds as a multiple of what an anchor needs in the long run.
-
-    Args:
-        samples: Seconds by round.
-        anchor: The anchor's seconds in the same rounds.
-        anchor_seconds: The anchor's median over all rounds there ever were.
-    """
-    return paired_ratio(samples, anchor).value * anchor_seconds
 
 
 def _fastest(samples: Samples[Key]) -> Key | None:

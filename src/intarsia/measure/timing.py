@@ -91,10 +91,10 @@ def measure_streams(calls: Sequence[Callable[[], object]], seconds: float) -> Sp
         # All begin at once, or the first stream would run alone for a while.
         barrier.wait()
         begin = perf_counter()
-        found = _block(call, 1)
+        samples = _block(call, 1)
         while perf_counter() - begin < seconds:
-            found += _block(call, 1)
-        return found, begin, perf_counter()
+            samples += _block(call, 1)
+        return samples, begin, perf_counter()
 
     with ThreadPoolExecutor(len(calls)) as pool:
         futures = [pool.submit(work, call) for call in calls]

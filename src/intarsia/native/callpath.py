@@ -165,7 +165,7 @@ def _method(caches: Path | None) -> MethodDef:
 
 def make_step(
     calls: Sequence[tuple[int, Sequence[int], int]],
-    kept: object,
+    owned: object,
     pool: Threads | None = None,
     chunks: Sequence[int] = (),
     caches: Path | None = None,
@@ -175,7 +175,7 @@ def make_step(
     Args:
         calls: For each, the kernel's address, its arguments (addresses and sizes), and the turns
             of its parallel loop.
-        kept: Everything that must live as long as the function: code, weights, buffers.
+        owned: Everything that must live as long as the function: code, weights, buffers.
         pool: Threads that share the work; None for the caller's alone.
         chunks: With a pool, into how many chunks each call is cut.
         caches: The folder of all caches, where the function's own code is kept.
@@ -188,18 +188,18 @@ def make_step(
         for (address, _, extent), arguments, count in zip(calls, tables, counts, strict=True)
     ]
     table = np.array([*head, *chain.from_iterable(rows)], np.uint64)
-    return make_function(_method(caches), table, (kept, pool, tables))
+    return make_function(_method(caches), table, (owned, pool, tables))
 
 
 def make_function(
-    method: MethodDef, table: np.ndarray[Any, Any], kept: object
+    method: MethodDef, table: np.ndarray[Any, Any], owned: object
 ) -> Callable[[], None]:
     """Return a function of no arguments whose code finds the table in a capsule, its `self`.
 
     Args:
         method: The code.
         table: What it works on.
-        kept: Everything that must live as long as the function.
+        owned: Everything that must live as long as the function.
     """
     new_capsule: Any = ctypes.pythonapi.PyCapsule_New
     new_capsule.restype, new_capsule.argtypes = ctypes.py_object, (c_void_p,) * 3
@@ -210,6 +210,6 @@ def make_function(
     # the third argument, which Python takes for the module, keeps all alive at no cost: the method
     # too, of which two threads may have made two
     step: Callable[[], None] = new_function(
-        ctypes.addressof(method), capsule, (kept, table, method)
+        ctypes.addressof(method), capsule, (owned, table, method)
     )
     return step

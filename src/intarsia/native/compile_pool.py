@@ -174,9 +174,9 @@ class CompilePool:
             name: Of the kernel.
             text: The module, in LLVM IR.
         """
-        found = self._cache.find_object(text, self._cpu, self._level)
-        if found is not None:
-            self._objects[name] = found
+        code = self._cache.find_object(text, self._cpu, self._level)
+        if code is not None:
+            self._objects[name] = code
             return
         with self._changed:
             self._waiting.append(_Job(self._count, name, text))

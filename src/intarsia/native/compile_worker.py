@@ -39,10 +39,10 @@ def read_answer(stream: IO[bytes]) -> tuple[bool, bytes]:
 
 
 def _read(stream: IO[bytes], size: int) -> bytes:
-    found = stream.read(size)
-    if len(found) < size:
+    content = stream.read(size)
+    if len(content) < size:
         raise EOFError("the other process is gone")
-    return found
+    return content
 
 
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:

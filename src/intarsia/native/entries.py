@@ -52,21 +52,21 @@ class Entries:
 
     def find_or_make(self, parts: Sequence[str], make: Callable[[], bytes]) -> bytes:
         """Return the entry that is made of these parts."""
-        found = self.find(parts)
-        if found is None:
-            found = make()
-            self.keep(parts, found)
-        return found
+        content = self.find(parts)
+        if content is None:
+            content = make()
+            self.keep(parts, content)
+        return content
 
     def find(self, parts: Sequence[str]) -> bytes | None:
         """Return the entry that is made of these parts, if it is there and sound."""
         path = self._path(parts)
-        found = (_read(path) or _unkept.get(path)) if path is not None else None
-        if found is None:
+        content = (_read(path) or _unkept.get(path)) if path is not None else None
+        if content is None:
             self.misses += 1
         else:
             self.hits += 1
-        return found
+        return content
 
     def keep(self, parts: Sequence[str], content: bytes) -> None:
         """Write an entry; a folder that cannot be written is not used, and said once."""

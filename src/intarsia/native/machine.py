@@ -132,9 +132,9 @@ def compile_assembly(text: str, cpu: NativeCpu, level: int = 0) -> str:
 def _emit(text: str, cpu: NativeCpu, level: int, method: str) -> Any:
     with _lock:
         module = _optimise(text, cpu, level)
-        made = getattr(target_machine(cpu), method)(module)
+        code = getattr(target_machine(cpu), method)(module)
         del module  # under the lock: freeing it enters LLVM too
-        return made
+        return code
 
 
 def _optimise(text: str, cpu: NativeCpu, level: int) -> Any:

@@ -53,15 +53,15 @@ def target_cpu(target: Target) -> tuple[NativeCpu, VectorUnit]:
 
 def _check_cpu(target: Target, name: str, family: str | None) -> None:
     """Check that LLVM knows a CPU, and for the architecture of the triple."""
-    known = [other for other in FAMILIES if name in load_table(other).cpus]
-    if not name or family in known or name == host_cpu().name:
+    families = [other for other in FAMILIES if name in load_table(other).cpus]
+    if not name or family in families or name == host_cpu().name:
         return
-    if not known:
+    if not families:
         message = f"mcpu: no CPU is called {name!r}"
         hint = "name one that LLVM has, as in -mcpu=x86-64-v3, or leave it out for this machine"
     else:
         triple = target.attrs.get("mtriple") or host_triple()
-        message = f"mcpu: {name!r} is a CPU of {_listed(known)}, but mtriple is {triple!r}"
+        message = f"mcpu: {name!r} is a CPU of {_listed(families)}, but mtriple is {triple!r}"
         hint = "leave one of them out"
     raise TargetError(message, target=str(target), hint=hint)
 

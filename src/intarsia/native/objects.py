@@ -41,16 +41,16 @@ class ObjectCache(Entries):
         Raises:
             BackendError: LLVM refused the module.
         """
-        found = self.find_object(text, cpu, level)
-        if found is None:
-            found = compile_object(text, cpu, level)
-            self.keep_object(text, cpu, level, found)
-        return found
+        code = self.find_object(text, cpu, level)
+        if code is None:
+            code = compile_object(text, cpu, level)
+            self.keep_object(text, cpu, level, code)
+        return code
 
     def find_object(self, text: str, cpu: NativeCpu, level: int = 0) -> bytes | None:
         """Return the object file of a module, if it is there and sound."""
-        found = self.find(_parts(text, cpu, level))
-        return found if found is not None and _fits(found, text) else None
+        code = self.find(_parts(text, cpu, level))
+        return code if code is not None and _fits(code, text) else None
 
     def keep_object(self, text: str, cpu: NativeCpu, level: int, code: bytes) -> None:
         """Keep the object file of a module, if that is what it is."""

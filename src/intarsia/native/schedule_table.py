@@ -107,8 +107,10 @@ class ScheduleTable:
 
     def schedules(self) -> Schedules:
         """Return the choices that beat heuristics."""
-        found = {k: entry.choice for k, entry in self.entries().items() if entry.choice is not None}
-        return Schedules(found) if found else HEURISTICS
+        choices = {
+            k: entry.choice for k, entry in self.entries().items() if entry.choice is not None
+        }
+        return Schedules(choices) if choices else HEURISTICS
 
     def digest(self) -> str:
         """Return 8 hexadecimal digits that say which choices there are; nothing without any."""

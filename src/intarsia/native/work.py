@@ -62,8 +62,8 @@ def call_work(count: int, flop: int, nbytes: int) -> int:
         flop: Operations of the call's nodes; 0 if it only moves data.
         nbytes: What it reads and writes.
     """
-    known = flop // _VECTOR_FLOP + nbytes * _VECTOR_WORK // _VECTOR_BYTES
-    return max(known, min(count, _MOST_TIMES * known)) if known else count
+    estimate = flop // _VECTOR_FLOP + nbytes * _VECTOR_WORK // _VECTOR_BYTES
+    return max(estimate, min(count, _MOST_TIMES * estimate)) if estimate else count
 
 
 # 16 lanes of float32, a product and a sum each.

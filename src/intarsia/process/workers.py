@@ -16,10 +16,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 from typing import IO, Any, Self
 
 from intarsia.arrays import Array
@@ -81,20 +79,7 @@ class CallOutcome:
         return not self.message
 
 
-class _Closed:
-    """Closes itself at the end of a `with` block."""
-
-    def close(self) -> None:
-        """End what is running."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class Worker(_Closed):
+class Worker:
     """One process that calls functions by name; replaced by itself when it dies.
 
     Args:
@@ -167,6 +152,12 @@ class Worker(_Closed):
         if process is not None and process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with whatever it has started
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """End the process: ask first, then kill."""
@@ -292,52 +283,6 @@ class Worker(_Closed):
         size = self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, size - _STDERR_BYTES))
         return self._stderr.read().decode(errors="replace")
-
-
-class WorkerPool(_Closed):
-    """Several workers that share out calls; answers come in the order of the calls.
-
-    Args:
-        size: How many processes, at least 1.
-        environment: As in `Worker`.
-
-    Raises:
-        SettingError: The size is below 1.
-    """
-
-    def __init__(self, size: int, environment: Mapping[str, str] | None = None) -> None:
-        if size < 1:
-            raise SettingError(f"{size} is not a number of workers", hint="use 1 or more")
-        self._workers = [Worker(environment) for _ in range(size)]
-
-    def map(
-        self, function: str, calls: Iterable[Sequence[Any]], limits: Limits | None = None
-    ) -> list[CallOutcome]:
-        """Call a function once for each sequence of arguments.
-
-        Args:
-            function: As in `Worker.call`.
-            calls: The arguments of each call.
-            limits: Of each call.
-        """
-        idle: SimpleQueue[Worker] = SimpleQueue()
-        for worker in self._workers:
-            idle.put(worker)
-
-        def one(arguments: Sequence[Any]) -> CallOutcome:
-            worker = idle.get()
-            try:
-                return worker.call(function, *arguments, limits=limits)
-            finally:
-                idle.put(worker)
-
-        with ThreadPoolExecutor(len(self._workers)) as threads:
-            return list(threads.map(one, calls))
-
-    def close(self) -> None:
-        """End every process."""
-        for worker in self._workers:
-            worker.close()
 
 
 def resident_bytes(pid: int | str = "self") -> int:

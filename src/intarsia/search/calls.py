@@ -149,7 +149,7 @@ def _cluster(
 ) -> _Clusters:
     """Join each piece to the one cluster that it needs, if that is of its backend."""
     cluster_of = [-1] * len(chosen)
-    found = _Clusters([], [], [], [], [])
+    clusters = _Clusters([], [], [], [], [])
     for piece in order:
         label = chosen[piece]
         alone = isinstance(label, Interval) or label.alone
@@ -157,19 +157,19 @@ def _cluster(
         # It waits for nothing but that cluster, so joining it cannot make a cycle.
         if len(before) == 1 and not alone:
             (only,) = before
-            if found.backends[only] == label.backend and not found.alone[only]:
+            if clusters.backends[only] == label.backend and not clusters.alone[only]:
                 cluster_of[piece] = only
-                found.members[only].append(piece)
+                clusters.members[only].append(piece)
                 continue
-        mine = cluster_of[piece] = len(found.members)
-        found.members.append([piece])
-        found.backends.append(label.backend)
-        found.alone.append(alone)
-        found.after.append([])
-        found.needs.append(len(before))
+        mine = cluster_of[piece] = len(clusters.members)
+        clusters.members.append([piece])
+        clusters.backends.append(label.backend)
+        clusters.alone.append(alone)
+        clusters.after.append([])
+        clusters.needs.append(len(before))
         for each in sorted(before):
-            found.after[each].append(mine)
-    return found
+            clusters.after[each].append(mine)
+    return clusters
 
 
 class _Sweep:
@@ -197,8 +197,8 @@ class _Sweep:
     def moves(self) -> list[tuple[int, int]]:
         """Return what can run next: (backend, -1), or (backend, cluster) of one that is alone."""
         clusters = self.clusters
-        found = {(clusters.backends[c], c if clusters.alone[c] else -1): None for c in self.ready}
-        return sorted(found)
+        moves = {(clusters.backends[c], c if clusters.alone[c] else -1): None for c in self.ready}
+        return sorted(moves)
 
     def reachable(self, move: tuple[int, int]) -> list[int]:
         """Return all clusters that one call could run now."""
@@ -267,6 +267,6 @@ def _beam(clusters: _Clusters, overheads: Sequence[float]) -> list[list[list[int
                 rank = (-follower.size, follower.cost)
                 if name not in longer or rank < longer[name][0]:
                     longer[name] = (rank, follower)
-        kept = sorted(longer.values(), key=lambda item: item[0])[:_BEAM_WIDTH]
-        beam = [sweep for _, sweep in kept]
+        furthest = sorted(longer.values(), key=lambda item: item[0])[:_BEAM_WIDTH]
+        beam = [sweep for _, sweep in furthest]
     return finished

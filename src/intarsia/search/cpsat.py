@@ -170,11 +170,11 @@ class _BooleanFormulation:
         """Add one tensor's conversions; return their costs."""
         problem, model = self.problem, self.model
         tensor = problem.tensors[position]
-        made = self._made(tensor)
+        makers_by_state = self._made(tensor)
         needs = self._needs(tensor)
         costs: list[Any] = []
         serving: dict[int, list[IntVar]] = {state: [] for state, _ in needs}
-        for state, makers in made.items():
+        for state, makers in makers_by_state.items():
             ways = []
             for wanted in _subsets(sorted(serving)):
                 bits = sum(1 << each for each in wanted)
@@ -194,12 +194,12 @@ class _BooleanFormulation:
         """Return by state the pieces that make a tensor in it; None: it always is."""
         if tensor.producer < 0:
             return {self.problem.outside: None}
-        made: dict[int, list[IntVar] | None] = {}
+        makers_by_state: dict[int, list[IntVar] | None] = {}
         for place in self.covering[tensor.producer]:
-            makers = made.setdefault(self.pieces[place].state, [])
+            makers = makers_by_state.setdefault(self.pieces[place].state, [])
             if makers is not None:
                 makers.append(self.chosen[place])
-        return made
+        return makers_by_state
 
     def _needs(self, tensor: ProblemTensor) -> list[tuple[int, list[IntVar] | None]]:
         """Return a state, and by which pieces it is needed, for each reader; None: always."""

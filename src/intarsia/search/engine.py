@@ -102,10 +102,10 @@ class Engine:
         self.has_crossings = has_crossings
         self.limit = limit
         scopes = model.scopes(has_crossings=has_crossings)
-        kept: tuple[int, ...] = ()
+        cuts: tuple[int, ...] = ()
         if chain is not None:
-            kept = chain.layout.cuts
-        self.order = find_order(model.domains, scopes, kept=kept, limit=limit)
+            cuts = chain.layout.cuts
+        self.order = find_order(model.domains, scopes, kept=cuts, limit=limit)
         self._given: tuple[list[Factor], ...] = (model.factors, model.crossings, model.spine)
         if self.order is not None:  # once for all solutions
             place = self.order.place
@@ -122,10 +122,10 @@ class Engine:
         # So many scenarios at once as keep the largest table within the limit, its extra axis
         # included.
         batch = max(1, int(self.limit / self.order.entries))
-        found: list[Optimum] = []
+        optima: list[Optimum] = []
         for start in range(0, len(scenarios), batch):
-            found += self._solve(self.order, scenarios[start : start + batch])
-        return found
+            optima += self._solve(self.order, scenarios[start : start + batch])
+        return optima
 
     def assign(self, scenarios: Sequence[Scenario]) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
         """Return the least cost of each scenario, and the values of all variables in columns.
@@ -191,7 +191,7 @@ def weighted(weights: Sequence[float], given: Sequence[Factor]) -> list[Factor]:
     """Return tables times one weight for each scenario; none if all weights are zero."""
     if not any(weights):
         return []
-    found = []
+    products = []
     tables: dict[object, NDArray[np.float64]] = {}
     for factor in given:  # many share their numbers, as they are or transposed
         table = factor.table
@@ -199,5 +199,5 @@ def weighted(weights: Sequence[float], given: Sequence[Factor]) -> list[Factor]:
         if name not in tables:
             shape = (len(weights), *(1,) * table.ndim)
             tables[name] = np.reshape(weights, shape) * table
-        found.append(Factor(factor.scope, tables[name]))
-    return found
+        products.append(Factor(factor.scope, tables[name]))
+    return products

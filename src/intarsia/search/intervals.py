@@ -108,12 +108,12 @@ class CutChain:
             if cut is None or not tensor.consumers:
                 continue
             always = 1 << problem.outside if tensor.is_output else 0
-            made = [
+            producer_states = [
                 problem.labels[option].state if option >= 0 else -1 - option
                 for option in self.model.options[tensor.producer]
             ]
             wanted = (1 << np.arange(states)) | always
-            starts[cut] += multicast[tensor.transition][made][:, wanted].T
+            starts[cut] += multicast[tensor.transition][producer_states][:, wanted].T
         return starts
 
     def _costs_inside(self) -> tuple[_Sums, _Sums]:

@@ -89,9 +89,9 @@ def _forced(problem: PlacementProblem, search: Search) -> Marginals:
         scenarios.append(Scenario(held=op, extra=extra))
     best = search.engine.solve([Scenario()])[0].value
     costs = [
-        found.value
+        optimum.value
         for start in range(0, len(scenarios), _BATCH)
-        for found in search.engine.solve(scenarios[start : start + _BATCH])
+        for optimum in search.engine.solve(scenarios[start : start + _BATCH])
     ]
     return Marginals(np.array(costs), best)
 

@@ -172,10 +172,10 @@ class ModelBuilder:
             )
             if counts_bytes:
                 same = (same, label.nbytes)
-            known = best.get(same)
-            if known is not None:
+            rival = best.get(same)
+            if rival is not None:
                 self.dropped += 1
-            if known is None or label.seconds < labels[known].seconds:
+            if rival is None or label.seconds < labels[rival].seconds:
                 best[same] = position
         for position in sorted(best.values()):
             ops = labels[position].ops

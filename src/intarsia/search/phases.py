@@ -150,14 +150,14 @@ class PhasedBuilder(ModelBuilder):
 
     def _relation(self, producer: int, op: int) -> Relation:
         """Return how a producer's values go with those of a reader."""
-        made, read = self.values[producer], self.values[op]
-        inside = (made.labels[:, None] == read.labels) & (read.labels >= 0)
-        joined = (made.backends[:, None] == read.backends) & (read.backends >= 0)
-        joined &= ~(made.alone[:, None] | read.alone)
+        producer_values, read = self.values[producer], self.values[op]
+        inside = (producer_values.labels[:, None] == read.labels) & (read.labels >= 0)
+        joined = (producer_values.backends[:, None] == read.backends) & (read.backends >= 0)
+        joined &= ~(producer_values.alone[:, None] | read.alone)
         joined |= inside
         apart = ~joined
         impossible = np.zeros_like(apart)
-        makes, reads = made.makes[:, None], read.reads
+        makes, reads = producer_values.makes[:, None], read.reads
         section = self.cut_places.get(producer, -_TWO) + 1
         if section < 0:
             section = self.sections.section[producer]
@@ -269,15 +269,15 @@ class PhasedBuilder(ModelBuilder):
                 has = (masks[:, None] >> self.values[op].sources) & 1
                 self.factors.append(Factor((variable, op), np.where(has, 0.0, np.inf)))
             return
-        made = self.values[producer]
+        producer_values = self.values[producer]
         names = [
             (make, state, backend, alone, label if self._is_tied(label) else -1)
             for make, state, backend, alone, label in zip(
-                made.makes.tolist(),
-                made.states.tolist(),
-                made.backends.tolist(),
-                made.alone.tolist(),
-                made.labels.tolist(),
+                producer_values.makes.tolist(),
+                producer_values.states.tolist(),
+                producer_values.backends.tolist(),
+                producer_values.alone.tolist(),
+                producer_values.labels.tolist(),
                 strict=True,
             )
         ]
@@ -288,7 +288,7 @@ class PhasedBuilder(ModelBuilder):
         examples = np.array([names.index(kind) for kind in kinds])
         self.domains.append(len(kinds) * len(masks))
         table = np.full((len(names), len(kinds), len(masks)), np.inf)
-        table[np.arange(len(names)), kind_of] = entered[made.states]
+        table[np.arange(len(names)), kind_of] = entered[producer_values.states]
         self.factors.append(Factor((producer, variable), table.reshape(len(names), -1)))
         for op in readers:
             relation = self._relation(producer, op)
@@ -349,8 +349,8 @@ def _entered(conversions: Conversions, problem: PlacementProblem) -> NDArray[np.
     if not private:
         return conversions.multicast
     shared = [s for s in range(states) if s not in problem.private]
-    found = np.full_like(conversions.multicast, np.inf)
-    found[:, :, 0] = 0.0
+    costs = np.full_like(conversions.multicast, np.inf)
+    costs[:, :, 0] = 0.0
     every = range(1, 1 << states)
     for subset in range(1, 1 << len(shared)):
         at = [s for place, s in enumerate(shared) if subset >> place & 1]
@@ -363,5 +363,5 @@ def _entered(conversions: Conversions, problem: PlacementProblem) -> NDArray[np.
             for s in private:
                 if wanted >> s & 1:
                     cost += entering[:, None, s]
-            np.minimum(found[:, :, wanted], cost, out=found[:, :, wanted])
-    return found
+            np.minimum(costs[:, :, wanted], cost, out=costs[:, :, wanted])
+    return costs

@@ -100,14 +100,14 @@ class _Counter:
         for place in np.flatnonzero(self.enters).tolist():
             entry = int(self.call_of[place]), int(self.sources[place])
             entered.setdefault(int(reads.tensors[place]), set()).add(entry)
-        known: dict[object, float] = {}
+        entry_seconds: dict[object, float] = {}
         for tensor, entries in entered.items():
             destinations = tuple(sorted(source for _, source in entries))
             start = int(reads.transitions[tensor]), int(self.states[tensor])
             name = (*start, int(wanted[tensor]), destinations)
-            if name not in known:
-                known[name] = self._entered(*name)
-            seconds[tensor] = known[name]
+            if name not in entry_seconds:
+                entry_seconds[name] = self._entered(*name)
+            seconds[tensor] = entry_seconds[name]
         costly = np.flatnonzero(seconds > 0)
         return list(zip(costly.tolist(), seconds[costly].tolist(), strict=True))
 

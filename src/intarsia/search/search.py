@@ -62,11 +62,11 @@ class Exact:
 
     Attributes:
         bound: No such plan costs less in the scenario.
-        found: The cheapest, or None if none was found.
+        optimum: The cheapest, or None if none was found.
     """
 
     bound: float
-    found: Optimum | None
+    optimum: Optimum | None
 
 
 class Search:
@@ -136,23 +136,23 @@ class Search:
         return self._formed[name]
 
     def plans(
-        self, scenarios: Sequence[Scenario], found: Sequence[Optimum] | None = None
+        self, scenarios: Sequence[Scenario], optima: Sequence[Optimum] | None = None
     ) -> list[PricedPlan]:
         """Return the plans of these scenarios that can be ordered, each once.
 
         Args:
             scenarios: The scenarios.
-            found: Their optima, if they are known.
+            optima: Their optima, if they are known.
         """
-        found = self.engine.solve(scenarios) if found is None else found
+        optima = self.engine.solve(scenarios) if optima is None else optima
         plans: dict[tuple[int, ...], PricedPlan | None] = {}
-        for scenario, each in zip(scenarios, found, strict=True):
+        for scenario, each in zip(scenarios, optima, strict=True):
             name = tuple(map(id, each.chosen))
             if not each.chosen or name in plans:
                 continue
             plans[name] = self.plan(each.chosen)
             if plans[name] is None:
-                other = self.exact(scenario, each, most=_MOST_CYCLES // 10).found
+                other = self.exact(scenario, each, most=_MOST_CYCLES // 10).optimum
                 if other is not None:
                     plans[tuple(map(id, other.chosen))] = self.plan(other.chosen)
         return [plan for plan in plans.values() if plan is not None]
@@ -162,7 +162,7 @@ class Search:
         plain = Scenario()
         return self.exact(plain, self.engine.solve([plain])[0])
 
-    def exact(self, scenario: Scenario, found: Optimum, *, most: int = _MOST_CYCLES) -> Exact:
+    def exact(self, scenario: Scenario, optimum: Optimum, *, most: int = _MOST_CYCLES) -> Exact:
         """Exclude cycles, one label after another, until the cheapest plan has none.
 
         Every cycle among pieces has one of several operators, and goes away only if one of these
@@ -170,11 +170,11 @@ class Search:
 
         Args:
             scenario: The scenario.
-            found: Its optimum, cycles allowed.
+            optimum: Its optimum, cycles allowed.
             most: How many plans to look at.
         """
         heap: list[tuple[float, int, Optimum, frozenset[int]]] = [
-            (found.value, 0, found, frozenset())
+            (optimum.value, 0, optimum, frozenset())
         ]
         seen = {frozenset[int]()}
         number = 0

@@ -224,16 +224,16 @@ class StagedBuilder(PhasedBuilder):
         multicast = self.conversions.multicast[transition]
         entering = self.entering[transition]
         shared = [s for s in range(self.problem.states) if self.shared >> s & 1]
-        found: NDArray[np.float64] | None = None
+        least: NDArray[np.float64] | None = None
         for choice in range(1 << len(shared)):
             extra = sum(1 << s for place, s in enumerate(shared) if choice >> place & 1)
             cost = multicast[states, plain | extra]
             at = (plain | extra | 1 << states) & self.shared
             for sources, _, enters in entries:
                 cost = cost + np.where(enters, entering[at, sources], 0.0)
-            found = cost if found is None else np.minimum(found, cost)
-        assert found is not None
-        return found
+            least = cost if least is None else np.minimum(least, cost)
+        assert least is not None
+        return least
 
     @staticmethod
     def _on_axis(array: NDArray[np.intp], axis: int, axes: int) -> NDArray[np.intp]:
@@ -261,11 +261,11 @@ def _entering(conversions: Conversions, problem: PlacementProblem) -> NDArray[np
     """Return f64[X, 2**S, S]: entering a state from the cheapest shared one of a bit set."""
     states = problem.states
     direct = conversions.direct
-    found = np.full((len(direct), 1 << states, states), np.inf)
+    costs = np.full((len(direct), 1 << states, states), np.inf)
     for bits in range(1, 1 << states):
         at = [s for s in range(states) if bits >> s & 1]
-        found[:, bits] = direct[:, at, :].min(1)
-    return found
+        costs[:, bits] = direct[:, at, :].min(1)
+    return costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,14 +426,14 @@ def _scenarios(
     alone = np.concatenate([values.alone for values in builder.values])
     is_last, is_rest = stages == builder.rest - 1, stages == builder.rest
     never = np.isin(labels, sorted(barred))
-    found = []
+    scenarios = []
     for move in moves:
         mine = labels == move.label if move.label >= 0 else ~alone & (backends == move.backend)
         other = (is_last & ~mine) | never
         for is_open, gone in ((True, other), (False, other | is_rest)):
             scenario = Scenario(spine=1.0, extra=np.where(gone, np.inf, 0.0))
-            found.append((move, is_open, scenario))
-    return found
+            scenarios.append((move, is_open, scenario))
+    return scenarios
 
 
 def _calls(chosen: Sequence[Piece], stages: Sequence[int]) -> tuple[PlannedCall, ...]:
@@ -494,12 +494,12 @@ def _near(search: Search, unfolded: Unfolded, plan: PricedPlan) -> list[PricedPl
     barred = [np.where(stages == place, np.inf, 0.0) for place in short]
     scenarios = [Scenario(), *(Scenario(extra=each) for each in barred)]
     batch = max(1, int(_BATCH_ENTRIES / engine.order.entries))
-    found = []
+    plans = []
     for start in range(0, len(scenarios), batch):
         totals, values = engine.assign(scenarios[start : start + batch])
         for total, column in zip(totals.tolist(), values.T, strict=True):
             if np.isfinite(total):
                 chosen = unfolded.pieces(builder.decode(column)[0])
                 other = search.plan(chosen, thorough=True)
-                found += [other] if other else []
-    return found
+                plans += [other] if other else []
+    return plans

@@ -78,13 +78,13 @@ def _solve_plain(problem: PlacementProblem, seconds: float, seed: int) -> Soluti
     search = make_search(problem)
     if not search.is_narrow:
         return _solve_wide(Search(problem, intervals=False), seconds, seed)
-    found = _solve_exactly(search)
-    if isinstance(found, Infeasible) and search.dropped_intervals:
+    solution = _solve_exactly(search)
+    if isinstance(solution, Infeasible) and search.dropped_intervals:
         search = Search(fold(problem, problem.intervals))
         if not search.is_narrow:
-            return Infeasible(f"{found}, unless intervals are chosen that no cut allows")
-        found = _solve_exactly(search)
-    return found
+            return Infeasible(f"{solution}, unless intervals are chosen that no cut allows")
+        solution = _solve_exactly(search)
+    return solution
 
 
 def _solve_exactly(search: Search) -> Solution | Infeasible:
@@ -108,8 +108,8 @@ def _solve_exactly(search: Search) -> Solution | Infeasible:
         bound = max(bound, found[1].value)
     bound = min([bound, *_bounds_with(problem, search.dropped_intervals)])
     plans = search.plans(first, found)
-    if exact.found is not None:
-        plans += [plan for plan in [search.plan(exact.found.chosen)] if plan]
+    if exact.optimum is not None:
+        plans += [plan for plan in [search.plan(exact.optimum.chosen)] if plan]
     if not plans or gap(best_plan(plans, problem.count).price.seconds, bound):
         further = further or variations(search)
         plans += search.plans(further, others or None)
@@ -319,16 +319,16 @@ def has_limits(problem: PlacementProblem) -> bool:
 
 def kept_bytes(problem: PlacementProblem, chosen: Sequence[Piece]) -> list[int]:
     """Return by device how many bytes a plan keeps on it."""
-    kept = [0] * (1 + max(problem.device_of, default=0))
+    nbytes = [0] * (1 + max(problem.device_of, default=0))
     for piece in chosen:
-        kept[problem.device_of[piece.backend]] += piece.nbytes
-    return kept
+        nbytes[problem.device_of[piece.backend]] += piece.nbytes
+    return nbytes
 
 
 def fits(problem: PlacementProblem, chosen: Sequence[Piece]) -> bool:
     """Return whether a plan keeps every limit of memory."""
-    kept = kept_bytes(problem, chosen)
-    return all(bytes_ <= limit for bytes_, limit in zip(kept, problem.memory, strict=False))
+    nbytes = kept_bytes(problem, chosen)
+    return all(bytes_ <= limit for bytes_, limit in zip(nbytes, problem.memory, strict=False))
 
 
 def search_within_limits(problem: PlacementProblem) -> WithinLimits | None:
@@ -353,8 +353,8 @@ def search_within_limits(problem: PlacementProblem) -> WithinLimits | None:
         bound = max(bound, value - float(rate @ np.where(rate > 0, limits, 0.0)))
         if not chosen:
             break
-        kept = np.array(kept_bytes(problem, chosen), dtype=np.float64)
-        over = kept > limits
+        nbytes = np.array(kept_bytes(problem, chosen), dtype=np.float64)
+        over = nbytes > limits
         if over.any() and chosen not in exceeding:
             exceeding.append(chosen)
         if not over.any():
@@ -366,7 +366,7 @@ def search_within_limits(problem: PlacementProblem) -> WithinLimits | None:
         elif high is None:
             # A first price that makes the bytes kept as dear as all seconds: the scale is right at
             # once.
-            usual = value / np.maximum(kept, 1.0)
+            usual = value / np.maximum(nbytes, 1.0)
             low, rate = rate, np.where(over, np.maximum(2 * rate, usual), rate)
             continue
         else:
@@ -483,6 +483,6 @@ def _solve_charged(
     if not search.is_narrow:
         return None
     exact = search.optimum()
-    if exact.found is None:
+    if exact.optimum is None:
         return exact.bound, ()
-    return exact.bound, tuple(original[id(piece)] for piece in exact.found.chosen)
+    return exact.bound, tuple(original[id(piece)] for piece in exact.optimum.chosen)

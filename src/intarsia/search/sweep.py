@@ -71,10 +71,10 @@ def variations(search: Search) -> list[Scenario]:
         return []
     prices = _CROSSING_PRICES if problem.count <= _PAIRED_OPS else _CROSSING_PRICES[1::2]
     everybody = frozenset(range(backends))
-    kept = {everybody - {backend} for backend in everybody}
+    admitted = {everybody - {backend} for backend in everybody}
     if backends <= _PAIRED_BACKENDS and problem.count <= _PAIRED_OPS:
-        kept |= {frozenset(pair) for pair in combinations(range(backends), 2)}
-    subsets = sorted((each for each in kept if len(each) > 1 and each != everybody), key=sorted)
+        admitted |= {frozenset(pair) for pair in combinations(range(backends), 2)}
+    subsets = sorted((each for each in admitted if len(each) > 1 and each != everybody), key=sorted)
     return [
         *(Scenario(crossing_price=price) for price in prices),
         *(Scenario(crossing_price=_SUBSET_PRICE, barred=everybody - subset) for subset in subsets),

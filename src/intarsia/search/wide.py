@@ -84,9 +84,9 @@ def search_wide(search: Search, seconds: float, seed: int) -> Wide:
     rounds = idle = 0
     while rounds < _ROUNDS and idle < _PATIENCE and time.monotonic() < deadline:
         rounds += 1
-        found = improve_by_freezing(model.domains, factors, best, _FREEZING_LIMIT, random)
-        if found.total < least * (1 - 1e-12):
-            best, least, idle = found.values, found.total, 0
+        refined = improve_by_freezing(model.domains, factors, best, _FREEZING_LIMIT, random)
+        if refined.total < least * (1 - 1e-12):
+            best, least, idle = refined.values, refined.total, 0
             plans.append(best)
         else:
             idle += 1
@@ -166,9 +166,9 @@ class _Tables:
 
     def near(self, variable: int) -> list[int]:
         """Return the variables that share a table with one, ascending."""
-        found = {other for factor in self.of[variable].values() for other in factor.scope}
-        found.discard(variable)
-        return sorted(found)
+        neighbours = {other for factor in self.of[variable].values() for other in factor.scope}
+        neighbours.discard(variable)
+        return sorted(neighbours)
 
     def weight(self, variable: int) -> float:
         """Return the logarithm of the table that the variable's going would need."""
@@ -285,10 +285,10 @@ def improve_by_freezing(
         tables.add(Factor(tuple(near), table.min(0)))
         steps.append((variable, tuple(near), table.argmin(0)))
         queue.update(near)
-    found = list(values)
+    assignment = list(values)
     for variable, scope, choice in reversed(steps):
-        found[variable] = int(choice[tuple(found[v] for v in scope)])
-    return Relaxed(tables.total, found, frozen)
+        assignment[variable] = int(choice[tuple(assignment[v] for v in scope)])
+    return Relaxed(tables.total, assignment, frozen)
 
 
 def _aligned(factors: Sequence[Factor], scope: Sequence[int]) -> list[Factor]:

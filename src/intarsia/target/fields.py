@@ -199,14 +199,14 @@ def _expand_tags(
         kind: What has to be the kind of all, if that is known.
         place: Where in the text they are.
     """
-    found: dict[str, Fields] = {}
+    expanded: dict[str, Fields] = {}
     for name in names:
-        if not any(name in base["tag"] for base in found.values()):
+        if not any(name in base["tag"] for base in expanded.values()):
             base = _expand_tag(name, path, seen, place)
-            found = {key: each for key, each in found.items() if key not in base["tag"]}
-            found[name] = base
+            expanded = {key: each for key, each in expanded.items() if key not in base["tag"]}
+            expanded[name] = base
     given: dict[str, dict[str, Any]] = {}
-    for name, base in found.items():
+    for name, base in expanded.items():
         kind = kind or get_kind(base["kind"])
         if base["kind"] != kind.name:
             message = f"tag {name!r} is of kind {base['kind']!r}, not {kind.name!r}"
@@ -218,7 +218,7 @@ def _expand_tags(
         field: Disputed(values) if len(values) > 1 else next(iter(values.values()))
         for field, values in given.items()
     }
-    tags = (tag for base in found.values() for tag in base["tag"])
+    tags = (tag for base in expanded.values() for tag in base["tag"])
     kinds = {} if kind is None else {"kind": kind.name}
     return {**fields, **kinds, "tag": list(dict.fromkeys(tags))}
 

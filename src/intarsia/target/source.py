@@ -96,15 +96,15 @@ def _find_line(text: str, names: tuple[str, ...]) -> int | None:
     while True:
         middle = (without + having) // 2
         inside = (*range(middle, without, -1), *range(middle + 1, having))
-        found = next(
+        probe = next(
             ((count, held) for count in inside if (held := holds(count)) is not None), None
         )
-        if found is None:
+        if probe is None:
             return without + 1
-        if found[1]:
-            having = found[0]
+        if probe[1]:
+            having = probe[0]
         else:
-            without = found[0]
+            without = probe[0]
 
 
 def _holds(text: str, names: tuple[str, ...]) -> bool | None:

@@ -168,19 +168,19 @@ def quote_if_needed(text: str) -> str:
 
 
 def suggest(
-    name: str, known: Iterable[str], *, what: str, listed: Iterable[str] | None = None
+    name: str, candidates: Iterable[str], *, what: str, listed: Iterable[str] | None = None
 ) -> str:
     """Return a hint with the nearest spellings, if any are near, and the list if it is short.
 
     Args:
         name: What was given.
-        known: What would have been right.
+        candidates: What would have been right.
         what: What these are, in the plural.
         listed: What to list, if not all that is known.
     """
     import difflib  # only a wrong name pays for it
 
-    names = tuple(dict.fromkeys(known))
+    names = tuple(dict.fromkeys(candidates))
     near = " or ".join(repr(word) for word in difflib.get_close_matches(name, names, n=3))
     shown = names if listed is None else tuple(listed)
     if len(shown) > _MOST_LISTED:

@@ -98,19 +98,19 @@ class UserFiles:
     def _add(self, source: TargetFile, labels: dict[str, TargetEntry]) -> UserTables:
         file = source.file.resolve()
         others = {other: tables for other, tables in self._by_file.items() if other != file}
-        known = functools.reduce(operator.or_, others.values(), UserTables())
+        defined = functools.reduce(operator.or_, others.values(), UserTables())
         tables = UserTables(_entries(source, ("tags",)), labels)
         for name, entry in tables.tags.items():
-            self._check(name, entry, known)
+            self._check(name, entry, defined)
         for name, entry in tables.labels.items():
-            self._check(name, entry, known | UserTables(tables.tags))
+            self._check(name, entry, defined | UserTables(tables.tags))
         self._by_file = {**others, file: tables}
-        self.tables = known | tables
+        self.tables = defined | tables
         return tables
 
-    def _check(self, name: str, entry: TargetEntry, known: UserTables) -> None:
+    def _check(self, name: str, entry: TargetEntry, defined: UserTables) -> None:
         what = "tag" if entry.names[0] == "tags" else "label"
-        other = known.find(name)
+        other = defined.find(name)
         if other is not None:
             raise TargetError(
                 f"{entry.place()}: {what} {name!r} is defined at {other.place()} already",

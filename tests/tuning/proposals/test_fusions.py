@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.opencl import first_device
-from tests.quotients import is_acyclic_quotient
+from tests.quotients import is_acyclic_quotient, is_convex
 
 from intarsia.backends.dnnl.program import decode
 from intarsia.backends.fake import FakeBackend
@@ -350,7 +350,7 @@ def test_units_keep_what_all_keep_together(drawn):
     groups = grow_groups(graph, [(0, 1, 2)] * len(graph.nodes), fusions=fusions)
     assert sorted(node for group in groups for node in group) == list(range(len(graph.nodes)))
     regions = [Region.of(graph, group) for group in groups]
-    assert all(region.is_convex and len(region.outputs) <= 1 for region in regions)
+    assert all(is_convex(region) and len(region.outputs) <= 1 for region in regions)
     assert is_acyclic_quotient(graph, regions)
     owner = {node: position for position, group in enumerate(groups) for node in group}
     agreed = set(said[0]) & set(said[1])
