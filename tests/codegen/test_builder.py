@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.interpreter import interpret
-from intarsia.codegen.ir import INT64, Index, LoopKind, Type
+from intarsia.codegen.ir import INT64, Index, Type
 from intarsia.codegen.verifier import verify
 
 
@@ -92,15 +92,14 @@ def test_where_runs_if_a_condition_holds():
     assert out.tolist() == [-1, -1, 20, 30]
 
 
-@pytest.mark.parametrize("kind", [LoopKind.SERIAL, LoopKind.UNROLLED])
-def test_loops_carry_values(kind):
+def test_loops_carry_values():
     def make(b):
         start = [b.constant(1, INT64), b.constant(1, INT64)]
 
         def step(_, first, second):
             return [second, b.add(first, second)]
 
-        return b.loop(0, 8, start, step, kind=kind)[1]
+        return b.loop(0, 8, start, step)[1]
 
     assert stored(make) == 55  # Fibonacci
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.emit.llvm import emit_llvm
 from intarsia.codegen.expand import expand
-from intarsia.codegen.ir import BINARY, INT64, REDUCTIONS, UNARY, LoopKind, Type
+from intarsia.codegen.ir import BINARY, INT64, REDUCTIONS, UNARY, Type
 from intarsia.native.machine import NativeCpu, compile_assembly, compile_object
 
 LENGTH = 64
@@ -189,7 +189,7 @@ def triad(lanes, dtype="float32"):
         value = b.fma(b.load(x, (i, 0), lanes), 2, b.load(x, (i, 0), lanes))
         b.store(value, t, 0)
         total = b.reduce("add", b.load(t, 0, lanes))
-        b.loop(0, 2, [], lambda j: b.prefetch(x, (i + j, 0)), kind=LoopKind.UNROLLED)
+        b.loop(0, 2, [], lambda j: b.prefetch(x, (i + j, 0)))
         b.store(b.mul(total, b.load(t, 0, lanes)), y, (i, 0))
     return emit_llvm(expand(b.finish()))
 

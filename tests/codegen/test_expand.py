@@ -1,7 +1,6 @@
 """Expanding loops changes no result."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,11 +11,10 @@ from intarsia.codegen.ir import INT64, Index, Loop, LoopKind, walk
 from intarsia.codegen.verifier import verify
 
 EXTENT = 64
-kinds = st.sampled_from([LoopKind.SERIAL, LoopKind.UNROLLED])
 loops = st.recursive(
     st.just(()),
     lambda inner: st.lists(
-        st.tuples(kinds, st.integers(0, 2), st.integers(0, 3), st.integers(1, 2), inner), max_size=2
+        st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 2), inner), max_size=2
     ),
     max_leaves=4,
 )
@@ -28,7 +26,7 @@ def build(nest):
     y = b.argument("y", "int64", (EXTENT,), is_written=True)
 
     def fill(loops, outer, total):
-        for kind, lower, turns, step, inner in loops:
+        for lower, turns, step, inner in loops:
 
             def body(index, carried, step=step, inner=inner):
                 carried = b.add(b.mul(carried, 3), b.index(index * 2 + outer + 1))
@@ -37,7 +35,7 @@ def build(nest):
                 b.store(b.add(b.index(index), carried), y, place)
                 return [carried]
 
-            (total,) = b.loop(lower, lower + turns * step, [total], body, step=step, kind=kind)
+            (total,) = b.loop(lower, lower + turns * step, [total], body, step=step)
         return total
 
     b.store(fill(nest, Index(), b.constant(1, INT64)), y, 0)
@@ -62,27 +60,12 @@ def test_an_expanded_kernel_does_the_same(nest):
 
 
 def test_bounds_of_outer_loops_become_known():
-    b = Builder("triangle")
+    b = Builder("corner")
     y = b.argument("y", "int64", (3, 3), is_written=True)
-
-    def row(i):
-        def entry(j):
-            b.store(b.index(i * 10 + j), y, (i, j))
-            return []
-
-        b.loop(0, i + 1, [], entry, kind=LoopKind.UNROLLED)
-        return []
-
-    b.loop(0, 3, [], row, kind=LoopKind.UNROLLED)
+    with b.serial(2, 3) as i, b.serial(i, i + 1) as j:
+        b.store(b.index(i * 10 + j), y, (i, j))
     expanded = expand(b.finish())
     assert not [item for item in walk(expanded.body) if isinstance(item, Loop)]
     out = np.zeros(9, "int64")
     interpret(expanded, [out])
-    assert out.reshape(3, 3).tolist() == [[0, 0, 0], [10, 11, 0], [20, 21, 22]]
-
-
-def test_only_constant_bounds_are_unrolled():
-    b = Builder("unknown")
-    b.loop(0, b.size("n"), [], lambda i: [], kind=LoopKind.UNROLLED)
-    with pytest.raises(AssertionError, match="constant bounds"):
-        expand(b.finish())
+    assert out.reshape(3, 3).tolist() == [[0, 0, 0], [0, 0, 0], [0, 0, 22]]

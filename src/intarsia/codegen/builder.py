@@ -342,7 +342,6 @@ class Builder:
         body: Body,
         *,
         step: int = 1,
-        kind: ir.LoopKind = ir.LoopKind.SERIAL,
     ) -> list[ir.IrValue]:
         """Append a loop that carries values, and return what they are after it.
 
@@ -352,7 +351,6 @@ class Builder:
             initial: The carried values before the first turn.
             body: From the variable (a subscript) and the carried values to the next ones.
             step: At least 1.
-            kind: How the turns are run.
         """
         variable = ir.IrValue(ir.INT64)
         carried = tuple(ir.IrValue(value.type) for value in initial)
@@ -363,6 +361,7 @@ class Builder:
         assert [value.type for value in yielded] == types, "a loop yields what it carries"
         results = tuple(ir.IrValue(value.type) for value in initial)
         lower, upper, initial = ir.Index.of(lower), ir.Index.of(upper), tuple(initial)
+        kind = ir.LoopKind.SERIAL
         self._blocks[-1].append(
             ir.Loop(variable, lower, upper, step, kind, initial, carried, inside, yielded, results)
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expands unrolled loops, and loops that turn once or never, before an emitter sees a kernel."""
+"""Expands loops that turn once or never, before an emitter sees a kernel."""
 
 from __future__ import annotations
 
@@ -12,68 +12,49 @@ from intarsia.codegen import ir
 
 
 def expand(function: ir.Function) -> ir.Function:
-    """Return the kernel without unrolled loops, and without serial ones of a single turn."""
-    return replace(function, body=_expand(function.body, {}, is_copy=False))
+    """Return the kernel without serial loops that turn once or never."""
+    return replace(function, body=tuple(_expand(function.body, {})))
 
 
-_Known = dict[ir.IrValue, "ir.IrValue | ir.Index"]
+_StandIns = dict[ir.IrValue, "ir.IrValue | ir.Index"]
 """What stands for a value: another value, or a subscript for a loop's variable."""
 
 
-def _expand(
-    body: tuple[ir.Operation, ...], known: _Known, *, is_copy: bool
-) -> tuple[ir.Operation, ...]:
-    """Return a body without such loops; `is_copy` if it is one of several, with its own values."""
+def _expand(body: tuple[ir.Operation, ...], stand_ins: _StandIns) -> list[ir.Operation]:
+    """Return a body without such loops."""
     out: list[ir.Operation] = []
     for operation in body:
         if isinstance(operation, ir.Loop):
-            _expand_loop(operation, known, out, is_copy=is_copy)
+            _expand_loop(operation, stand_ins, out)
         else:
-            out.append(_replaced(operation, known, out, is_copy=is_copy))
-    return tuple(out)
+            out.append(_replaced(operation, stand_ins, out))
+    return out
 
 
-def _expand_loop(loop: ir.Loop, known: _Known, out: list[ir.Operation], *, is_copy: bool) -> None:
-    lower, upper = _index(loop.lower, known), _index(loop.upper, known)
-    initial = tuple(_value(value, known, out) for value in loop.initial)
+def _expand_loop(loop: ir.Loop, stand_ins: _StandIns, out: list[ir.Operation]) -> None:
+    lower, upper = _index(loop.lower, stand_ins), _index(loop.upper, stand_ins)
+    initial = tuple(_value(value, stand_ins, out) for value in loop.initial)
     loop = replace(loop, lower=lower, upper=upper, initial=initial)
-    count = loop.trip_count
-    is_flat = loop.kind is ir.LoopKind.UNROLLED or (
-        loop.kind is ir.LoopKind.SERIAL and count in (0, 1)
-    )
-    if not is_flat:
-        out.append(_kept(loop, known, is_copy=is_copy))
-        return
-    assert count is not None, "only loops of constant bounds are unrolled"
-    current = initial
-    for turn in range(count):
-        known[loop.variable] = ir.Index(lower.const + turn * loop.step)
-        known.update(zip(loop.carried, current, strict=True))
-        out += _expand(loop.body, known, is_copy=is_copy or count > 1)
-        current = tuple(_value(value, known, out) for value in loop.yielded)
-    known.update(zip(loop.results, current, strict=True))
-
-
-def _kept(loop: ir.Loop, known: _Known, *, is_copy: bool) -> ir.Loop:
-    variable, carried, after = loop.variable, loop.carried, loop.results
-    if is_copy:
-        variable = ir.IrValue(variable.type, variable.name)
-        carried, after = (tuple(ir.IrValue(v.type) for v in group) for group in (carried, after))
-        known[loop.variable] = variable
-        known.update(zip(loop.carried + loop.results, carried + after, strict=True))
-    body = [*_expand(loop.body, known, is_copy=is_copy)]
-    yielded = tuple(_value(value, known, body) for value in loop.yielded)
-    return replace(
-        loop, variable=variable, carried=carried, body=tuple(body), yielded=yielded, results=after
-    )
+    if loop.kind is ir.LoopKind.SERIAL and loop.trip_count == 0:
+        stand_ins.update(zip(loop.results, initial, strict=True))
+    elif loop.kind is ir.LoopKind.SERIAL and loop.trip_count == 1:
+        stand_ins[loop.variable] = lower
+        stand_ins.update(zip(loop.carried, initial, strict=True))
+        out += _expand(loop.body, stand_ins)
+        yielded = [_value(value, stand_ins, out) for value in loop.yielded]
+        stand_ins.update(zip(loop.results, yielded, strict=True))
+    else:
+        body = _expand(loop.body, stand_ins)
+        following = tuple(_value(value, stand_ins, body) for value in loop.yielded)
+        out.append(replace(loop, body=tuple(body), yielded=following))
 
 
 def _replaced(
-    operation: ir.Operation, known: _Known, out: list[ir.Operation], *, is_copy: bool
+    operation: ir.Operation, stand_ins: _StandIns, out: list[ir.Operation]
 ) -> ir.Operation:
     """Return the operation with what stands for its operands, itself if they stand for themselves.
 
-    A copy has a result of its own. What operands need is appended to `out`.
+    What operands need is appended to `out`.
     """
     changes: dict[str, Any] = {}
     kind: type = type(operation)
@@ -81,20 +62,17 @@ def _replaced(
         item = getattr(operation, name)
         new: object = item
         if isinstance(item, ir.IrValue):
-            if item in known:
-                new = _value(item, known, out)
+            if item in stand_ins:
+                new = _value(item, stand_ins, out)
         elif isinstance(item, ir.Index):
-            new = _index(item, known)
+            new = _index(item, stand_ins)
         else:
             for index in item:
-                if any(value in known for value, _ in index.terms):
-                    new = tuple(_index(index, known) for index in item)
+                if any(value in stand_ins for value, _ in index.terms):
+                    new = tuple(_index(index, stand_ins) for index in item)
                     break
         if new is not item:
             changes[name] = new
-    if is_copy:
-        for result in ir.results(operation):
-            changes["result"] = known[result] = ir.IrValue(result.type, result.name)
     return replace(operation, **changes) if changes else operation
 
 
@@ -107,9 +85,9 @@ def _read_fields(kind: type) -> tuple[str, ...]:
     )
 
 
-def _value(value: ir.IrValue, known: _Known, out: list[ir.Operation]) -> ir.IrValue:
+def _value(value: ir.IrValue, stand_ins: _StandIns, out: list[ir.Operation]) -> ir.IrValue:
     """Return what stands for a value; if that is a subscript, `out` gets its computation."""
-    stand_in = known.get(value, value)
+    stand_in = stand_ins.get(value, value)
     if isinstance(stand_in, ir.IrValue):
         return stand_in
     result = ir.IrValue(ir.INT64, value.name)
@@ -119,13 +97,13 @@ def _value(value: ir.IrValue, known: _Known, out: list[ir.Operation]) -> ir.IrVa
     return result
 
 
-def _index(index: ir.Index, known: Mapping[ir.IrValue, ir.IrValue | ir.Index]) -> ir.Index:
+def _index(index: ir.Index, stand_ins: Mapping[ir.IrValue, ir.IrValue | ir.Index]) -> ir.Index:
     """Return a subscript with what stands for its values, itself if they stand for themselves."""
-    if not any(value in known for value, _ in index.terms):
+    if not any(value in stand_ins for value, _ in index.terms):
         return index
     const, merged = index.const, dict[ir.IrValue, int]()
     for value, scale in index.terms:
-        stand_in = known.get(value, value)
+        stand_in = stand_ins.get(value, value)
         if isinstance(stand_in, ir.IrValue):
             merged[stand_in] = merged.get(stand_in, 0) + scale
             continue

@@ -26,7 +26,7 @@ def interpret(
     """Run a kernel on arrays, which it writes to.
 
     Args:
-        function: The kernel; unrolled loops may be in it.
+        function: The kernel, expanded or not.
         arrays: One-dimensional memory of every buffer, in order, from its first element on.
         sizes: The kernel's sizes.
         turns: Of the parallel loop; None means all.

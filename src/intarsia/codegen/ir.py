@@ -199,7 +199,6 @@ class LoopKind(StrEnum):
 
     SERIAL = "serial"
     PARALLEL = "parallel"  # independent; the outermost statement of a kernel, at most one
-    UNROLLED = "unrolled"  # expanded by `expand` before an emitter sees it
 
 
 UNARY = frozenset(("neg", "abs", "sqrt", "floor", "ceil", "trunc", "rint", "not", "isnan"))

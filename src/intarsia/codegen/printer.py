@@ -20,11 +20,7 @@ import hashlib
 
 from intarsia.codegen import ir
 
-_KINDS = {
-    ir.LoopKind.SERIAL: "for",
-    ir.LoopKind.PARALLEL: "parallel",
-    ir.LoopKind.UNROLLED: "unrolled",
-}
+_KINDS = {ir.LoopKind.SERIAL: "for", ir.LoopKind.PARALLEL: "parallel"}
 
 
 def print_function(function: ir.Function) -> str:

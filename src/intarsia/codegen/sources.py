@@ -37,9 +37,9 @@ def _sources(module: str) -> Iterator[tuple[str, bytes]]:
     yield from _walk(module, path if path.is_dir() else folder / f"{name}.py")
 
 
-def _walk(name: str, found: Traversable) -> Iterator[tuple[str, bytes]]:
-    if found.is_dir():
-        for entry in sorted(found.iterdir(), key=lambda entry: entry.name):
+def _walk(name: str, place: Traversable) -> Iterator[tuple[str, bytes]]:
+    if place.is_dir():
+        for entry in sorted(place.iterdir(), key=lambda entry: entry.name):
             yield from _walk(f"{name}/{entry.name}", entry)
-    elif found.name.endswith(".py"):
-        yield name, found.read_bytes()
+    elif place.name.endswith(".py"):
+        yield name, place.read_bytes()

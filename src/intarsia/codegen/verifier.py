@@ -28,7 +28,7 @@ def verify(function: ir.Function) -> None:
 class _Verifier:
     def __init__(self, function: ir.Function) -> None:
         self._function = function
-        self._known: set[ir.IrValue] = set(function.sizes)
+        self._defined: set[ir.IrValue] = set(function.sizes)
         self._spans: dict[ir.IrValue, Span] = {}
         self._buffers = {*function.buffers, *function.locals}
 
@@ -56,11 +56,11 @@ class _Verifier:
             self._fail(f"buffer {buffer.name} has scope {buffer.scope}")
 
     def _body(self, body: Iterable[ir.Operation], *, is_outermost: bool = False) -> None:
-        known = self._known
+        defined = self._defined
         for operation in body:
             for value in ir.operands(operation):
-                if value not in known:
-                    self._check_known(value, operation)
+                if value not in defined:
+                    self._check_defined(value, operation)
             if isinstance(operation, ir.Loop):
                 if operation.kind is ir.LoopKind.PARALLEL and not is_outermost:
                     self._fail("a parallel loop lies inside another loop")
@@ -73,12 +73,12 @@ class _Verifier:
                 self._define(result)
 
     def _define(self, value: ir.IrValue) -> None:
-        if value in self._known:
+        if value in self._defined:
             self._fail("a value is defined twice")
-        self._known.add(value)
+        self._defined.add(value)
 
-    def _check_known(self, value: ir.IrValue, operation: ir.Operation) -> None:
-        if value not in self._known:
+    def _check_defined(self, value: ir.IrValue, operation: ir.Operation) -> None:
+        if value not in self._defined:
             self._fail(f"{type(operation).__name__} uses a value before it is defined")
 
     def _loop(self, loop: ir.Loop) -> None:
@@ -89,7 +89,8 @@ class _Verifier:
             self._fail("a loop carries, yields and returns different types")
         if loop.kind is ir.LoopKind.PARALLEL and loop.initial:
             self._fail("a parallel loop carries values")
-        outer, self._known = self._known, set(self._known)  # what is inside is not known after it
+        outer = self._defined  # what is inside is not known after it
+        self._defined = set(outer)
         self._define(loop.variable)
         for value in loop.carried:
             self._define(value)
@@ -103,8 +104,8 @@ class _Verifier:
         if loop.trip_count != 0:
             self._body(loop.body)
             for value in loop.yielded:
-                self._check_known(value, loop)
-        self._known = outer
+                self._check_defined(value, loop)
+        self._defined = outer
 
     def _span(self, index: ir.Index) -> Span | None:
         """Return the least and the largest value of a subscript, if its values' spans are known."""

@@ -45,7 +45,7 @@ def count_work(function: Function, unit: VectorUnit) -> int:
     """Return roughly how many operations of the vector unit one call runs, all turns together.
 
     Args:
-        function: A kernel without loops that are still to be unrolled.
+        function: An expanded kernel.
         unit: What it is for.
     """
     return _work(function.body, unit)

@@ -37,7 +37,7 @@ def emit_c(functions: Sequence[ir.Function]) -> str:
     """Return a C99 source with a static function for each kernel; it includes what they need.
 
     Args:
-        functions: Kernels of different names: verified, their unrolled loops expanded.
+        functions: Kernels of different names: verified and expanded.
     """
     pruned = [prune(function) for function in functions]
     parts = [text.PRELUDE, *_helpers(pruned)]

@@ -31,16 +31,16 @@ def prune(function: ir.Function) -> ir.Function:
         if value not in live:
             live.add(value)
             needed += makers.get(value, ())
-    return replace(function, body=_kept(function.body, live))
+    return replace(function, body=_pruned(function.body, live))
 
 
-def _kept(body: tuple[ir.Operation, ...], live: set[ir.IrValue]) -> tuple[ir.Operation, ...]:
+def _pruned(body: tuple[ir.Operation, ...], live: set[ir.IrValue]) -> tuple[ir.Operation, ...]:
     out: list[ir.Operation] = []
     for operation in body:
         if isinstance(operation, ir.Loop):
             groups = (operation.initial, operation.carried, operation.yielded, operation.results)
             lines = [line for line in zip(*groups, strict=True) if line[1] in live]
-            inner = _kept(operation.body, live)
+            inner = _pruned(operation.body, live)
             if not inner and not lines:
                 continue
             initial, carried, yielded, after = zip(*lines, strict=True) if lines else ((),) * 4

@@ -58,14 +58,14 @@ class _Block:
     label: str
     is_carrying: bool = False
     lines: list[str] = field(default_factory=list)
-    known: dict[object, str] = field(default_factory=dict)
+    computed: dict[object, str] = field(default_factory=dict)
 
 
 def emit_llvm(function: ir.Function, *, has_fma: bool = True) -> str:
     """Return an LLVM IR module with one kernel.
 
     Args:
-        function: The kernel, verified, its unrolled loops expanded.
+        function: The kernel, verified and expanded.
         has_fma: Whether the CPU multiplies and adds in one instruction; where it does not, `fma`
             rounds twice, because a library call for each lane would be far too slow.
     """
@@ -336,7 +336,7 @@ class _Emitter:
             else:
                 is_hidden = not self._blocks[depth].is_carrying
             key = (*key, value, scale, is_hidden)
-            address = self._blocks[depth].known.get(key)
+            address = self._blocks[depth].computed.get(key)
             if address is None:
                 scaled = self._scaled(value, scale)
                 address = self._fresh()
@@ -346,7 +346,7 @@ class _Emitter:
                 )
                 if is_hidden:
                     address = self._hidden(address, depth)
-                self._blocks[depth].known[key] = address
+                self._blocks[depth].computed[key] = address
             pointer = address
         if flat.const == 0:
             return pointer
@@ -365,22 +365,22 @@ class _Emitter:
         if scale == 1:
             return self._names[value]
         depth = self._depths[value]
-        known = self._blocks[depth].known
+        computed = self._blocks[depth].computed
         key = (value, scale)
-        if key not in known:
+        if key not in computed:
             name = self._fresh()
             self._line(f"{name} = mul nsw i64 {self._names[value]}, {scale}", depth)
-            known[key] = name
-        return known[key]
+            computed[key] = name
+        return computed[key]
 
     def _index(self, index: ir.Index) -> str:
         """Return an int64 operand, computed in the outermost block that can."""
         if not index.terms:
             return str(index.const)
         depth = max(self._depths[value] for value, _ in index.terms)
-        known = self._blocks[depth].known
-        if index in known:
-            return known[index]
+        computed = self._blocks[depth].computed
+        if index in computed:
+            return computed[index]
         total = ""
         for value, scale in index.terms:
             scaled = self._scaled(value, scale)
@@ -394,7 +394,7 @@ class _Emitter:
             name = self._fresh()
             self._line(f"{name} = add nsw i64 {total}, {index.const}", depth)
             total = name
-        known[index] = total
+        computed[index] = total
         return total
 
     # Operations without effects

@@ -125,7 +125,7 @@ def emit_opencl(function: ir.Function, limits: DeviceLimits) -> OpenClKernel:
     """Return a kernel in OpenCL C.
 
     Args:
-        function: The kernel, verified, its unrolled loops expanded.
+        function: The kernel, verified and expanded.
         limits: Of the device.
 
     Raises:

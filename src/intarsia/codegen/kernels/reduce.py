@@ -293,9 +293,9 @@ class _ReductionKernel:
 
         return level(0, [], initial)
 
-    def _load(self, at: Sequence[Index], kept: int, count: int) -> IrValue:
+    def _load(self, at: Sequence[Index], along_kept: int, count: int) -> IrValue:
         """Read a vector along the last kept dimension (1) or the last reduced one (0)."""
-        dim = len(self._kept.extents) - 1 if kept else -1
+        dim = len(self._kept.extents) - 1 if along_kept else -1
         step = self._x.strides[dim]
         if step == 0 or self._lanes == 1:
             return self._b.splat(self._b.load(self._x, at), self._lanes)

@@ -287,11 +287,11 @@ class Assembler:
 
     def _free_name(self, name: str, array: Array) -> str:
         """Return a name that no other array has; a model may call its weights as we call ours."""
-        number, found = 1, name
-        while found in self.constants and not _is_same(self.constants[found], array):
+        number, candidate = 1, name
+        while candidate in self.constants and not _is_same(self.constants[candidate], array):
             number += 1
-            found = f"{name}#{number}"
-        return found
+            candidate = f"{name}#{number}"
+        return candidate
 
     def packed(self, key: str, make: Callable[[], Array]) -> View:
         """Return weights as a kernel wants them, made once for each key."""

@@ -203,9 +203,9 @@ def _rows(view: View, window: Window) -> View:
     return replace(view, shape=(1, view.shape[1], *window.out))
 
 
-def _clear_rows(assembler: Assembler, x: View, needs: _RowRange, made: _RowRange) -> None:
+def _clear_rows(assembler: Assembler, x: View, needs: _RowRange, results: _RowRange) -> None:
     """Write zeros to the rows of a buffer that are padding."""
-    for first, end in ((needs.first, made.first), (made.end, needs.end)):
+    for first, end in ((needs.first, results.first), (results.end, needs.end)):
         if first < end:
             rows = x.at((0, 0, first - needs.first, 0, 0))
             shape = (*x.shape[:_SPATIAL], end - first, x.shape[3])

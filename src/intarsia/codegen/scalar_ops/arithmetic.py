@@ -22,6 +22,7 @@ from intarsia.codegen.scalar_ops.operator import (
     NUMBERS,
     ScalarOp,
     binary,
+    parametric,
     unary,
 )
 
@@ -114,8 +115,8 @@ def _max(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
 
 
 def _min(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
-    found: IrValue = reduce(lambda left, right: smaller(b, left, right), x)
-    return found
+    limit: IrValue = reduce(lambda left, right: smaller(b, left, right), x)
+    return limit
 
 
 def _clip(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
@@ -245,24 +246,13 @@ def _where_negative(b: Builder, x: IrValue, below: IrValue) -> IrValue:
     return b.select(b.compare("lt", x, 0), below, x)
 
 
-def _leaky_relu(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
-    return _where_negative(b, x[0], b.mul(x[0], float(attrs.get("alpha", _single(0.01)))))
+def _scaled_expm1(b: Builder, x: IrValue, alpha: float) -> IrValue:
+    return _where_negative(b, x, b.mul(maths.expm1(b, x), alpha))
 
 
-def _elu(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
-    return _where_negative(b, x[0], b.mul(maths.expm1(b, x[0]), float(attrs.get("alpha", 1.0))))
-
-
-def _selu(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
-    alpha = float(attrs.get("alpha", 1.67326319217681884765625))
-    gamma = float(attrs.get("gamma", 1.05070102214813232421875))
-    return b.mul(_where_negative(b, x[0], b.mul(maths.expm1(b, x[0]), alpha)), gamma)
-
-
-def _celu(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
-    alpha = float(attrs.get("alpha", 1.0))
-    below = b.mul(maths.expm1(b, b.div(x[0], alpha)), alpha)
-    return _where_negative(b, x[0], below) if alpha else below  # ONNX's minimum with 0 * inf
+def _celu(b: Builder, x: IrValue, alpha: float) -> IrValue:
+    below = b.mul(maths.expm1(b, b.div(x, alpha)), alpha)
+    return _where_negative(b, x, below) if alpha else below  # ONNX's minimum with 0 * inf
 
 
 def _gelu(b: Builder, arguments: Arguments, attrs: Attributes, dtype: str) -> IrValue:
@@ -279,45 +269,39 @@ def _hard_sigmoid(b: Builder, x: IrValue, alpha: float, beta: float) -> IrValue:
     return b.maximum(0.0, b.minimum(1.0, b.add(b.mul(x, alpha), beta)))
 
 
-def _hard_sigmoid_op(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
-    return _hard_sigmoid(
-        b, x[0], float(attrs.get("alpha", _single(0.2))), float(attrs.get("beta", 0.5))
-    )
-
-
-def _swish(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
-    alpha = float(attrs.get("alpha", 1.0))
-    return b.mul(x[0], maths.sigmoid(b, b.mul(x[0], alpha)))
-
-
-def _thresholded_relu(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
-    return b.select(b.compare("gt", x[0], float(attrs.get("alpha", 1.0))), x[0], 0.0)
-
-
-def _shrink(b: Builder, arguments: Arguments, attrs: Attributes, dtype: str) -> IrValue:
-    x: IrValue = arguments[0]
-    bias, limit = (attrs.get(name, default) for name, default in (("bias", 0.0), ("lambd", 0.5)))
-    inner = b.select(b.compare("gt", x, limit), b.sub(x, bias), 0)
-    return b.select(b.compare("lt", x, -limit), b.add(x, bias), inner)
+def _shrink(b: Builder, x: IrValue, bias: float, lambd: float) -> IrValue:
+    inner = b.select(b.compare("gt", x, lambd), b.sub(x, bias), 0)
+    return b.select(b.compare("lt", x, -lambd), b.add(x, bias), inner)
 
 
 ACTIVATIONS = {
     "Relu": unary(lambda b, x: b.maximum(0, x), FLOATS | INTS),
-    "LeakyRelu": ScalarOp(_leaky_relu, FLOATS),
+    "LeakyRelu": parametric(
+        lambda b, x, alpha: _where_negative(b, x, b.mul(x, alpha)), FLOATS, alpha=_single(0.01)
+    ),
     "PRelu": binary(lambda b, x, y: _where_negative(b, x, b.mul(x, y)), FLOATS | INTS),
-    "Elu": ScalarOp(_elu, FLOATS),
-    "Selu": ScalarOp(_selu, FLOATS),
-    "Celu": ScalarOp(_celu, FLOATS),
+    "Elu": parametric(_scaled_expm1, FLOATS, alpha=1.0),
+    "Selu": parametric(
+        lambda b, x, alpha, gamma: b.mul(_scaled_expm1(b, x, alpha), gamma),
+        FLOATS,
+        alpha=1.67326319217681884765625,
+        gamma=1.05070102214813232421875,
+    ),
+    "Celu": parametric(_celu, FLOATS, alpha=1.0),
     "Gelu": ScalarOp(_gelu, FLOATS),
-    "HardSigmoid": ScalarOp(_hard_sigmoid_op, FLOATS),
+    "HardSigmoid": parametric(_hard_sigmoid, FLOATS, alpha=_single(0.2), beta=0.5),
     "HardSwish": unary(lambda b, x: b.mul(x, _hard_sigmoid(b, x, _single(1 / 6), 0.5)), FLOATS),
     "Mish": unary(lambda b, x: b.mul(x, maths.tanh(b, maths.softplus(b, x))), FLOATS),
     "Sigmoid": unary(maths.sigmoid, FLOATS),
     "Softplus": unary(maths.softplus, FLOATS),
     "Softsign": unary(lambda b, x: b.div(x, b.add(b.unary("abs", x), 1.0)), FLOATS),
-    "Swish": ScalarOp(_swish, FLOATS),
+    "Swish": parametric(
+        lambda b, x, alpha: b.mul(x, maths.sigmoid(b, b.mul(x, alpha))), FLOATS, alpha=1.0
+    ),
     "Tanh": unary(maths.tanh, FLOATS),
-    "ThresholdedRelu": ScalarOp(_thresholded_relu, FLOATS),
-    "Shrink": ScalarOp(_shrink, FLOATS),
+    "ThresholdedRelu": parametric(
+        lambda b, x, alpha: b.select(b.compare("gt", x, alpha), x, 0.0), FLOATS, alpha=1.0
+    ),
+    "Shrink": parametric(_shrink, FLOATS, bias=0.0, lambd=0.5),
 }
 """Activation functions of neural networks."""

@@ -49,3 +49,15 @@ def binary(
 ) -> ScalarOp:
     """Return the operator of a function of two values."""
     return ScalarOp(lambda b, x, attrs, dtype: function(b, x[0], x[1]), dtypes)
+
+
+def parametric(
+    function: Callable[..., IrValue], dtypes: frozenset[str], **defaults: float
+) -> ScalarOp:
+    """Return the operator of a function of one value, and of attributes that are numbers."""
+
+    def emit(b: Builder, x: Sequence[Any], attributes: Mapping[str, Any], _dtype: str) -> IrValue:
+        given = {name: float(attributes.get(name, number)) for name, number in defaults.items()}
+        return function(b, x[0], **given)
+
+    return ScalarOp(emit, dtypes)
