@@ -22,7 +22,7 @@ from intarsia.place.build import build_program
 from intarsia.place.decide import PlanChoice, cut_regions, decide_as_chosen
 from intarsia.place.machine import Machine
 from intarsia.place.request import Request
-from intarsia.place.schedule import Side, choose_layouts, list_layouts, make_draft
+from intarsia.place.schedule import AssignedRegion, choose_layouts, list_layouts, make_draft
 from intarsia.place.setting import Capability, make_setting
 from intarsia.plan.devices import HOST_DOMAIN
 from intarsia.plan.lock import decode_lock, lock_plan
@@ -91,7 +91,7 @@ def choose(parse_model, setting_of):
         for node, backend in enumerate(served):
             capability = Capability(given.target, backend, given.context)
             domain = domains[node] if domains else HOST_DOMAIN
-            sides.append(Side(Region.of(graph, [node]), capability, domain))
+            sides.append(AssignedRegion(Region.of(graph, [node]), capability, domain))
         found = choose_layouts(graph, sides)
         return {graph.values[value].name: layout for value, layout in found.items()}
 
@@ -200,7 +200,9 @@ def test_what_readers_outside_may_need_is_plain(parse_model, setting_of):
     setting = setting_of(parse_model(CHAIN), "onnxruntime")
     (given,) = setting.capabilities
     capability = Capability(given.target, Stub("nchw16c"), given.context)
-    pair = [Side(Region.of(setting.graph, [node]), capability, HOST_DOMAIN) for node in (0, 1)]
+    pair = [
+        AssignedRegion(Region.of(setting.graph, [node]), capability, HOST_DOMAIN) for node in (0, 1)
+    ]
     assert choose_layouts(setting.graph, pair) == {}  # `a` is read by a third
 
 
@@ -296,11 +298,14 @@ def test_any_mix_computes_the_same_and_agrees_on_layouts(
     draft = make_draft(setting, decide_as_chosen(setting, calls))
     for value, layout in draft.layouts.items():
         assert plan.layouts[graph.values[value].name] == layout
-        ends = [region for region in draft.regions if value in (*region.inputs, *region.outputs)]
+        ends = [
+            assigned
+            for assigned in draft.regions
+            if value in (*assigned.region.inputs, *assigned.region.outputs)
+        ]
         assert len(ends) > 1
-        for region in ends:
-            at = draft.positions[draft.regions.index(region)]
-            assert layout in list_layouts(region, setting.capabilities[at])[value]
+        for end in ends:
+            assert layout in list_layouts(end.region, end.capability)[value]
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     shape = session.get_inputs()[0].shape
     feeds = {"x": np.random.default_rng(seed).standard_normal(shape).astype(np.float32)}

@@ -27,8 +27,15 @@ from intarsia.errors import (
 from intarsia.graph.region import Region
 from intarsia.place.decide import Decision, PlanChoice, decide
 from intarsia.place.request import Progress, quiet
-from intarsia.place.schedule import PlanDraft, border_text, candidate_of, make_draft
+from intarsia.place.schedule import (
+    AssignedRegion,
+    PlanDraft,
+    border_text,
+    candidate_of,
+    make_draft,
+)
 from intarsia.place.setting import Capability, Setting
+from intarsia.plan.devices import domain_text
 from intarsia.plan.lock import check_layouts
 from intarsia.plan.plan import PassRun
 from intarsia.runtime.executor import PlanExecutable
@@ -36,6 +43,7 @@ from intarsia.runtime.loader import RegionLoader, run_options
 
 if TYPE_CHECKING:
     from intarsia.plan.placement import Placement
+    from intarsia.target import PlacedTarget
 
 logger = logging.getLogger("intarsia")
 
@@ -163,30 +171,28 @@ class RegionBuilder:
     _done: dict[_Key, _Built] = field(default_factory=dict)
     _loaders: dict[ThreadOptions, RegionLoader] = field(default_factory=dict)
 
-    def build(self, draft: PlanDraft) -> tuple[int, dict[int, Refusal]] | None:
+    def build(self, draft: PlanDraft) -> tuple[PlacedTarget, dict[int, Refusal]] | None:
         """Compile and load every region.
 
         Returns:
-            Nothing; or, of the first region that fails, the position of its target and a refusal
-            for each node at fault.
+            Nothing; or, of the first region that fails, its target and a refusal for each node at
+            fault.
 
         Raises:
             BackendError: One failed, and `strict` is set.
         """
         total = len(draft.regions)
-        for index, (region, position) in enumerate(
-            zip(draft.regions, draft.positions, strict=True)
-        ):
+        for index, assigned in enumerate(draft.regions):
             self.tell("compile", index, total)
-            capability = draft.capabilities[position]
-            key = self._key(draft, region, position)
+            capability = assigned.capability
+            key = self._key(draft, assigned)
             if key in self._done:
                 continue
-            device = draft.plan.placement.regions[index].device
-            candidate = candidate_of(region, capability, draft.layouts)
+            device = domain_text(assigned.domain)
+            candidate = candidate_of(assigned.region, capability, draft.layouts)
             refusal = self._refusal(capability, candidate)
             if refusal is not None:
-                return position, self._refused(capability, region, refusal)
+                return capability.target, self._refused(candidate, refusal)
             try:
                 self._done[key] = self._compile(draft, capability, candidate, device)
             except (InternalError, SettingError):  # neither is of the region
@@ -195,7 +201,7 @@ class RegionBuilder:
                 if self.strict:
                     raise
                 logger.info("%s failed on a region: %s", capability.target, error.message)
-                return position, self._blame(draft, capability, region, device, error)
+                return capability.target, self._blame(draft, assigned, error)
         self.tell("compile", total, total)
         return None
 
@@ -222,25 +228,18 @@ class RegionBuilder:
         with calling(capability.backend.name, capability.context, "on a region"):
             return capability.backend.check(candidate, capability.context)
 
-    def _refused(
-        self, capability: Capability, region: Region, refusal: Refusal
-    ) -> dict[int, Refusal]:
+    def _refused(self, candidate: Candidate, refusal: Refusal) -> dict[int, Refusal]:
         """Return a refusal for the node that the backend names, or for all of the region."""
-        nodes = [self.setting.graph.nodes[node_id] for node_id in region.nodes]
+        nodes = [self.setting.graph.nodes[node_id] for node_id in candidate.region.nodes]
         meant = [node for node in nodes if node.name == refusal.node] or nodes
-        target = str(capability.target)
+        target = str(candidate.target)
         return {
             node.id: replace(refusal, node=node.name, op_type=node.op_type, target=target)
             for node in meant
         }
 
     def _blame(
-        self,
-        draft: PlanDraft,
-        capability: Capability,
-        region: Region,
-        device: str,
-        error: IntarsiaError,
+        self, draft: PlanDraft, assigned: AssignedRegion, error: IntarsiaError
     ) -> dict[int, Refusal]:
         """Return refusals for the nodes that fail alone; if none does, for what the error names.
 
@@ -250,9 +249,10 @@ class RegionBuilder:
         """
         from intarsia.graph.hashes import shape_hash
 
+        capability, device = assigned.capability, domain_text(assigned.domain)
         failures: dict[str, str | None] = {}
         refused: dict[int, str] = {}
-        nodes = region.nodes
+        nodes = assigned.region.nodes
         tied = {node: unit for unit in self.setting.graph.tied for node in unit}
         units = dict.fromkeys(tied.get(node, (node,)) for node in nodes)
         for unit in units if len(units) > 1 else ():
@@ -284,11 +284,7 @@ class RegionBuilder:
 
     def keep(self, drafts: Sequence[PlanDraft]) -> None:
         """Forget every region that none of these drafts has."""
-        kept = {
-            self._key(draft, region, position)
-            for draft in drafts
-            for region, position in zip(draft.regions, draft.positions, strict=True)
-        }
+        kept = {self._key(draft, assigned) for draft in drafts for assigned in draft.regions}
         for key in self._done.keys() - kept:
             del self._done[key]
 
@@ -305,12 +301,13 @@ class RegionBuilder:
         A part of a model that is measured as among several runtimes may meet all of the machine's.
         """
         is_part = draft.is_shared and not draft.plan.is_mixed
-        positions = range(len(draft.capabilities)) if is_part else sorted(set(draft.positions))
-        backends = [draft.capabilities[position].backend for position in positions]
+        used = {assigned.capability.target: assigned.capability for assigned in draft.regions}
+        capabilities = self.setting.capabilities if is_part else used.values()
+        backends = [capability.backend for capability in capabilities]
         return run_options(self.setting.num_threads, backends, is_shared=draft.is_shared)
 
-    def _key(self, draft: PlanDraft, region: Region, position: int) -> _Key:
-        capability = draft.capabilities[position]
+    def _key(self, draft: PlanDraft, assigned: AssignedRegion) -> _Key:
+        region, capability = assigned.region, assigned.capability
         border = border_text(candidate_of(region, capability, draft.layouts))
         return self._options(draft), str(capability.target), region.bits, border
 
@@ -323,10 +320,7 @@ class RegionBuilder:
         """
         from intarsia.graph.extract import constant_array
 
-        keys = [
-            self._key(draft, region, position)
-            for region, position in zip(draft.regions, draft.positions, strict=True)
-        ]
+        keys = [self._key(draft, assigned) for assigned in draft.regions]
         loader = self.loader(draft)
         devices = [loader.device(text) for text in draft.plan.devices]
         constants = {

@@ -155,99 +155,7 @@ class _PlanWriter:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanDraft:
-    """A plan with the regions that are to be compiled for it.
-
-    Attributes:
-        plan: Refers to the regions by position.
-        regions: In the order in which they run.
-        positions: By region, the position of its target in `capabilities`.
-        capabilities: One per target of the machine.
-        is_shared: Whether several runtimes take turns in what it is run in.
-        layouts: How values lie between regions that are not plain there.
-    """
-
-    plan: Plan
-    regions: tuple[Region, ...]
-    positions: tuple[int, ...]
-    capabilities: tuple[Capability, ...]
-    is_shared: bool
-    layouts: Layouts
-
-
-def make_draft(setting: Setting, decision: Decision, *, is_frozen: bool = False) -> PlanDraft:
-    """Return the plan that carries out a decision, still to be compiled.
-
-    Args:
-        setting: The model and the machine.
-        decision: Where its nodes run, and in which regions.
-        is_frozen: Whether nothing that was measured on this machine may change its layouts.
-    """
-    graph, config, constraints = setting.graph, setting.config, setting.constraints
-    capabilities = tuple(
-        replace(one, context=replace(one.context, is_frozen=is_frozen))
-        for one in setting.capabilities
-    )
-    by_target = {target: position for position, target in enumerate(setting.targets)}
-    positions = tuple(by_target[piece.target] for piece in decision.pieces)
-    sides = [
-        Side(
-            Region.of(graph, piece.nodes),
-            capabilities[position],
-            constraints.domains[piece.target],
-        )
-        for position, piece in zip(positions, decision.pieces, strict=True)
-    ]
-    ends = constraints.borders
-    domains = list(dict.fromkeys((HOST_DOMAIN, *ends.values(), *(side.domain for side in sides))))
-    layouts = choose_layouts(graph, sides)
-    writer = _PlanWriter(
-        graph, layouts, {value: domains.index(domain) for value, domain in ends.items()}
-    )
-    for side in sides:
-        writer.run(side.region, domains.index(side.domain))
-    assignment = decision.assignment
-    placement = Placement(
-        decision.policy.value,
-        tuple(str(target) for target in config.targets),
-        str(config.fallback),
-        tuple(_placed(side, assignment.whys) for side in sides),
-        assignment.refusals,
-        assignment.passed_over,
-        str(config.placed_host),
-    )
-    devices = [domain_text(domain) for domain in domains]
-    plan = writer.finish(placement, devices, setting.rewrites)
-    regions = tuple(side.region for side in sides)
-    return PlanDraft(plan, regions, positions, capabilities, plan.is_mixed, layouts)
-
-
-def _placed(side: Side, whys: Sequence[str]) -> PlacedRegion:
-    """Return what `explain` says of a region.
-
-    Args:
-        side: The region and its target.
-        whys: By node id, the reason in words.
-    """
-    nodes = (side.region.graph.nodes[node] for node in side.region.nodes)
-    return PlacedRegion(
-        str(side.capability.target),
-        domain_text(side.domain),
-        side.capability.backend.name,
-        tuple(
-            NodePlacement(node.name, node.op_type, whys[node.id], node.origins) for node in nodes
-        ),
-    )
-
-
-logger = logging.getLogger("intarsia")
-
-Layouts = Mapping[int, str]
-"""Layouts of the values that are not plain, by value id."""
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
+class AssignedRegion:
     """A region with the target that runs it.
 
     Attributes:
@@ -261,20 +169,112 @@ class Side:
     domain: MemoryDomain
 
 
-def choose_layouts(graph: Graph, sides: Sequence[Side]) -> dict[int, str]:
+@dataclass(frozen=True, slots=True)
+class PlanDraft:
+    """A plan with the regions that are to be compiled for it.
+
+    Attributes:
+        plan: Refers to the regions by position.
+        regions: In the order in which they run.
+        is_shared: Whether several runtimes take turns in what it is run in.
+        layouts: How values lie between regions that are not plain there.
+    """
+
+    plan: Plan
+    regions: tuple[AssignedRegion, ...]
+    is_shared: bool
+    layouts: Layouts
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all regions."""
+        return sum(len(assigned.region) for assigned in self.regions)
+
+
+def make_draft(setting: Setting, decision: Decision, *, is_frozen: bool = False) -> PlanDraft:
+    """Return the plan that carries out a decision, still to be compiled.
+
+    Args:
+        setting: The model and the machine.
+        decision: Where its nodes run, and in which regions.
+        is_frozen: Whether nothing that was measured on this machine may change its layouts.
+    """
+    graph, config, constraints = setting.graph, setting.config, setting.constraints
+    capabilities = {
+        one.target: replace(one, context=replace(one.context, is_frozen=is_frozen))
+        for one in setting.capabilities
+    }
+    regions = tuple(
+        AssignedRegion(
+            Region.of(graph, piece.nodes),
+            capabilities[piece.target],
+            constraints.domains[piece.target],
+        )
+        for piece in decision.pieces
+    )
+    ends = constraints.borders
+    domains = list(
+        dict.fromkeys((HOST_DOMAIN, *ends.values(), *(assigned.domain for assigned in regions)))
+    )
+    layouts = choose_layouts(graph, regions)
+    writer = _PlanWriter(
+        graph, layouts, {value: domains.index(domain) for value, domain in ends.items()}
+    )
+    for assigned in regions:
+        writer.run(assigned.region, domains.index(assigned.domain))
+    assignment = decision.assignment
+    placement = Placement(
+        decision.policy.value,
+        tuple(str(target) for target in config.targets),
+        str(config.fallback),
+        tuple(_placed(assigned, assignment.whys) for assigned in regions),
+        assignment.refusals,
+        assignment.passed_over,
+        str(config.placed_host),
+    )
+    devices = [domain_text(domain) for domain in domains]
+    plan = writer.finish(placement, devices, setting.rewrites)
+    return PlanDraft(plan, regions, plan.is_mixed, layouts)
+
+
+def _placed(assigned: AssignedRegion, whys: Sequence[str]) -> PlacedRegion:
+    """Return what `explain` says of a region.
+
+    Args:
+        assigned: The region and its target.
+        whys: By node id, the reason in words.
+    """
+    nodes = (assigned.region.graph.nodes[node] for node in assigned.region.nodes)
+    return PlacedRegion(
+        str(assigned.capability.target),
+        domain_text(assigned.domain),
+        assigned.capability.backend.name,
+        tuple(
+            NodePlacement(node.name, node.op_type, whys[node.id], node.origins) for node in nodes
+        ),
+    )
+
+
+logger = logging.getLogger("intarsia")
+
+Layouts = Mapping[int, str]
+"""Layouts of the values that are not plain, by value id."""
+
+
+def choose_layouts(graph: Graph, regions: Sequence[AssignedRegion]) -> dict[int, str]:
     """Return the layout of each value between regions that is not plain.
 
     Of several layouts that all sides list, the one that its maker likes best is taken.
 
     Args:
         graph: Where the regions are from; its inputs and outputs are plain.
-        sides: All regions of a plan, or some: what others read is plain.
+        regions: All regions of a plan, or some: what others read is plain.
     """
-    nodes = frozenset(node for side in sides for node in side.region.nodes)
-    made = {value: i for i, side in enumerate(sides) for value in side.region.outputs}
+    nodes = frozenset(node for assigned in regions for node in assigned.region.nodes)
+    made = {value: i for i, assigned in enumerate(regions) for value in assigned.region.outputs}
     readers: dict[int, list[int]] = {}
-    for i, side in enumerate(sides):
-        for value in side.region.inputs:
+    for i, assigned in enumerate(regions):
+        for value in assigned.region.inputs:
             readers.setdefault(value, []).append(i)
     found: dict[int, str] = {}
     for value, maker in made.items():
@@ -283,14 +283,14 @@ def choose_layouts(graph: Graph, sides: Sequence[Side]) -> dict[int, str]:
             continue
         if not nodes.issuperset(graph.values[value].consumers):
             continue
-        if any(sides[i].capability.backend.states is None for i in ends):
+        if any(regions[i].capability.backend.states is None for i in ends):
             continue
-        if len({sides[i].domain for i in ends}) > 1:
+        if len({regions[i].domain for i in ends}) > 1:
             continue
-        liked = list_layouts(sides[maker].region, sides[maker].capability).get(value, ())
+        liked = list_layouts(regions[maker].region, regions[maker].capability).get(value, ())
         for i in ends[1:]:
             if liked:  # asking may take a while
-                others = list_layouts(sides[i].region, sides[i].capability).get(value, ())
+                others = list_layouts(regions[i].region, regions[i].capability).get(value, ())
                 liked = tuple(layout for layout in liked if layout in others)
         if liked:
             found[value] = liked[0]

@@ -147,14 +147,13 @@ class Setting:
         said = self.constraints.digest
         return replace(identity, model=self.graph.structure, constraints=said)
 
-    def without(self, position: int, refusals: Mapping[int, Refusal]) -> Setting:
+    def without(self, target: PlacedTarget, refusals: Mapping[int, Refusal]) -> Setting:
         """Return the setting in which one target refuses some more nodes."""
-        refused = self.capabilities[position].without(refusals)
-        return replace(
-            self,
-            capabilities=_replaced(self.capabilities, refused),
-            hosts=_replaced(self.hosts, refused),
-        ).with_hosts()
+        capabilities, hosts = (
+            tuple(one.without(refusals) if one.target == target else one for one in some)
+            for some in (self.capabilities, self.hosts)
+        )
+        return replace(self, capabilities=capabilities, hosts=hosts).with_hosts()
 
     def with_hosts(self) -> Setting:
         """Return the setting with the host, and what stands in for it, where a node needs them."""
@@ -247,11 +246,6 @@ def open_setting(
             for placed, context in contexts.items()
         ),
     )
-
-
-def _replaced(capabilities: Sequence[Capability], one: Capability) -> tuple[Capability, ...]:
-    """Return capabilities with another one of the same target."""
-    return tuple(one if item.target == one.target else item for item in capabilities)
 
 
 def _capability(graph: Graph, backends: Backends, context: BuildContext) -> Capability:

@@ -20,7 +20,13 @@ from intarsia.graph.hashes import shape_hash
 from intarsia.graph.region import Region
 from intarsia.hashing import digest
 from intarsia.place.decide import Calls
-from intarsia.place.schedule import Layouts, Side, border_text, candidate_of, choose_layouts
+from intarsia.place.schedule import (
+    AssignedRegion,
+    Layouts,
+    border_text,
+    candidate_of,
+    choose_layouts,
+)
 from intarsia.plan.devices import domain_text
 
 if TYPE_CHECKING:
@@ -108,11 +114,11 @@ class KeyMaker:
         every = (candidate_of(side.region, side.capability, layouts) for side in sides)
         return [border_text(candidate) for candidate in every]
 
-    def _sides(self, calls: Calls) -> list[Side]:
+    def _sides(self, calls: Calls) -> list[AssignedRegion]:
         domains, graph = self.setting.constraints.domains, self.setting.graph
         every = ((self.setting.capabilities[position], nodes) for position, nodes in calls)
         return [
-            Side(Region.of(graph, nodes), capability, domains[capability.target])
+            AssignedRegion(Region.of(graph, nodes), capability, domains[capability.target])
             for capability, nodes in every
         ]
 

@@ -129,8 +129,8 @@ def _record(setting: Setting) -> dict[Target, Recorder]:
     """
     draft = make_draft(setting, decide_in_order(setting, Policy.GREEDY))
     found: dict[Target, Recorder] = {}
-    for region, position in zip(draft.regions, draft.positions, strict=True):
-        target = draft.capabilities[position].target
+    for assigned in draft.regions:
+        region, target = assigned.region, assigned.capability.target
         if not target.target.kind.is_native:
             continue
         unit = target_cpu(target.target)[1]

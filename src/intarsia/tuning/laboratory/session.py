@@ -225,7 +225,7 @@ class Session:
         if loose:
             names = [plan.tensors[position].name for position in plan.inputs]
             context.write_inputs([self._value(name) for name in names])
-        covered = sum(map(len, draft.regions))
+        covered = draft.num_nodes
         is_whole = covered == len(self.graph.nodes) and not is_part
         clock = program_clock(executable)
         start = time.perf_counter()
@@ -249,8 +249,8 @@ class Session:
     def _cold_bytes(self, draft: PlanDraft) -> int:
         """Return how much of other data the caches see between two runs of a part of the model."""
         touched: set[int] = set()
-        for region in draft.regions:
-            for node in region.nodes:
+        for assigned in draft.regions:
+            for node in assigned.region.nodes:
                 touched.update((*self.graph.nodes[node].reads, *self.graph.nodes[node].outputs))
         used = sum(self.graph.values[value].nbytes for value in touched if value >= 0)
         return min(self._model_bytes - used, 2 * self.sampler.cache_bytes) // 8 * 8
@@ -279,7 +279,7 @@ class Session:
         self.mark.set(WorkerStage.RUN, probe)
         first = self.bound[probe]
         program, plan = first.executable, first.executable.plan
-        is_whole = sum(map(len, first.draft.regions)) == len(self.graph.nodes)
+        is_whole = first.draft.num_nodes == len(self.graph.nodes)
         loader = self.builder.loader(first.draft)
         before = _settled_bytes()
         loaded = [
