@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say where nodes run: pins, exclusions, annotations; and ask why one is where it is."""
+"""Say where nodes run, by pins, exclusions and annotations, and see what an error says."""
 
 import intarsia
 from intarsia.zoo import build

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A backend of one's own: numpy for three operators, as a partial kind next to ONNX Runtime.
+"""Write a backend: numpy for three operators, as a partial kind next to ONNX Runtime.
 
-In a package of its own it would be found by an entry point::
+In a package of its own, it would be registered by an entry point::
 
     [project.entry-points."intarsia.backends"]
     numpy = "my_package:BACKEND"
@@ -61,7 +61,7 @@ class NumpyExecutable:
 
 
 class NumpyBackend:
-    """Serves the kind `numpy`. Nothing is inherited."""
+    """Serves the kind `numpy`. A backend inherits from nothing."""
 
     name = "numpy"
     kinds = (
@@ -74,7 +74,7 @@ class NumpyBackend:
     )
 
     def version(self):
-        """Return what runs the code."""
+        """Return the version of the library that runs the code."""
         return np.__version__
 
     def detect(self):
@@ -82,14 +82,14 @@ class NumpyBackend:
         return Detection((Target("numpy"),))
 
     def rules(self, context):
-        """Return how to propose regions."""
+        """Return the one rule, which proposes regions."""
         return (Rule("table", refuse_others),)
 
     def check(self, candidate, context):
-        """Return no refusal."""
+        """Return None: the rule has refused all other nodes already."""
 
     def estimate(self, candidate, context):
-        """Return no cost: it has to be measured."""
+        """Return None: the cost has to be measured."""
 
     def compile(self, candidate, context):
         """Return the region as a list of calls."""
