@@ -52,6 +52,8 @@ def keep_off_broken_tiles(name: str, target: str, facts: tuple[str, ...], caches
     verdict = judge(SelfTest(f"{name} with AMX", trial, (target,), facts), caches)
     if not verdict.problem:
         return ""
+    # For the whole process: oneDNN has one setting, and OpenVINO's own copy reads the same
+    # variable.
     os.environ[VARIABLE] = WITHOUT_TILES  # noqa: TID251
     logger.info("%s is kept off AMX: %s", name, verdict.problem)
     return verdict.problem

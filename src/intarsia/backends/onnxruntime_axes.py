@@ -48,6 +48,7 @@ def count_axes_from_the_front(artifact: Artifact, region: Region) -> Artifact:
         written = axes_of(graph, node) or []
         if any(axis < 0 for axis in written):
             output_name = graph.values[node.outputs[0]].name
+            # Only of what may be empty: the same region is the same bytes otherwise.
             axes[output_name] = [axis % len(value.ir.shape) for axis in written]
     if not axes:
         return artifact

@@ -81,6 +81,7 @@ def check_libraries(text: str) -> list[str]:
 
 def _digest_now(path: str) -> str:
     try:
+        # Time and size are keys of the cache: a library that was built again is read again.
         changed = Path(path).stat()
         return _digest(path, changed.st_mtime_ns, changed.st_size)
     except OSError as error:

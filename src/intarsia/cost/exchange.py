@@ -122,6 +122,7 @@ def merge_costs(database: CostDatabase, other: CostDatabase) -> Added:
 
 
 def _read_records(database: CostDatabase, selection: Selection | None) -> Iterator[_Record]:
+    # The older schema wherever it will do: then older versions can read the file.
     yield _Header(FORMAT, EXPORT_SCHEMA if _has_weights(database, selection) else 1)
     for digest, text in read_machines(database).items():
         yield _Machine(digest, text)

@@ -73,6 +73,8 @@ def find_fingerprint(cpu0: Path = _CPU0) -> Fingerprint:
     granted = quota_cpus()
     cpus: float = available_cpus()
     if math.isfinite(granted):
+        # Grants are in microseconds of a period: two digits tell machines apart, and rounding noise
+        # does not.
         cpus = min(cpus, round(granted, 2))
     return Fingerprint(
         cpu=" ".join(cpu.model.split()),

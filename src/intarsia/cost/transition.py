@@ -63,6 +63,7 @@ class TransitionTable:
         """
         by_size: dict[int, list[float]] = {}
         for nbytes, seconds in probes:
+            # Logarithms: a probe that took twice as long counts as much as one that took half.
             by_size.setdefault(nbytes, []).append(math.log(seconds))
         sizes = sorted(by_size)
         levels = _never_falling([median(by_size[size]) for size in sizes])

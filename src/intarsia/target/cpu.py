@@ -63,6 +63,8 @@ def host_cpu() -> LlvmCpu:
     here = {key: has for key, has in llvm.get_host_cpu_features().items() if key in table.implies}
     is_known = name in table.cpus
     expected = table.features(name)
+    # Only differences to LLVM's table: of a CPU that a hypervisor has taken AVX-512 from,
+    # `-avx512f`.
     mattr = tuple(
         f"{'+' if has else '-'}{key}"
         for key, has in sorted(here.items())

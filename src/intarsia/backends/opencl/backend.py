@@ -188,6 +188,8 @@ class OpenClBackend(ConfiguredBackend):
         caches, version = self.settings.cache_folder(), self.version()
         source = source_of(artifact, payload)
         first = FirstUse(source, options, payload, device, version, caches)
+        # Before anything is built: a driver that died of this program once would take this process
+        # too.
         first.require()
         with first.noted():
             program = BinaryCache(caches).program_of(source, options, device, version)

@@ -70,6 +70,7 @@ class FirstUse:
         self._version = version
         sizes = map(str, payload.global_sizes)
         parts = (source, *options, *sizes, *device.entry.key, version)
+        # Sizes count: a driver may die of the same kernel only when it runs over more items.
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
         self._program = source, list(options), payload
         self._device = device

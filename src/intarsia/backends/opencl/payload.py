@@ -98,6 +98,7 @@ def make_payload(
 
 def needed_extensions(function: Function) -> list[str]:
     """Return which extensions of OpenCL a kernel needs."""
+    # For loading elsewhere: the artifact says what it needs, whatever the device here has.
     everything = DeviceLimits(has_fp64=True, has_fp16=True)
     dtypes = (
         refuse_types(function, replace(everything, **{name: False}))
@@ -124,6 +125,7 @@ def decode(artifact: Artifact) -> Payload:
     for call, global_size in zip(payload.calls, payload.global_sizes, strict=True):
         record = payload.kernels[call.kernel]
         pairs = zip(call.arguments, record.item_bytes, strict=True)
+        # Kernels get their places in elements.
         if any((start_of(payload, where) + offset) % size for (where, offset), size in pairs):
             raise damaged(artifact, "an offset")
         if not _is_divided(global_size, record.local_size):

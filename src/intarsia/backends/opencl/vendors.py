@@ -76,6 +76,7 @@ def find_libraries() -> tuple[str, ...]:
         return ("",)
     named = tuple(_named())
     libraries = named or (*_installed(), *_of_wheels())
+    # A name without a folder is for the system's linker to find.
     usable = (library for library in libraries if "/" not in library or Path(library).exists())
     return tuple(dict.fromkeys(usable)) or ("",)
 
@@ -174,6 +175,8 @@ def judge_vendor(library: str, caches: Path) -> Vendor:
                 caches,
             )
         begun = {value["number"]: value for value in verdict.values}  # the later one stays
+        # The device that was begun and has no verdict is the one at which the process died; the
+        # others are tried again without it.
         open_ = [value for value in begun.values() if "problem" not in value]
         if not (verdict.problem and open_):
             break
