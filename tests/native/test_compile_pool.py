@@ -41,9 +41,9 @@ def keep_busy(monkeypatch: pytest.MonkeyPatch) -> KeepBusy:
     """Keeps the thread of a pool busy until an event is set: what is submitted is for workers."""
     is_free = Event()
 
-    def wait(text: str, cpu: NativeCpu, level: int) -> bytes:
+    def wait(text: str, cpu: NativeCpu) -> bytes:
         assert is_free.wait(60)
-        return compile_object(text, cpu, level)
+        return compile_object(text, cpu)
 
     def keep(pool: CompilePool) -> Event:
         pool.submit("first", module("first", 1))

@@ -40,11 +40,10 @@ def test_an_object_is_compiled_once(tmp_path):
 
 
 KEYS = {
-    "the text": (text(2), HOST, 0),
-    "the CPU": (text(), NativeCpu(name="haswell"), 0),
-    "the features": (text(), NativeCpu(features="-avx"), 0),
-    "the triple": (text(), NativeCpu("aarch64-unknown-linux-gnu"), 0),
-    "the passes": (text(), HOST, 2),
+    "the text": (text(2), HOST),
+    "the CPU": (text(), NativeCpu(name="haswell")),
+    "the features": (text(), NativeCpu(features="-avx")),
+    "the triple": (text(), NativeCpu("aarch64-unknown-linux-gnu")),
 }
 
 
@@ -94,10 +93,10 @@ def test_the_object_of_another_kernel_is_not_taken_nor_kept(tmp_path):
     cache = ObjectCache(tmp_path)
     one, other = (text().replace("@f", f"@kernel_{name}") for name in ("one", "other"))
     wrong = cache.object_of(other, HOST)
-    cache.keep(_parts(one, HOST, 0), wrong)
+    cache.keep(_parts(one, HOST), wrong)
     assert cache.find_object(one, HOST) is None
     assert LoadedCode({"kernel_one": cache.object_of(one, HOST)}).addresses["kernel_one"]
-    cache.keep_object(one, HOST, 0, wrong)
+    cache.keep_object(one, HOST, wrong)
     assert cache.find_object(one, HOST) not in (None, wrong)
 
 

@@ -68,7 +68,7 @@ def _unit(runs: Sequence[tuple[str, float]], host: str) -> float:
 
 
 def median_interval(
-    values: Sequence[float], confidence: float = CONFIDENCE
+    values: Sequence[float],
 ) -> tuple[float, float, float]:
     """Return the median of logarithms and the interval in which it lies.
 
@@ -78,12 +78,11 @@ def median_interval(
 
     Args:
         values: At least one.
-        confidence: Of the interval, from 0 to 1.
     """
     ordered = sorted(values)
     count = len(ordered)
     middle = median(ordered)
-    ranks = median_ranks(count, confidence)
+    ranks = median_ranks(count, CONFIDENCE)
     if ranks is None:
         slack = math.log(FEW) / math.sqrt(count)
         return middle, min(ordered[0], middle - slack), max(ordered[-1], middle + slack)

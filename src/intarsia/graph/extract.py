@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 SUB_BYTE = frozenset(("int2", "uint2", "int4", "uint4", "float4_e2m1fn"))
 """Types of which files and runtimes pack several elements into a byte, and numpy does not."""
 # Shapes, axes and indices: runtimes infer shapes from those that they can see.
-_STEERING_ELEMENTS = 1024
+# Up to so many elements such constants stay inline, and up to so many all others.
+_STEERING_ELEMENTS, _SMALL_ELEMENTS = 1024, 64
 # Nothing is read there: runtimes get the memory itself, but want tensors not to overlap.
 _OFFSET_STEP = 4096
 # protobuf has no message of 2 GiB; 16 MiB are left for nodes and names.
@@ -61,7 +62,6 @@ def extract(
     region: Region,
     *,
     constants: Literal["embed", "external", "inputs"] = "embed",
-    small_elements: int = 64,
 ) -> Extracted:
     """Return the region as an ONNX model whose inputs and outputs bear the values' names.
 
@@ -74,8 +74,6 @@ def extract(
         constants: "embed" keeps every initializer inline. "external" leaves the data of the big
             ones out, as external tensors at the location "constants" with offsets 0, 4096, ...;
             "inputs" makes the big ones inputs after the region's own.
-        small_elements: Up to this many elements a constant stays inline; of int64, int32 and bool
-            more, of strings and types below a byte all.
 
     Raises:
         ModelError: A value at the border has no known type, or the inline constants exceed what a
@@ -90,7 +88,7 @@ def extract(
     model.graph.name = graph.name or "graph"
     for value in region.inputs:
         _declare(model.graph.input.add(), graph.values[value])
-    left_out = _add_constants(model.graph, region, constants, small_elements)
+    left_out = _add_constants(model.graph, region, constants)
     outputs = region.outputs
     _add_nodes(model.graph, region, frozenset(outputs))
     for value in outputs:
@@ -146,7 +144,7 @@ def _aligned_constants(_graph: Graph) -> dict[int, Array]:
     return {}
 
 
-def is_big(value: Value, small_elements: int) -> bool:
+def _is_big(value: Value) -> bool:
     """Whether a constant is left out of the bytes: it has many elements of a whole number of bytes.
 
     Of the types that hold shapes and indices, many means more.
@@ -154,17 +152,15 @@ def is_big(value: Value, small_elements: int) -> bool:
     if value.dtype == "string" or value.dtype in SUB_BYTE:
         return False
     steers = value.dtype in ("bool", "int32", "int64")
-    return prod(value.shape or ()) > (_STEERING_ELEMENTS if steers else small_elements)
+    return prod(value.shape or ()) > (_STEERING_ELEMENTS if steers else _SMALL_ELEMENTS)
 
 
-def _add_constants(
-    target: onnx.GraphProto, region: Region, mode: str, small_elements: int
-) -> tuple[int, ...]:
+def _add_constants(target: onnx.GraphProto, region: Region, mode: str) -> tuple[int, ...]:
     left_out: list[int] = []
     total = 0
     for position in region.constants:
         value = region.graph.values[position]
-        if mode == "embed" or not is_big(value, small_elements):
+        if mode == "embed" or not _is_big(value):
             total += value.nbytes
             _check_size(total, len(region))
             _embed(target.initializer.add(), value)

@@ -77,7 +77,7 @@ class _Worker:
         """The number of the process."""
         return self._process.pid
 
-    def compile(self, text: str, cpu: NativeCpu, level: int) -> tuple[bool, bytes]:
+    def compile(self, text: str, cpu: NativeCpu) -> tuple[bool, bytes]:
         """Return whether LLVM refused, and the object file or what LLVM says.
 
         Raises:
@@ -90,7 +90,7 @@ class _Worker:
         if not self._is_ready:
             read_answer(process.stdout)
             self._is_ready = True
-        write_request(process.stdin, text, (cpu.triple, cpu.name, cpu.features), level)
+        write_request(process.stdin, text, (cpu.triple, cpu.name, cpu.features))
         return read_answer(process.stdout)
 
     def last_words(self) -> str:
@@ -131,14 +131,13 @@ class CompilePool:
     Args:
         cpu: What to generate code for.
         cache: Where objects are looked up and kept.
-        level: As in `compile_object`.
         most_workers: Beside this process; None for one less than there are CPUs.
     """
 
     def __init__(
-        self, cpu: NativeCpu, cache: ObjectCache, *, level: int = 0, most_workers: int | None = None
+        self, cpu: NativeCpu, cache: ObjectCache, *, most_workers: int | None = None
     ) -> None:
-        self._cpu, self._cache, self._level = cpu, cache, level
+        self._cpu, self._cache = cpu, cache
         most = min(available_cpus() - 1, _MOST_WORKERS) if most_workers is None else most_workers
         self._most = most if sys.executable and not getattr(sys, "frozen", False) else 0
         self._changed = threading.Condition()
@@ -174,7 +173,7 @@ class CompilePool:
             name: Of the kernel.
             text: The module, in LLVM IR.
         """
-        code = self._cache.find_object(text, self._cpu, self._level)
+        code = self._cache.find_object(text, self._cpu)
         if code is not None:
             self._objects[name] = code
             return
@@ -256,7 +255,7 @@ class CompilePool:
         while (job := self._take()) is not None:
             problem, code = f"kernel {job.name} was not compiled", b""
             try:
-                code, problem = compile_object(job.text, self._cpu, self._level), ""
+                code, problem = compile_object(job.text, self._cpu), ""
             except BackendError as error:
                 problem = error.message
             finally:  # whatever ends this thread, nothing waits for it
@@ -267,7 +266,7 @@ class CompilePool:
         while (job := self._take()) is not None:
             problem, is_gone, is_refused, code = "", False, False, b""
             try:
-                is_refused, code = worker.compile(job.text, self._cpu, self._level)
+                is_refused, code = worker.compile(job.text, self._cpu)
                 problem = code.decode(errors="replace") if is_refused else ""
             except (OSError, EOFError):
                 is_gone = True
@@ -288,7 +287,7 @@ class CompilePool:
                 self._waiting.appendleft(job)
             else:
                 self._objects[job.name] = code
-                self._cache.keep_object(job.text, self._cpu, self._level, code)
+                self._cache.keep_object(job.text, self._cpu, code)
             self._changed.notify_all()
 
 

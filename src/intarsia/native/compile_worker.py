@@ -21,9 +21,9 @@ HEAD = struct.Struct("<II")
 bytes of the object or of what LLVM says."""
 
 
-def write_request(stream: IO[bytes], text: str, cpu: tuple[str, str, str], level: int) -> None:
+def write_request(stream: IO[bytes], text: str, cpu: tuple[str, str, str]) -> None:
     """Ask for an object file."""
-    settings, module = json.dumps([*cpu, level]).encode(), text.encode()
+    settings, module = json.dumps(cpu).encode(), text.encode()
     stream.write(HEAD.pack(len(settings), len(module)) + settings + module)
     stream.flush()
 
@@ -59,9 +59,8 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
             settings, module = (_read(requests, size) for size in sizes)
         except EOFError:
             return
-        triple, name, features, level = json.loads(settings)
         try:
-            answer = (0, compile_object(module.decode(), NativeCpu(triple, name, features), level))
+            answer = (0, compile_object(module.decode(), NativeCpu(*json.loads(settings))))
         except BackendError as error:
             answer = (1, error.message.encode())
         answers.write(HEAD.pack(answer[0], len(answer[1])) + answer[1])

@@ -124,9 +124,9 @@ def compile_object(text: str, cpu: NativeCpu, level: int = 0) -> bytes:
     return bytes(_emit(text, cpu, level, "emit_object"))
 
 
-def compile_assembly(text: str, cpu: NativeCpu, level: int = 0) -> str:
+def compile_assembly(text: str, cpu: NativeCpu) -> str:
     """Return the assembly of a module; see `compile_object`."""
-    return str(_emit(text, cpu, level, "emit_assembly"))
+    return str(_emit(text, cpu, 0, "emit_assembly"))
 
 
 def _emit(text: str, cpu: NativeCpu, level: int, method: str) -> Any:

@@ -19,6 +19,9 @@ KIND = "kernels"
 LIMIT_BYTES = 512 << 20
 """Entries together."""
 
+_LEVEL = "0"
+"""What kernels are compiled with, see `compile_object`."""
+
 _DEFINED = re.compile(r"^define (?!internal |private )[^@\n]*@([\w.$]+)\(", re.MULTILINE)
 
 
@@ -35,27 +38,27 @@ class ObjectCache(Entries):
     def __init__(self, folder: Path | None, limit_bytes: int = LIMIT_BYTES) -> None:
         super().__init__(folder, KIND, ".o", limit_bytes)
 
-    def object_of(self, text: str, cpu: NativeCpu, level: int = 0) -> bytes:
+    def object_of(self, text: str, cpu: NativeCpu) -> bytes:
         """Return the object file of a module of LLVM IR, from the folder if it is there.
 
         Raises:
             BackendError: LLVM refused the module.
         """
-        code = self.find_object(text, cpu, level)
+        code = self.find_object(text, cpu)
         if code is None:
-            code = compile_object(text, cpu, level)
-            self.keep_object(text, cpu, level, code)
+            code = compile_object(text, cpu)
+            self.keep_object(text, cpu, code)
         return code
 
-    def find_object(self, text: str, cpu: NativeCpu, level: int = 0) -> bytes | None:
+    def find_object(self, text: str, cpu: NativeCpu) -> bytes | None:
         """Return the object file of a module, if it is there and sound."""
-        code = self.find(_parts(text, cpu, level))
+        code = self.find(_parts(text, cpu))
         return code if code is not None and _fits(code, text) else None
 
-    def keep_object(self, text: str, cpu: NativeCpu, level: int, code: bytes) -> None:
+    def keep_object(self, text: str, cpu: NativeCpu, code: bytes) -> None:
         """Keep the object file of a module, if that is what it is."""
         if _fits(code, text):
-            self.keep(_parts(text, cpu, level), code)
+            self.keep(_parts(text, cpu), code)
 
 
 def _fits(code: bytes, text: str) -> bool:
@@ -64,5 +67,5 @@ def _fits(code: bytes, text: str) -> bool:
     return all(name.encode() in code for name in _DEFINED.findall(text))
 
 
-def _parts(text: str, cpu: NativeCpu, level: int) -> tuple[str, ...]:
-    return text, cpu.triple, cpu.name, cpu.features, llvm_version(), str(level)
+def _parts(text: str, cpu: NativeCpu) -> tuple[str, ...]:
+    return text, cpu.triple, cpu.name, cpu.features, llvm_version(), _LEVEL
