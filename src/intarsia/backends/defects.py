@@ -140,6 +140,36 @@ class KnownDefect:
     code: ReasonCode = ReasonCode.NUMERICS
     is_fatal: bool = False
 
+    @classmethod
+    def of(  # noqa: PLR0913 - one for each field
+        cls,
+        backend: str,
+        source: str,
+        operators: str,
+        says: str,
+        *values: Values,
+        bound: Bound | None = None,
+        dtypes: str = "",
+        flushes: bool = False,
+        where: Callable[[Graph, Node], bool] | None = None,
+        code: ReasonCode = ReasonCode.NUMERICS,
+        is_fatal: bool = False,
+    ) -> KnownDefect:
+        """Return a rule; its operators and dtypes are words with spaces between."""
+        return cls(
+            backend,
+            frozenset(operators.split()),
+            says,
+            source,
+            frozenset(values),
+            bound,
+            frozenset(dtypes.split()),
+            flushes=flushes,
+            where=where,
+            code=code,
+            is_fatal=is_fatal,
+        )
+
     @property
     def is_refused(self) -> bool:
         """Whether the graph alone decides, so that such nodes are not taken."""

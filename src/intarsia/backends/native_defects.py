@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.backends.defects import Bound, KnownDefect, Values
+from intarsia.backends.defects import KnownDefect, Values
 
 _TRIED = "native code against ONNX Runtime 1.31 without optimisations and onnx.reference 1.23"
 _NORMALISATIONS = "GroupNormalization InstanceNormalization LayerNormalization"
@@ -32,20 +33,7 @@ def native_defects(backend: str) -> tuple[KnownDefect, ...]:
     Args:
         backend: Its name.
     """
-
-    def rule(
-        operators: str, says: str, *values: Values, bound: Bound | None = None, dtypes: str = ""
-    ) -> KnownDefect:
-        return KnownDefect(
-            backend,
-            frozenset(operators.split()),
-            says,
-            _TRIED,
-            frozenset(values),
-            bound,
-            frozenset(dtypes.split()),
-        )
-
+    rule = partial(KnownDefect.of, backend, _TRIED)
     return (
         rule(
             "MaxPool GlobalMaxPool",

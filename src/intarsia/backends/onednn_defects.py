@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from math import log
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from intarsia.backends.defects import Bound, KnownDefect
+from intarsia.backends.defects import KnownDefect
 
 if TYPE_CHECKING:
     from intarsia.arrays import Array
@@ -69,43 +70,28 @@ def onednn_defects(backend: str) -> tuple[KnownDefect, ...]:
     Args:
         backend: Its name.
     """
-
-    def rule(
-        operators: str,
-        says: str,
-        where: Callable[[Graph, Node], bool] | None = None,
-        *,
-        bound: Bound | None = None,
-    ) -> KnownDefect:
-        return KnownDefect(
-            backend,
-            frozenset(operators.split()),
-            says,
-            _TRIED if bound is None else _EVERY,
-            bound=bound,
-            where=where,
-        )
-
+    rule = partial(KnownDefect.of, backend, _TRIED)
+    every = partial(KnownDefect.of, backend, _EVERY)
     return (
         rule(
             "MaxPool",
             "of padding alone it gives the least finite number, and not -infinity",
-            _pads_gaps,
+            where=_pads_gaps,
         ),
         rule(
             "Softplus",
             "it is off by up to 7.7e-6, which is another number next to 0",
-            _divides,
+            where=_divides,
         ),
-        rule("Softplus", "it is as exact as 7.7e-6", bound=lambda inputs, result: _SOFTPLUS),
-        rule("Mish", "below -24 log(2) it is 0", bound=lambda inputs, result: _MISH),
-        rule(
+        every("Softplus", "it is as exact as 7.7e-6", bound=lambda inputs, result: _SOFTPLUS),
+        every("Mish", "below -24 log(2) it is 0", bound=lambda inputs, result: _MISH),
+        every(
             "Celu Elu Selu",
             "one is subtracted from the exponential, which cancels next to 0",
-            _has_small_factor,
+            where=_has_small_factor,
             bound=_of_exponential,
         ),
-        rule(
+        every(
             "Exp Softmax",
             "an exponential below 2**-125.5 is 0",
             bound=lambda inputs, result: _LEAST_EXPONENTIAL,

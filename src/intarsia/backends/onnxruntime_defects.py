@@ -6,9 +6,10 @@ A target `onnxruntime` is what ONNX Runtime's users have: its errors are followe
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from intarsia.backends.defects import Bound, KnownDefect, Values
+from intarsia.backends.defects import KnownDefect, Values
 from intarsia.backends.onnxruntime_axes import REDUCTIONS, axes_of
 from intarsia.errors import ReasonCode
 
@@ -73,19 +74,7 @@ def _pads_by_its_own_rule(graph: Graph, node: Node) -> bool:
     )
 
 
-def _rule(
-    operators: str, says: str, *values: Values, bound: Bound | None = None, dtypes: str = ""
-) -> KnownDefect:
-    return KnownDefect(
-        "onnxruntime",
-        frozenset(operators.split()),
-        says,
-        _TRIED,
-        frozenset(values),
-        bound,
-        frozenset(dtypes.split()),
-    )
-
+_rule = partial(KnownDefect.of, "onnxruntime", _TRIED)
 
 DEFECTS: tuple[KnownDefect, ...] = (
     _rule(

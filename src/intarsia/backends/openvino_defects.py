@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,6 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.backends.defects import (
-    Bound,
     KnownDefect,
     Values,
     off_by_zero_point,
@@ -43,28 +43,7 @@ _SOFTMAX_OF_AXIS = 13
 """The operator set from which on Softmax works on one axis rather than on all from it on."""
 
 
-def _rule(
-    operators: str,
-    says: str,
-    where: Callable[[Graph, Node], bool] | None = None,
-    *values: Values,
-    bound: Bound | None = None,
-    dtypes: str = "",
-    flushes: bool = False,
-    code: ReasonCode = ReasonCode.NUMERICS,
-) -> KnownDefect:
-    return KnownDefect(
-        "openvino",
-        frozenset(operators.split()),
-        says,
-        _TRIED,
-        frozenset(values),
-        bound,
-        frozenset(dtypes.split()),
-        flushes=flushes,
-        where=where,
-        code=code,
-    )
+_rule = partial(KnownDefect.of, "openvino", _TRIED)
 
 
 def _input(graph: Graph, node: Node, position: int) -> Value | None:
@@ -249,42 +228,56 @@ _ZERO = (Values.NEGATIVE_ZERO,)
 DEFECTS: tuple[KnownDefect, ...] = (
     # The graph decides: these are refused.
     _rule(
-        "Softmax", "its old form flattens axes, which is not done", _has_old_axis, code=_UNSUPPORTED
+        "Softmax",
+        "its old form flattens axes, which is not done",
+        where=_has_old_axis,
+        code=_UNSUPPORTED,
     ),
     _rule(
         "LSTM",
         "it leaves peepholes out",
-        lambda graph, node: _input(graph, node, _PEEPHOLES) is not None,
+        where=lambda graph, node: _input(graph, node, _PEEPHOLES) is not None,
         code=_UNSUPPORTED,
     ),
     _rule(
         "ReduceMax ReduceMin",
         "of infinities alone it gives the largest finite number",
-        lambda graph, node: not _TELLS_INFINITY.isdisjoint(_readers(graph, node)),
+        where=lambda graph, node: not _TELLS_INFINITY.isdisjoint(_readers(graph, node)),
     ),
-    _rule("AveragePool", "it counts the pads that ceil_mode adds", _counts_pads, code=_UNSUPPORTED),
+    _rule(
+        "AveragePool",
+        "it counts the pads that ceil_mode adds",
+        where=_counts_pads,
+        code=_UNSUPPORTED,
+    ),
     _rule(
         "LpPool",
         "it scales a mean as if what ceil_mode adds were whole windows",
-        _has_flag("ceil_mode"),
+        where=_has_flag("ceil_mode"),
         code=_UNSUPPORTED,
     ),
-    _rule("Pad", "it pads with 0, whatever value is fed", _has_fed(2)),
+    _rule("Pad", "it pads with 0, whatever value is fed", where=_has_fed(2)),
     _rule(
         "PRelu",
         "it takes one slope for each element of the last axis for one for each channel",
-        _has_slope_of_last_axis,
+        where=_has_slope_of_last_axis,
     ),
     _rule(
         "Resize",
         "it leaves antialias and exclude_outside out",
-        _has_flag("antialias", "exclude_outside"),
+        where=_has_flag("antialias", "exclude_outside"),
     ),
     _rule(
-        "HardSigmoid", "it takes an attribute that is 0 to be absent", _has_zero("alpha", "beta")
+        "HardSigmoid",
+        "it takes an attribute that is 0 to be absent",
+        where=_has_zero("alpha", "beta"),
     ),
-    _rule("Selu", "it takes an attribute that is 0 to be absent", _has_zero("alpha", "gamma")),
-    _rule("Celu", "with alpha of 0 it gives numbers where ONNX divides by 0", _has_zero("alpha")),
+    _rule(
+        "Selu", "it takes an attribute that is 0 to be absent", where=_has_zero("alpha", "gamma")
+    ),
+    _rule(
+        "Celu", "with alpha of 0 it gives numbers where ONNX divides by 0", where=_has_zero("alpha")
+    ),
     _rule("LpNormalization", "it adds an epsilon to the norm"),
     _rule("Mod", "it divides and multiplies, which leaves no digit of a large quotient"),
     _rule("Hardmax", "of halves it takes another one than the first largest", dtypes="float16"),
@@ -294,13 +287,13 @@ DEFECTS: tuple[KnownDefect, ...] = (
     _rule(
         "",
         "of constants alone it computes once, and what reads that in each run may write into it",
-        _is_changed_in_place,
+        where=_is_changed_in_place,
     ),
-    _rule("TopK", "it numbers equal elements in any order", _has_indices),
+    _rule("TopK", "it numbers equal elements in any order", where=_has_indices),
     _rule(
         "ConvTranspose",
         "it puts the odd pad of SAME_UPPER and output_shape on the other side",
-        lambda graph, node: (
+        where=lambda graph, node: (
             node.ir.attributes.get_string("auto_pad", "") == "SAME_UPPER"
             and "output_shape" in node.ir.attributes
         ),
@@ -308,82 +301,82 @@ DEFECTS: tuple[KnownDefect, ...] = (
     _rule(
         "RoiAlign",
         "the largest of interpolated values, where ONNX takes the largest weighted element",
-        lambda graph, node: node.ir.attributes.get_string("mode", "avg") == "max",
+        where=lambda graph, node: node.ir.attributes.get_string("mode", "avg") == "max",
     ),
     _rule(
         "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceSumSquare",
         "with noop_with_empty_axes and no axes it computes nothing",
-        _reduces_nothing,
+        where=_reduces_nothing,
     ),
-    _rule("Conv", "one channel to one column with strides (1, s) comes out wrong", _is_narrow),
+    _rule(
+        "Conv", "one channel to one column with strides (1, s) comes out wrong", where=_is_narrow
+    ),
     _rule(
         "Conv",
         "1x1 with strides and pads takes the wrong elements of quantised tensors",
-        _has_padded_stride_of_points,
+        where=_has_padded_stride_of_points,
     ),
     _rule(
         "DequantizeLinear",
         "it subtracts the zero point after scaling, so that 0 becomes nearly 0",
-        _has_offset_before_division,
+        where=_has_offset_before_division,
     ),
     _rule(
         "DequantizeLinear",
         "of constants with a fed scale or zero point it leaves the scale out of products",
-        _is_scaled_by_fed,
+        where=_is_scaled_by_fed,
     ),
     _rule(
         "Flatten Reshape",
         "it makes one reduction that keeps its axes of a reduction and a view, in another shape",
-        _reinserts_axis,
+        where=_reinserts_axis,
         code=_UNSUPPORTED,
     ),
     # The numbers decide: these are stated, and refused with -special_values=exact.
-    _rule("Relu Clip Max Min HardSigmoid Celu", "NaN becomes a number", None, *_NAN),
+    _rule("Relu Clip Max Min HardSigmoid Celu", "NaN becomes a number", *_NAN),
     _rule(
-        "LeakyRelu", "behind a reduction, with alpha of 0, NaN becomes 0", _has_zero("alpha"), *_NAN
+        "LeakyRelu",
+        "behind a reduction, with alpha of 0, NaN becomes 0",
+        *_NAN,
+        where=_has_zero("alpha"),
     ),
-    _rule("Clip", "a bound that is left out is the largest finite number", None, Values.INFINITE),
-    _rule("Exp", "NaN becomes infinity", None, *_NAN),
-    _rule("MaxPool GlobalMaxPool ReduceMax ReduceMin", "NaN is passed over", None, *_NAN),
-    _rule("ArgMax ArgMin TopK Hardmax", "NaN is in an order of its own", None, *_NAN),
+    _rule("Clip", "a bound that is left out is the largest finite number", Values.INFINITE),
+    _rule("Exp", "NaN becomes infinity", *_NAN),
+    _rule("MaxPool GlobalMaxPool ReduceMax ReduceMin", "NaN is passed over", *_NAN),
+    _rule("ArgMax ArgMin TopK Hardmax", "NaN is in an order of its own", *_NAN),
     _rule(
         "Softmax LogSoftmax ReduceLogSumExp SoftmaxCrossEntropyLoss",
         "NaN stays in its place of the row, where ONNX spreads it",
-        None,
         *_NONFINITE,
     ),
-    _rule("Gelu Erf", "infinity becomes NaN, and the largest numbers infinity", None, *_BEYOND),
+    _rule("Gelu Erf", "infinity becomes NaN, and the largest numbers infinity", *_BEYOND),
     _rule("Erf Gelu", "it is as exact as 3e-7, also next to 0", bound=_of_error_function),
     _rule(
         "GridSample Resize",
         "a neighbour of weight 0 that is not finite makes NaN",
-        None,
         *_NONFINITE,
     ),
     _rule(
         "DequantizeLinear",
         "it subtracts the zero point after scaling, which rounds at the size of the zero point",
-        _has_offset,
+        where=_has_offset,
         bound=off_by_zero_point,
     ),
-    _rule("ReduceMax ReduceMin MaxPool", "infinities become the largest number", None, *_NONFINITE),
+    _rule("ReduceMax ReduceMin MaxPool", "infinities become the largest number", *_NONFINITE),
     _rule(
         "Conv ConvTranspose Gemm MatMul",
         "which sums overflow depends on the order of summing",
-        None,
         Values.HUGE,
     ),
     _rule(
         "Conv",
         "padding is left out, of which infinite weights would make NaN",
-        None,
         Values.INFINITE,
     ),
-    _rule("ConvTranspose", "it multiplies infinities by zeros between", None, *_NONFINITE),
+    _rule("ConvTranspose", "it multiplies infinities by zeros between", *_NONFINITE),
     _rule(
         "Pow",
         "a power of 0.5 is a square root, also of -0.0 and -infinity",
-        None,
         *_NONFINITE,
         *_ZERO,
     ),
@@ -391,22 +384,21 @@ DEFECTS: tuple[KnownDefect, ...] = (
         "BatchNormalization GroupNormalization InstanceNormalization LayerNormalization LRN "
         "MeanVarianceNormalization Resize",
         "what overflows on the way depends on the order of computing",
-        None,
         Values.HUGE,
     ),
-    _rule("Add Clip Elu Max Min Neg Relu", "-0.0 may become 0.0", None, *_ZERO),
+    _rule("Add Clip Elu Max Min Neg Relu", "-0.0 may become 0.0", *_ZERO),
     _rule(
         "",
         "subnormal numbers of float32 that are known when compiling become 0",
-        _touches_root,
         Values.SUBNORMAL,
+        where=_touches_root,
         flushes=True,
     ),
-    _rule("Div", "the reciprocal of a subnormal number is infinite", None, Values.SUBNORMAL),
+    _rule("Div", "the reciprocal of a subnormal number is infinite", Values.SUBNORMAL),
     _rule(
         "HardSigmoid",
         "of halves it rounds its attributes to halves",
-        lambda graph, node: abs(node.ir.attributes.get_float("beta", 0.5)) <= 1,
+        where=lambda graph, node: abs(node.ir.attributes.get_float("beta", 0.5)) <= 1,
         bound=_of_half_attributes,
         dtypes="float16",
     ),

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.backends.defects import (
-    Bound,
     KnownDefect,
     Values,
     off_by_zero_point,
@@ -20,9 +20,7 @@ from intarsia.backends.onednn_defects import onednn_defects
 _TRIED = "oneDNN 3.x against ONNX Runtime 1.31 without optimisations and onnx.reference 1.23"
 
 
-def _rule(operators: str, says: str, *values: Values, bound: Bound | None = None) -> KnownDefect:
-    kinds = frozenset(operators.split())
-    return KnownDefect("dnnl", kinds, says, _TRIED, values=frozenset(values), bound=bound)
+_rule = partial(KnownDefect.of, "dnnl", _TRIED)
 
 
 def _of_error_function(inputs: Sequence[Any], result: Array) -> Array:
