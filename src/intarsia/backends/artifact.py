@@ -6,9 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
-from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -16,8 +13,7 @@ import numpy as np
 from intarsia.backends.device import Buffer, ValueSlot
 from intarsia.backends.index_checks import border_checks
 from intarsia.backends.values import Artifact, ArtifactConstant, Refusal, TensorSpec
-from intarsia.errors import BackendError, ExecutionError, ModelError, PackageError, ReasonCode
-from intarsia.process.selftest import package_facts, require_library
+from intarsia.errors import ExecutionError, ModelError, PackageError, ReasonCode
 
 if TYPE_CHECKING:
     import onnx
@@ -25,45 +21,6 @@ if TYPE_CHECKING:
     from intarsia.backends.values import BuildContext, Candidate
     from intarsia.graph.graph import Graph, Node, Value
     from intarsia.graph.region import Region
-
-
-def import_runtime(title: str, package: str) -> Any:
-    """Import the package of a runtime; `require_runtime` comes first, so that it has been tried.
-
-    Args:
-        title: The runtime's name.
-        package: The name of its package, of our extra for it, and of its backend.
-
-    Raises:
-        BackendError: It is not installed, or does not load.
-    """
-    try:
-        return import_module(package)
-    except ImportError as error:
-        raise BackendError(
-            f"{title} is not available: {error}",
-            backend=package,
-            hint=f"pip install 'intarsia[{package}]'",
-        ) from error
-
-
-@cache
-def require_runtime(title: str, package: str, files: str, caches: Path) -> tuple[str, ...]:
-    """Return facts on a runtime's files; none if it is not installed. Nothing is loaded.
-
-    Args:
-        title: The runtime's name.
-        package: The name of its package and of its backend.
-        files: A pattern of its libraries inside the package.
-        caches: Where verdicts on self-tests are kept.
-
-    Raises:
-        BackendError: It has not passed its self-test.
-    """
-    facts = package_facts(package, files)
-    hint = f"pip install --force-reinstall {package}, or another version of it"
-    require_library(title, f"intarsia.backends.{package}:BACKEND", facts, hint, caches)
-    return facts
 
 
 def onnx_artifact(

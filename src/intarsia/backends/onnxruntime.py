@@ -8,11 +8,8 @@ outputs by IO binding. Attributes: `num_threads`, `graph_optimization`, `custom_
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,10 +21,8 @@ from intarsia.backends.artifact import (
     combine,
     fill,
     first_line,
-    import_runtime,
     onnx_artifact,
     probe_nodes,
-    require_runtime,
 )
 from intarsia.backends.backend import ConfiguredBackend
 from intarsia.backends.defects import refuse_defects
@@ -36,6 +31,7 @@ from intarsia.backends.index_checks import with_checks
 from intarsia.backends.onnxruntime_axes import count_axes_from_the_front
 from intarsia.backends.onnxruntime_defects import DEFECTS
 from intarsia.backends.onnxruntime_types import check_libraries, libraries_text, read_type
+from intarsia.backends.runtimes import PythonRuntime
 from intarsia.backends.values import Artifact, Candidate, Detection, Refusal, Rule
 from intarsia.errors import BackendError, ReasonCode
 from intarsia.process.selftest import is_inside
@@ -66,18 +62,7 @@ _FATAL = 4
 """ONNX Runtime's severity of messages that end the process."""
 
 
-@cache
-def driver() -> Any:
-    """Import ONNX Runtime, which has passed its self-tests: the backend requires that first.
-
-    Raises:
-        BackendError: It is not installed, or does not load.
-    """
-    return import_runtime("ONNX Runtime", "onnxruntime")
-
-
-def _require(caches: Path) -> tuple[str, ...]:
-    return require_runtime("ONNX Runtime", "onnxruntime", "capi/*.so*", caches)
+RUNTIME = PythonRuntime("ONNX Runtime", "onnxruntime", "capi/*.so*")
 
 
 def make_session(artifact: Artifact, options: ThreadOptions, level: str = "all") -> Any:
@@ -86,7 +71,7 @@ def make_session(artifact: Artifact, options: ThreadOptions, level: str = "all")
     Raises:
         BackendError: ONNX Runtime refused the region.
     """
-    ort = driver()
+    ort = RUNTIME.module()
     settings = _settings(options.num_threads, level, artifact.metadata.get(_LIBRARIES, ""))
     if options.is_shared:
         # Idle threads spin for 34 ms, on busy CPUs for up to 100 (docs/measuring.md), and so hold
@@ -100,11 +85,7 @@ def make_session(artifact: Artifact, options: ThreadOptions, level: str = "all")
             )
         return ort.InferenceSession(artifact.payload, settings, providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise BackendError(
-            f"ONNX Runtime refused a region: {first_line(error)}",
-            backend=f"onnxruntime {artifact.version}",
-            target=artifact.target,
-        ) from error
+        raise RUNTIME.error(f"refused a region: {first_line(error)}", artifact) from error
 
 
 def _settings(num_threads: int, level: str, libraries: str) -> Any:
@@ -118,7 +99,7 @@ def _settings(num_threads: int, level: str, libraries: str) -> Any:
     Raises:
         BackendError: A library of custom operators is another, or ONNX Runtime refused it.
     """
-    ort = driver()
+    ort = RUNTIME.module()
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = num_threads
     settings.inter_op_num_threads = 1
@@ -139,7 +120,7 @@ def _settings(num_threads: int, level: str, libraries: str) -> Any:
 
 
 def _ort_value(array: Array) -> Any:
-    ort = driver()
+    ort = RUNTIME.module()
     if array.dtype.kind == "V" or array.dtype.name not in _NATIVE:
         element_type = _element_type(array.dtype.name)
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, element_type)
@@ -241,7 +222,7 @@ class OnnxRuntimeBackend(ConfiguredBackend):
     defects = DEFECTS
 
     def _require(self) -> tuple[str, ...]:
-        return _require(self.settings.cache_folder())
+        return RUNTIME.require(self.settings.cache_folder())
 
     def version(self) -> str:
         """Return ONNX Runtime's version.
@@ -249,10 +230,8 @@ class OnnxRuntimeBackend(ConfiguredBackend):
         Raises:
             BackendError: It is not installed.
         """
-        if self._require():
-            with suppress(PackageNotFoundError):  # importing it takes longer than asking
-                return version("onnxruntime")
-        return str(driver().__version__)
+        installed = RUNTIME.installed_version(self.settings.cache_folder())
+        return installed or str(RUNTIME.module().__version__)
 
     def detect(self) -> Detection:
         """Return the CPU, or why ONNX Runtime cannot be used.
@@ -261,7 +240,7 @@ class OnnxRuntimeBackend(ConfiguredBackend):
         """
         try:
             if is_inside() or not self._require():
-                driver()
+                RUNTIME.module()
         except BackendError as error:
             return Detection.failed(error)
         return Detection((Target("onnxruntime"),), rank=3)
@@ -295,7 +274,7 @@ class OnnxRuntimeBackend(ConfiguredBackend):
             proto.graph.output.add(name=name)
         settings = _settings(1, "none", _library_metadata(context).get(_LIBRARIES, ""))
         try:
-            session = driver().InferenceSession(
+            session = RUNTIME.module().InferenceSession(
                 proto.SerializeToString(), settings, providers=["CPUExecutionProvider"]
             )
         except Exception as error:
@@ -350,7 +329,7 @@ class OnnxRuntimeBackend(ConfiguredBackend):
             BackendError: ONNX Runtime is not installed, or refused the model.
         """
         self._require()
-        ort = driver()
+        ort = RUNTIME.module()
         settings = ort.SessionOptions()
         settings.intra_op_num_threads = num_threads
         settings.log_severity_level = _FATAL

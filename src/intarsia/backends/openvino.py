@@ -12,11 +12,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence, Set
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,16 +25,15 @@ from intarsia.backends.artifact import (
     check_payload,
     combine,
     first_line,
-    import_runtime,
     onnx_artifact,
     probe_nodes,
-    require_runtime,
 )
 from intarsia.backends.backend import ConfiguredBackend
 from intarsia.backends.device import Buffer, Device, HostDevice, Step, ThreadOptions
 from intarsia.backends.index_checks import with_checks
 from intarsia.backends.openvino_defects import DEFECTS
 from intarsia.backends.openvino_limits import refuse_values
+from intarsia.backends.runtimes import PythonRuntime
 from intarsia.backends.values import Artifact, Candidate, Detection, Refusal, Rule
 from intarsia.errors import BackendError, ReasonCode
 from intarsia.process.selftest import is_inside
@@ -50,27 +46,14 @@ if TYPE_CHECKING:
     from intarsia.target import VirtualDevice
 
 
-@cache
-def driver() -> Any:
-    """Import OpenVINO, which has passed its self-tests: the backend requires that first.
-
-    Raises:
-        BackendError: It is not installed, or does not load.
-    """
-    return import_runtime("OpenVINO", "openvino")
-
-
-def _require(caches: Path) -> tuple[str, ...]:
-    return require_runtime("OpenVINO", "openvino", "libs/*.so*", caches)
-
-
+RUNTIME = PythonRuntime("OpenVINO", "openvino", "libs/*.so*")
 _TILES = ("OpenVINO", "openvino -precision=bf16")
 
 
 @cache
 def core() -> Any:
     """Return the process's one OpenVINO core."""
-    return driver().Core()
+    return RUNTIME.module().Core()
 
 
 def read_model(artifact: Artifact) -> Any:
@@ -90,7 +73,7 @@ def _convert(artifact: Artifact) -> Any:
     Raises:
         BackendError: It cannot convert an operator.
     """
-    driver()
+    RUNTIME.module()
     from openvino import opset13
 
     try:
@@ -106,11 +89,7 @@ def _convert(artifact: Artifact) -> Any:
             model.remove_parameter(parameter)
         model.validate_nodes_and_infer_types()
     except Exception as error:
-        raise BackendError(
-            f"OpenVINO cannot convert a region: {_telling_line(error)}",
-            backend=f"openvino {artifact.version}",
-            target=artifact.target,
-        ) from error
+        raise RUNTIME.error(f"cannot convert a region: {_telling_line(error)}", artifact) from error
     return model
 
 
@@ -191,10 +170,8 @@ def compile_model(artifact: Artifact, num_threads: int) -> Any:
     try:
         compiled = core().compile_model(model, "CPU", settings)
     except Exception as error:
-        raise BackendError(
-            f"OpenVINO failed to compile a region: {_telling_line(error)}",
-            backend=f"openvino {artifact.version}",
-            target=artifact.target,
+        raise RUNTIME.error(
+            f"failed to compile a region: {_telling_line(error)}", artifact
         ) from error
     _raise_if(_find_change(compiled, artifact), artifact)
     return compiled
@@ -203,11 +180,7 @@ def compile_model(artifact: Artifact, num_threads: int) -> Any:
 def _raise_if(problem: str | None, artifact: Artifact) -> None:
     """Raise what was found to be wrong with a region, if anything was."""
     if problem is not None:
-        raise BackendError(
-            f"OpenVINO {problem}",
-            backend=f"openvino {artifact.version}",
-            target=artifact.target,
-        )
+        raise RUNTIME.error(problem, artifact)
 
 
 def _telling_line(error: Exception) -> str:
@@ -260,7 +233,7 @@ class _BoundInference:
 
 def _shared(array: Array) -> Any:
     shared = array if array.flags.writeable else _as_writable(array)
-    return driver().Tensor(shared, shared_memory=True)
+    return RUNTIME.module().Tensor(shared, shared_memory=True)
 
 
 _CAPABILITIES = {"f32": "FP32", "bf16": "BF16", "f16": "FP16"}
@@ -296,7 +269,7 @@ class OpenVinoBackend(ConfiguredBackend):
             BackendError: It has not passed its self-test.
         """
         caches = self.settings.cache_folder()
-        return keep_off_broken_tiles(*_TILES, _require(caches), caches)
+        return keep_off_broken_tiles(*_TILES, RUNTIME.require(caches), caches)
 
     def version(self) -> str:
         """Return OpenVINO's version.
@@ -304,11 +277,11 @@ class OpenVinoBackend(ConfiguredBackend):
         Raises:
             BackendError: It is not installed.
         """
-        if _require(self.settings.cache_folder()):
-            with suppress(PackageNotFoundError):  # importing it takes longer than asking
-                return version("openvino")
+        installed = RUNTIME.installed_version(self.settings.cache_folder())
+        if installed:
+            return installed
         self.ready()
-        return str(driver().__version__).split("-", maxsplit=1)[0]
+        return str(RUNTIME.module().__version__).split("-", maxsplit=1)[0]
 
     def detect(self) -> Detection:
         """Return the CPU, or why OpenVINO cannot be used.
@@ -319,7 +292,7 @@ class OpenVinoBackend(ConfiguredBackend):
             self.ready()
             _check_plugin()  # else nothing would be tried
         try:
-            if not _require(self.settings.cache_folder()):
+            if not RUNTIME.require(self.settings.cache_folder()):
                 _check_plugin()
         except BackendError as error:
             return Detection.failed(error)
@@ -328,7 +301,7 @@ class OpenVinoBackend(ConfiguredBackend):
     def notes(self) -> Sequence[str]:
         """Return a line if AMX is left out."""
         problem = self.ready()
-        driver()
+        RUNTIME.module()
         return tile_notes(_TILES[0], problem)
 
     def check_target(self, target: Target) -> Sequence[str]:

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runtimes that are packages of Python: tried in a process of their own, then imported."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from intarsia.errors import BackendError
+from intarsia.process.selftest import package_facts, require_library
+
+if TYPE_CHECKING:
+    from intarsia.backends.values import Artifact
+
+
+@dataclass(frozen=True, slots=True)
+class PythonRuntime:
+    """A runtime that is imported.
+
+    Attributes:
+        title: Its name for people.
+        package: The name of its package, of our extra for it, and of its backend.
+        files: A pattern of its libraries inside the package.
+    """
+
+    title: str
+    package: str
+    files: str
+
+    def module(self) -> Any:
+        """Import the package; `require` comes first, so that it has been tried.
+
+        Raises:
+            BackendError: It is not installed, or does not load.
+        """
+        return _import(self)
+
+    def require(self, caches: Path) -> tuple[str, ...]:
+        """Return facts on its files; none if it is not installed. Nothing is loaded.
+
+        Args:
+            caches: Where verdicts on self-tests are kept.
+
+        Raises:
+            BackendError: It has not passed its self-test.
+        """
+        return _require(self, caches)
+
+    def installed_version(self, caches: Path) -> str:
+        """Return its version as its package says; "" if that does not say. Nothing is loaded.
+
+        Raises:
+            BackendError: It has not passed its self-test.
+        """
+        if self.require(caches):
+            with suppress(PackageNotFoundError):  # importing it takes longer than asking
+                return version(self.package)
+        return ""
+
+    def error(self, problem: str, artifact: Artifact) -> BackendError:
+        """Return what to raise of a region.
+
+        Args:
+            problem: What the runtime did: the rest of a sentence.
+            artifact: The region.
+        """
+        return BackendError(
+            f"{self.title} {problem}",
+            backend=f"{self.package} {artifact.version}",
+            target=artifact.target,
+        )
+
+
+@cache
+def _import(runtime: PythonRuntime) -> Any:
+    try:
+        return import_module(runtime.package)
+    except ImportError as error:
+        raise BackendError(
+            f"{runtime.title} is not available: {error}",
+            backend=runtime.package,
+            hint=f"pip install 'intarsia[{runtime.package}]'",
+        ) from error
+
+
+@cache
+def _require(runtime: PythonRuntime, caches: Path) -> tuple[str, ...]:
+    package = runtime.package
+    facts = package_facts(package, runtime.files)
+    hint = f"pip install --force-reinstall {package}, or another version of it"
+    require_library(runtime.title, f"intarsia.backends.{package}:BACKEND", facts, hint, caches)
+    return facts
