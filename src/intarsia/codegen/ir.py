@@ -52,20 +52,8 @@ class Type:
 INT64 = Type("int64")
 """The type of subscripts and loop variables."""
 
-DTYPES = (
-    "bool",
-    "int8",
-    "uint8",
-    "int16",
-    "uint16",
-    "int32",
-    "uint32",
-    "int64",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-)
+_DTYPES = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64"
+DTYPES = tuple(_DTYPES.split())
 """Element types that kernels may use."""
 
 

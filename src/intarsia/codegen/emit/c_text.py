@@ -15,19 +15,9 @@ import numpy as np
 from intarsia.codegen.emit.c_family import Spelling
 from intarsia.codegen.ir import SYMBOLS
 
-ELEMENTS = {
-    "bool": "bool",
-    "int8": "int8_t",
-    "uint8": "uint8_t",
-    "int16": "int16_t",
-    "uint16": "uint16_t",
-    "int32": "int32_t",
-    "uint32": "uint32_t",
-    "int64": "int64_t",
-    "uint64": "uint64_t",
-    "float16": "float",
-    "float32": "float",
-    "float64": "double",
+ELEMENTS = {"bool": "bool", "float16": "float", "float32": "float", "float64": "double"}
+ELEMENTS |= {
+    f"{sign}int{bits}": f"{sign}int{bits}_t" for bits in (8, 16, 32, 64) for sign in ("", "u")
 }
 """C's type of a value, by numpy's name."""
 

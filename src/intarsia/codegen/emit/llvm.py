@@ -16,32 +16,12 @@ from math import gcd
 
 from intarsia.codegen import ir
 
-_ELEMENTS = {
-    "bool": "i1",
-    "int8": "i8",
-    "uint8": "i8",
-    "int16": "i16",
-    "uint16": "i16",
-    "int32": "i32",
-    "uint32": "i32",
-    "int64": "i64",
-    "uint64": "i64",
-    "float16": "half",
-    "float32": "float",
-    "float64": "double",
-}
+_ELEMENTS = {"bool": "i1", "float16": "half", "float32": "float", "float64": "double"}
+_ELEMENTS |= {f"{sign}int{bits}": f"i{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u")}
 _SUFFIXES = {"i1": "i1", "half": "f16", "float": "f32", "double": "f64"}
 _BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "half": 16, "float": 32, "double": 64}
-_FLOAT_BINARY = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv", "rem": "frem"}
-_INT_BINARY = {
-    "add": "add",
-    "sub": "sub",
-    "mul": "mul",
-    "and": "and",
-    "or": "or",
-    "xor": "xor",
-    "shl": "shl",
-}
+_SIGNLESS = frozenset(("add", "sub", "mul", "and", "or", "xor", "shl"))
+"""Operations that one instruction does for signed and unsigned numbers."""
 _INTRINSICS = {"abs": "fabs", "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc"}
 _INTRINSICS |= {"rint": "rint", "copysign": "copysign"}
 _FLOAT_PREDICATES = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
@@ -532,14 +512,13 @@ class _Emitter:
         if operation.name == "copysign":
             return self._call("copysign", type_, (left, right))
         if type_.is_float:
-            instruction = _FLOAT_BINARY[operation.name]
-        elif operation.name in _INT_BINARY:
-            instruction = _INT_BINARY[operation.name]
+            instruction = f"f{operation.name}"
+        elif operation.name in _SIGNLESS:
+            instruction = operation.name
         elif operation.name == "shr":
             instruction = "ashr" if type_.is_signed else "lshr"
         else:
-            prefix = "s" if type_.is_signed else "u"
-            instruction = prefix + operation.name
+            instruction = f"{'s' if type_.is_signed else 'u'}{operation.name}"
         return f"{instruction} {self._typed(left)}, {self._names[right]}"
 
     def _call(self, intrinsic: str, type_: ir.Type, arguments: tuple[ir.IrValue, ...]) -> str:

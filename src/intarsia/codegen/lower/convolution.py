@@ -50,13 +50,10 @@ def conv_kind(operation: Operation, unit: VectorUnit) -> ConvKind:
 
 def refuse_conv(operation: Operation) -> str | None:
     """Say why a convolution is not taken."""
-    if not operation.is_constant(1):
-        return "its weights are not constant"
-    if operation.value(2) is not None and not operation.is_constant(2):
-        return "its bias is not constant"
-    if len(operation.shape()) <= _SPATIAL:
+    problem = operation.why_computed({1: "weights are", 2: "bias is"})
+    if problem is None and len(operation.shape()) <= _SPATIAL:
         return "it has no spatial dimension"
-    return None
+    return problem
 
 
 def wish_conv(operation: Operation, unit: VectorUnit) -> Wish:

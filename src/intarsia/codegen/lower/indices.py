@@ -256,9 +256,9 @@ def lower_cumsum(assembler: Assembler, group: KernelGroup) -> None:
 
 def refuse_trilu(operation: Operation) -> str | None:
     """Say why a `Trilu` is not taken."""
-    if operation.value(1) is not None and not operation.is_constant(1):
-        return "its diagonal is not constant"
-    return "its input is not a matrix" if len(operation.shape()) < _MATRIX else None
+    is_matrix = len(operation.shape()) >= _MATRIX
+    problem = operation.why_computed({1: "diagonal is"})
+    return problem or (None if is_matrix else "its input is not a matrix")
 
 
 def lower_trilu(assembler: Assembler, group: KernelGroup) -> None:

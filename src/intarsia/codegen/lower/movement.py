@@ -107,11 +107,9 @@ def lower_split(assembler: Assembler, group: KernelGroup) -> None:
 
 def refuse_slice(operation: Operation) -> str | None:
     """Say why a slice is not taken: where it starts has to be known when compiling."""
-    if operation.opset >= _SLICE_BY_INPUTS:
-        for position, name in ((1, "starts"), (3, "axes"), (4, "steps")):
-            if operation.value(position) is not None and not operation.is_constant(position):
-                return f"its {name} are not constant"
-    return None
+    if operation.opset < _SLICE_BY_INPUTS:
+        return None
+    return operation.why_computed({1: "starts are", 3: "axes are", 4: "steps are"})
 
 
 _SLICE_BY_INPUTS = 10
@@ -254,9 +252,9 @@ def refuse_pad(operation: Operation) -> str | None:
     if mode not in ("constant", "edge", "reflect", "wrap"):
         return f"Pad in mode {mode}"
     if operation.opset >= _PAD_BY_INPUTS:
-        for position, name in ((1, "pads"), (2, "value"), (3, "axes")):
-            if operation.value(position) is not None and not operation.is_constant(position):
-                return f"its {name} {'is' if position == _OUTER else 'are'} not constant"
+        problem = operation.why_computed({1: "pads are", 2: "value is", 3: "axes are"})
+        if problem is not None:
+            return problem
     if not operation.shape():
         return "its input is a scalar"
     if mode != "constant":
@@ -345,11 +343,10 @@ def refuse_resize(operation: Operation) -> str | None:
     if not operation.shape() or 0 in operation.shape():
         return "its input is empty or a scalar"
     if operation.op_type == "Upsample":
-        if operation.value(1) is not None and not operation.is_constant(1):
-            return "its scales are not constant"
         mode = operation.attribute("mode", "nearest")
         mode = "linear" if mode == "bilinear" else mode
-        problem = resize.refuse(mode, "asymmetric", "simple")
+        problem = operation.why_computed({1: "scales are"})
+        problem = problem or resize.refuse(mode, "asymmetric", "simple")
     else:
         for position, name in ((2, "scales"), (3, "sizes")):
             value = operation.value(position)

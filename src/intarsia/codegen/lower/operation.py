@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -88,6 +88,17 @@ class Operation:
         """Tell whether an input is there and known when compiling."""
         value = self.value(position)
         return value is not None and value.constant is not None
+
+    def why_computed(self, names: Mapping[int, str]) -> str | None:
+        """Say which of some inputs is there and not known when compiling; None if none is.
+
+        Args:
+            names: What to say of each, by its position: `axes are`.
+        """
+        for position, name in names.items():
+            if self.value(position) is not None and not self.is_constant(position):
+                return f"its {name} not constant"
+        return None
 
     def array(self, position: int) -> Array:
         """Return the data of a constant input."""

@@ -64,11 +64,9 @@ def refuse_reduction(operation: Operation) -> str | None:
     data = operation.inputs[0]
     if data.dtype not in REDUCTIONS[operation.op_type]:
         return f"{operation.op_type} of {data.dtype} has no native code"
-    if operation.value(1) is not None and not operation.is_constant(1):
-        return "its axes are not constant"
     if operation.op_type.startswith("Arg"):
         return "its input is empty" if 0 in operation.shape() else None
-    return None
+    return operation.why_computed({1: "axes are"})
 
 
 def wish_reduction(operation: Operation, _unit: VectorUnit) -> Wish:
