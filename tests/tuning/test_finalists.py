@@ -11,7 +11,7 @@ from intarsia.tuning.proposals.space import PlanCandidate
 
 ONE = PlanCandidate("one alone", ((0, (0, 1)),), 0)
 TWO = PlanCandidate("two alone", ((1, (0, 1)),), 1)
-MIX = PlanCandidate("mix", ((0, (0,)), (1, (1,))), predicted_seconds=1.0)
+MIX = PlanCandidate("mix", ((0, (0,)), (1, (1,))))
 
 
 def _measure(seconds, seed=0, sigma=0.07):
