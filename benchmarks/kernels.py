@@ -96,20 +96,22 @@ def run_area(area: Area, rounds: int, only: str, *, is_quiet: bool) -> dict[str,
         return None
     done = []
     for row in rows:
-        item = measure(row, rounds)
-        done.append(item)
+        measured = measure(row, rounds)
+        done.append(measured)
         if not is_quiet:
             print(
-                f"{row.area:12} {row.name:34} {item['microseconds']:10.1f} "
-                f"{item['peer_microseconds']:10.1f} {item['speed']:8.1f} {row.unit:8}"
-                f"{item['ratio']:6.2f}  [{item['low']:.2f}, {item['high']:.2f}]",
+                f"{row.area:12} {row.name:34} {measured['microseconds']:10.1f} "
+                f"{measured['peer_microseconds']:10.1f} {measured['speed']:8.1f} {row.unit:8}"
+                f"{measured['ratio']:6.2f}  [{measured['low']:.2f}, {measured['high']:.2f}]",
                 flush=True,
             )
-    mean = geometric_mean([item["ratio"] for item in done])
+    mean = geometric_mean([measured["ratio"] for measured in done])
     peak = area.peak() if area.peak else None
     at_peak = None
     if peak:
-        at_peak = geometric_mean([item["ratio"] * peak / item["speed"] for item in done])
+        at_peak = geometric_mean(
+            [measured["ratio"] * peak / measured["speed"] for measured in done]
+        )
     passed = area.least is None or mean >= area.least
     if not is_quiet:
         limit = "" if area.least is None else f", at least {area.least:.2f}: "
@@ -147,9 +149,9 @@ def main() -> int:
     for area in areas:
         if options.area and area.name not in options.area:
             continue
-        item = run_area(area, options.rounds, options.only, is_quiet=options.json)
-        done += [item] if item else []
-    passed = all(item["passed"] for item in done)
+        area_result = run_area(area, options.rounds, options.only, is_quiet=options.json)
+        done += [area_result] if area_result else []
+    passed = all(area_result["passed"] for area_result in done)
     if options.json:
         print(json.dumps({"machine": platform.platform(), "areas": done, "passed": passed}))
     return 0 if passed else 1

@@ -36,7 +36,9 @@ def page() -> str:
 
 def _sections() -> Iterator[str]:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
-    (layers,) = (item["layers"] for item in settings["contracts"] if item["type"] == "layers")
+    (layers,) = (
+        contract["layers"] for contract in settings["contracts"] if contract["type"] == "layers"
+    )
     for name in (name.strip(" ()") for row in layers for name in row.split("|")):
         folder, file = PACKAGE / name, PACKAGE / f"{name}.py"
         files = sorted(folder.rglob("*.py"), key=_order) if folder.is_dir() else [file]

@@ -118,7 +118,7 @@ def _layers(folder: Path) -> dict[str, int]:
         file = parent / "pyproject.toml"
         if file.exists():
             contracts = tomllib.loads(file.read_text("utf-8"))["tool"]["importlinter"]["contracts"]
-            (rows,) = (item["layers"] for item in contracts if item["type"] == "layers")
+            (rows,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
             return {
                 name.strip(" ()"): number
                 for number, row in enumerate(rows)
@@ -185,9 +185,9 @@ def _reads(tree: ast.AST) -> int:
 def _splats(tree: ast.AST) -> int:
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
     return sum(
-        isinstance(item, ast.Starred) and isinstance(item.value, ast.Tuple | ast.List)
+        isinstance(argument, ast.Starred) and isinstance(argument.value, ast.Tuple | ast.List)
         for call in calls
-        for item in call.args
+        for argument in call.args
     )
 
 
@@ -304,10 +304,10 @@ class Tracer:
         if names[0] != PACKAGE or not self._is_followed.get("".join(names[1:2]), False):
             return False
         held = [vars(value)] if hasattr(value, "__dict__") else []
-        found = [item for fields_of in held for item in fields_of.values()]
+        fields_found = [item for fields_of in held for item in fields_of.values()]
         if is_dataclass(value):
-            found += [getattr(value, field.name, None) for field in fields(value)]
-        return any(map(self._is_model, found))
+            fields_found += [getattr(value, field.name, None) for field in fields(value)]
+        return any(map(self._is_model, fields_found))
 
 
 def trace(source: Source, run: str) -> dict[str, Any]:
@@ -396,7 +396,7 @@ def _types_named(source: Source, ran: Sequence[tuple[str, int]]) -> set[str]:
         }
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                first = min([node.lineno, *(item.lineno for item in node.decorator_list)])
+                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
                 if first in lines[str(path)]:
                     named |= _names(node) & ours - foreign
     return named

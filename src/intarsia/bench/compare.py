@@ -411,9 +411,9 @@ def _call(
     if not outcome.is_ok:
         if outcome.error_type == InputError.__name__:
             raise InputError(f"{name}: {outcome.message}", hint=outcome.hint or None)
-        what = outcome.reason or outcome.error_type
+        reason = outcome.reason or outcome.error_type
         raise BackendError(
-            f"{name} failed in {function}: {what}: {outcome.message}",
+            f"{name} failed in {function}: {reason}: {outcome.message}",
             backend=name,
             hint=outcome.hint or None,
         )

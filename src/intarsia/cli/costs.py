@@ -216,22 +216,22 @@ def diff_command(
         show_json(
             [
                 {
-                    **_facts(item.key),
-                    "change": item.change,
-                    "first_seconds": item.left_seconds,
-                    "second_seconds": item.right_seconds,
-                    "ratio": item.ratio,
-                    "first_nbytes": item.left_nbytes,
-                    "second_nbytes": item.right_nbytes,
+                    **_facts(difference.key),
+                    "change": difference.change,
+                    "first_seconds": difference.left_seconds,
+                    "second_seconds": difference.right_seconds,
+                    "ratio": difference.ratio,
+                    "first_nbytes": difference.left_nbytes,
+                    "second_nbytes": difference.right_nbytes,
                 }
-                for item in differences
+                for difference in differences
             ]
         )
     else:
         from intarsia.report.costs import differences_view
 
         show(differences_view(differences, complete=every))
-    if any(item.change in CHANGED for item in differences):
+    if any(difference.change in CHANGED for difference in differences):
         raise typer.Exit(1)
 
 

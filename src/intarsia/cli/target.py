@@ -151,8 +151,8 @@ def detect_command(json: JsonOption = False) -> None:
         view = view_config(config, backends)
         show_json({"text": view.text, "config": view, "missing": missing})
         return
-    for item in missing:
-        note(f"not found: {item.backend}: {item.reason}")
+    for detection in missing:
+        note(f"not found: {detection.backend}: {detection.reason}")
     write(f"{shlex.quote(config.text)}\n")
 
 

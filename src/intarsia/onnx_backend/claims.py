@@ -63,7 +63,7 @@ def with_constants(case: OnnxCase) -> OnnxCase | None:
     if len(case.data) != 1:
         return None
     inputs, outputs = case.data[0]
-    arrays = [_scalar(as_array(item)) for item in inputs]
+    arrays = [_scalar(as_array(proto)) for proto in inputs]
     declared = list(case.model.graph.input)
     is_plain = all(isinstance(array, np.ndarray) for array in arrays)
     if len(arrays) != len(declared) or len(arrays) < _SEVERAL or not is_plain:
@@ -87,7 +87,7 @@ def check_claims(
 
 def _check(case: OnnxCase, target: str, backends: Backends) -> Claim:
     inputs = case.data[0][0] if case.data else ()
-    arrays = [as_array(item) for item in inputs]
+    arrays = [as_array(proto) for proto in inputs]
     dtypes = tuple(array.dtype.name for array in arrays if isinstance(array, np.ndarray))
     claim = Claim(case.name, case.operator, dtypes, Outcome.PASSED)
     options = {"backends": backends, "num_threads": 1, "strict": True}
@@ -95,8 +95,8 @@ def _check(case: OnnxCase, target: str, backends: Backends) -> Claim:
         with quiet():
             prepared = IntarsiaRep(case.model, target, options)
             for inputs, expected in case.data:
-                outputs = list(prepared.run([as_array(item) for item in inputs]))
-                wanted = [as_array(item) for item in expected]
+                outputs = list(prepared.run([as_array(proto) for proto in inputs]))
+                wanted = [as_array(proto) for proto in expected]
                 Runner.assert_similar_outputs(wanted, outputs, case.rtol, case.atol, case.name)
     except UnsupportedError as error:
         match = _REASON.search(str(error))

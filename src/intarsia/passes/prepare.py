@@ -54,8 +54,8 @@ def _pairs(node: ir.Node) -> set[tuple[str, str]]:
     while results:
         result = results.pop()
         for reader in result.consumers():
-            others = [value for value in reader.inputs if value is not result]
-            if reader.op_type in _FOLLOWERS and all(o and o.is_initializer() for o in others):
+            operands = [value for value in reader.inputs if value is not result]
+            if reader.op_type in _FOLLOWERS and all(o and o.is_initializer() for o in operands):
                 pairs.add((node.op_type, reader.op_type))
                 results.append(reader.outputs[0])
     return pairs

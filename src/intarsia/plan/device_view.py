@@ -126,9 +126,9 @@ def _border_bytes(plan: Plan, device: int) -> int:
 def _constant_bytes(artifacts: Iterable[Artifact]) -> int:
     """Return the bytes of all constants; what several regions share counts once."""
     seen = {
-        (item.data.ctypes.data, item.data.nbytes)
+        (constant.data.ctypes.data, constant.data.nbytes)
         for artifact in artifacts
-        for item in artifact.constants
+        for constant in artifact.constants
     }
     return sum(nbytes for _, nbytes in seen)
 

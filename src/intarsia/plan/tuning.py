@@ -253,7 +253,9 @@ class TuningReport:
             return self.outcome
         if self.seconds is None:
             predicted = time_text(self.predicted_seconds)
-            row = next((item for item in self.finalists if item.name == self.winner), None)
+            row = next(
+                (finalist for finalist in self.finalists if finalist.name == self.winner), None
+            )
             interval = ""
             if row is not None and row.low_seconds is not None:
                 low, high = time_text(row.low_seconds), time_text(row.high_seconds)
@@ -269,10 +271,14 @@ class TuningReport:
     def __str__(self) -> str:
         lines = [self.summary]
         lines += [
-            f"  {item.name}: {time_text(item.seconds)}, {item.regions} regions, {item.fate}"
-            for item in self.finalists
+            f"  {finalist.name}: {time_text(finalist.seconds)}, {finalist.regions} regions, "
+            f"{finalist.fate}"
+            for finalist in self.finalists
         ]
-        lines += [f"excluded: {item.target}: {item.code}: {item.reason}" for item in self.failures]
+        lines += [
+            f"excluded: {failure.target}: {failure.code}: {failure.reason}"
+            for failure in self.failures
+        ]
         return "\n".join((*lines, *self.caps, *self.notes))
 
 

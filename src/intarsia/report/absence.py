@@ -122,7 +122,7 @@ def _by_refusals(placement: Placement, text: str) -> tuple[Absence, ...]:
     for view in view_nodes(placement):
         if view.target == text:
             continue
-        refusal = next((item for item in view.refusals if item.target == text), None)
+        refusal = next((given for given in view.refusals if given.target == text), None)
         reason = f"{view.target} takes it and comes first"
         if refusal is not None:
             reason = f"{refusal.code}: {refusal.reason}"
@@ -165,11 +165,11 @@ def absences_view(absences: Absences, *, complete: bool) -> RenderableType:
         ("nodes", "on", "plan slower by>", "why"),
         (
             (
-                ", ".join(item.nodes[:3]) + (", ..." if len(item.nodes) > 3 else ""),  # noqa: PLR2004
-                item.target,
-                "-" if item.worse_seconds is None else f"{1e3 * item.worse_seconds:.3f} ms",
-                item.reason,
+                ", ".join(absence.nodes[:3]) + (", ..." if len(absence.nodes) > 3 else ""),  # noqa: PLR2004
+                absence.target,
+                "-" if absence.worse_seconds is None else f"{1e3 * absence.worse_seconds:.3f} ms",
+                absence.reason,
             )
-            for item in shown
+            for absence in shown
         ),
     )

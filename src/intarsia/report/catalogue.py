@@ -218,8 +218,12 @@ def differences_table(differences: Iterable[Difference], left: str, right: str) 
     Of two lists with different elements, only those are shown that the other lacks.
     """
     rows = (
-        (item.name, _beyond(item.left, item.right), _beyond(item.right, item.left))
-        for item in differences
+        (
+            difference.name,
+            _beyond(difference.left, difference.right),
+            _beyond(difference.right, difference.left),
+        )
+        for difference in differences
     )
     return make_table("", ("attribute", left, right), rows)
 

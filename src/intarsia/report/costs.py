@@ -113,8 +113,8 @@ def differences_view(differences: Sequence[CostDifference], *, complete: bool) -
         complete: Whether to list those that are alike or only in one, too.
     """
     counts = dict.fromkeys(get_args(Change), 0)
-    for item in differences:
-        counts[item.change] += 1
+    for difference in differences:
+        counts[difference.change] += 1
     summary = (
         f"{counts['left']} only in the first, {counts['right']} only in the second, "
         f"{counts['alike']} alike, {counts['faster']} faster and {counts['slower']} slower in "
@@ -122,15 +122,20 @@ def differences_view(differences: Sequence[CostDifference], *, complete: bool) -
     )
     if counts["lighter"] or counts["heavier"]:
         summary += f"; {counts['lighter']} lighter and {counts['heavier']} heavier in memory"
-    shown = [item for item in differences if complete or item.change in CHANGED]
+    shown = [difference for difference in differences if complete or difference.change in CHANGED]
     rows = (
         (
-            *(item.key.digest[:SHORT], _region(item.key), _target(item.key), item.key.backend),
-            *(item.change, _ms(item.left_seconds), _ms(item.right_seconds)),
-            "-" if item.ratio is None else f"{item.ratio:.3f}",
-            *map(_kilobytes, (item.left_nbytes, item.right_nbytes)),
+            *(
+                difference.key.digest[:SHORT],
+                _region(difference.key),
+                _target(difference.key),
+                difference.key.backend,
+            ),
+            *(difference.change, _ms(difference.left_seconds), _ms(difference.right_seconds)),
+            "-" if difference.ratio is None else f"{difference.ratio:.3f}",
+            *map(_kilobytes, (difference.left_nbytes, difference.right_nbytes)),
         )
-        for item in shown
+        for difference in shown
     )
     columns = (
         *("key", "region", "target", "backend", "change", "first ms>", "second ms>", "ratio>"),

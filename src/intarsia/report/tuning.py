@@ -34,7 +34,7 @@ def tuning_view(report: TuningReport) -> RenderableType:
     """Return the finalists, what was excluded, and what it took."""
     parts: list[RenderableType] = [Text(report.summary)]
     extra = (f"{report.figure_name}>",) if report.figure_name else ()
-    if any(item.high_seconds is not None for item in report.finalists):
+    if any(finalist.high_seconds is not None for finalist in report.finalists):
         parts.append(_outlooks_table(report))
         parts.append(Text(_search_line(report)))
         parts += [Text(line) for line in (*report.caps, *report.notes)]
@@ -45,8 +45,8 @@ def tuning_view(report: TuningReport) -> RenderableType:
             f"whole plans, end to end ({report.threads} threads, {_aim(report)})",
             (*_FINALIST_COLUMNS, *extra),
             [
-                (*_finalist_row(item), *([item.figure or "-"] if extra else []))
-                for item in report.finalists
+                (*_finalist_row(finalist), *([finalist.figure or "-"] if extra else []))
+                for finalist in report.finalists
             ],
         )
     )
@@ -74,17 +74,22 @@ def _outlooks_table(report: TuningReport) -> RenderableType:
     """Return plans that were not run, with what they may take."""
     rows = (
         (
-            *(item.name, item.regions, _nodes_text(item), time_text(item.predicted_seconds)),
-            *(time_text(item.low_seconds), time_text(item.high_seconds), item.fate),
+            *(
+                finalist.name,
+                finalist.regions,
+                _nodes_text(finalist),
+                time_text(finalist.predicted_seconds),
+            ),
+            *(time_text(finalist.low_seconds), time_text(finalist.high_seconds), finalist.fate),
         )
-        for item in report.finalists
+        for finalist in report.finalists
     )
     columns = ("plan", "regions>", "nodes", "predicted>", "at best>", "at worst>", "fate")
     return make_table(f"whole plans, by estimates ({report.threads} threads)", columns, rows)
 
 
-def _nodes_text(item: Finalist) -> str:
-    return ", ".join(f"{target}: {count}" for target, count in item.nodes.items())
+def _nodes_text(finalist: Finalist) -> str:
+    return ", ".join(f"{target}: {count}" for target, count in finalist.nodes.items())
 
 
 def _aim(report: TuningReport) -> str:
@@ -111,33 +116,34 @@ def _junctions(report: TuningReport) -> list[RenderableType]:
         return []
     rows = (
         (
-            f"{item.last} | {item.first}",
-            f"{item.before} | {item.after}" + (f" in {item.layout}" if item.layout else ""),
-            *(time_text(item.assumed_seconds), time_text(item.seconds)),
-            "known" if item.is_known else item.rounds,
+            f"{boundary.last} | {boundary.first}",
+            f"{boundary.before} | {boundary.after}"
+            + (f" in {boundary.layout}" if boundary.layout else ""),
+            *(time_text(boundary.assumed_seconds), time_text(boundary.seconds)),
+            "known" if boundary.is_known else boundary.rounds,
         )
-        for item in report.junctions
+        for boundary in report.junctions
     )
     columns = ("nodes", "targets", "assumed>", "measured>", "rounds>")
     return [make_table("boundaries between regions, measured in place", columns, rows)]
 
 
-def _finalist_row(item: Finalist) -> Sequence[object]:
+def _finalist_row(finalist: Finalist) -> Sequence[object]:
     interval = "-"
-    if item.low is not None:
-        high = "" if item.high is None else f"{item.high:.3f}"
-        interval = f"{item.low:.3f} to {high}"
-    ratio = "-" if item.ratio is None else f"{item.ratio:.3f}"
-    times = (time_text(item.predicted_seconds), time_text(item.seconds))
+    if finalist.low is not None:
+        high = "" if finalist.high is None else f"{finalist.high:.3f}"
+        interval = f"{finalist.low:.3f} to {high}"
+    ratio = "-" if finalist.ratio is None else f"{finalist.ratio:.3f}"
+    times = (time_text(finalist.predicted_seconds), time_text(finalist.seconds))
     return (
-        item.name,
-        item.regions,
-        _nodes_text(item),
+        finalist.name,
+        finalist.regions,
+        _nodes_text(finalist),
         *times,
         ratio,
         interval,
-        item.rounds,
-        item.fate,
+        finalist.rounds,
+        finalist.fate,
     )
 
 

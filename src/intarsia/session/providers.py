@@ -163,13 +163,16 @@ def normalise(
             f"providers={providers!r} is not a list of providers",
             hint='write providers=["OpenVINOExecutionProvider", "CPUExecutionProvider"]',
         )
-    odd = [item for item in providers or () if not _is_provider(item)]
+    odd = [provider for provider in providers or () if not _is_provider(provider)]
     if odd:
         raise SettingError(
             f"{odd[0]!r} is neither a provider nor a tuple of one and its options",
             hint='write ("OpenVINOExecutionProvider", {"num_of_threads": 2})',
         )
-    pairs = [item if isinstance(item, tuple) else (item, None) for item in providers or ()]
+    pairs = [
+        provider if isinstance(provider, tuple) else (provider, None)
+        for provider in providers or ()
+    ]
     if provider_options is not None:
         if not isinstance(provider_options, Sequence) or len(provider_options) != len(pairs):
             raise SettingError("provider_options is not a list with one dictionary per provider")
@@ -192,9 +195,9 @@ def normalise(
     return by_name
 
 
-def _is_provider(item: Any) -> bool:
+def _is_provider(provider: Any) -> bool:
     """Tell whether an item is a name, or a name and something else."""
-    name = item[0] if isinstance(item, tuple) and len(item) == _PAIR else item
+    name = provider[0] if isinstance(provider, tuple) and len(provider) == _PAIR else provider
     return isinstance(name, str)
 
 

@@ -215,7 +215,7 @@ def _as_given(spec: TensorSpec, value: Any) -> Any:
         dtype = object if spec.dtype == "string" else np_dtype(spec.dtype)
         value = np.array(value, dtype)
     if spec.dtype == "string" and isinstance(value, np.ndarray) and value.dtype.kind in "SV":
-        texts = [bytes(item).rstrip(b"\0").decode() for item in value.ravel()]
+        texts = [bytes(text).rstrip(b"\0").decode() for text in value.ravel()]
         value = np.array(texts, object).reshape(value.shape)
     return value
 

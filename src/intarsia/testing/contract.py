@@ -242,8 +242,8 @@ def repeat(subject: Subject) -> None:
 
 def _constants(artifact: Artifact) -> list[tuple[str, str, bytes]]:
     return [
-        (item.name, str(item.data.dtype), np.ascontiguousarray(item.data).tobytes())
-        for item in artifact.constants
+        (constant.name, str(constant.data.dtype), np.ascontiguousarray(constant.data).tobytes())
+        for constant in artifact.constants
     ]
 
 

@@ -49,10 +49,10 @@ def judge_refusal(
         "op_type": (refusal.op_type, node.op_type),
         "target": (refusal.target, target),
     }
-    for name, (stated, wanted) in facts.items():
-        if stated != wanted:
+    for name, (stated, expected) in facts.items():
+        if stated != expected:
             raise ConformanceError(
-                f"{title}: the refusal of {node.op_type} has {name} {stated!r}, not {wanted!r}"
+                f"{title}: the refusal of {node.op_type} has {name} {stated!r}, not {expected!r}"
             )
     if refusal.code not in tuple(ReasonCode):
         raise ConformanceError(f"{title}: {refusal.code!r} is not a ReasonCode")
@@ -83,15 +83,15 @@ def judge_artifact(
             f"{title}: the artifact names backend {artifact.backend!r}, not "
             f"{backend!r}, so that nothing could load it"
         )
-    for what, specs, ids in (
+    for side, specs, ids in (
         ("inputs", artifact.inputs, region.inputs),
         ("outputs", artifact.outputs, region.outputs),
     ):
         plain = (tensor_spec(region.graph.values[i]) for i in ids)
-        wanted = tuple(blocked_spec(spec, blocks.get(spec.name, 0)) for spec in plain)
-        if tuple(specs) != wanted:
+        expected = tuple(blocked_spec(spec, blocks.get(spec.name, 0)) for spec in plain)
+        if tuple(specs) != expected:
             stated = "; ".join(map(str, specs))
             raise ConformanceError(
-                f"{title}: the artifact's {what} are ({stated}), not those of the region: "
-                f"({'; '.join(map(str, wanted))})"
+                f"{title}: the artifact's {side} are ({stated}), not those of the region: "
+                f"({'; '.join(map(str, expected))})"
             )

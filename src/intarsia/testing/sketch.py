@@ -176,7 +176,6 @@ MOVES: tuple[SketchMove, ...] = (
 )
 """What regions are made of."""
 
-_TAMING = "Tanh"
 _TAKEN: weakref.WeakKeyDictionary[Subject, tuple[SketchMove, ...]] = weakref.WeakKeyDictionary()
 
 

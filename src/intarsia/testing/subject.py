@@ -77,8 +77,8 @@ class Subject:
     @cached_property
     def backends(self) -> Backends:
         """Every installed backend, with this one in the place of its namesake."""
-        others = load_backends(self._settings).by_name
-        every = collect({**others, self.backend.name: self.registered}.values())
+        installed = load_backends(self._settings).by_name
+        every = collect({**installed, self.backend.name: self.registered}.values())
         return every.with_settings(self._settings)
 
     @cached_property
@@ -140,8 +140,8 @@ class Subject:
         try:
             self.backend.version()
         except BackendError as error:
-            what = f"the runtime is not here: {error.message}"
-            raise NotApplicable(f"{what} ({error.hint})" if error.hint else what) from None
+            reason = f"the runtime is not here: {error.message}"
+            raise NotApplicable(f"{reason} ({error.hint})" if error.hint else reason) from None
 
     @contextmanager
     def calling(self, member: str, title: str) -> Iterator[None]:
@@ -151,8 +151,8 @@ class Subject:
         except (ConformanceError, NotApplicable):
             raise
         except Exception as error:
-            what = f"{member} raised {type(error).__name__}: {first_line(error)}"
-            raise ConformanceError(f"{title}: {what}") from error
+            message = f"{member} raised {type(error).__name__}: {first_line(error)}"
+            raise ConformanceError(f"{title}: {message}") from error
 
     def graph(self, model: onnx.ModelProto) -> Graph:
         """Return the snapshot of a model without rewriting it."""

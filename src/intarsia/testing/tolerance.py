@@ -63,24 +63,24 @@ def difference(expected: Any, actual: Any, tolerance: Tolerance) -> str | None:
             return f"it is not a sequence of {len(expected)} tensors"
         parts = (difference(e, a, tolerance) for e, a in zip(expected, actual, strict=True))
         return next((part for part in parts if part is not None), None)
-    wanted, computed = np.asarray(expected), np.asarray(actual)
-    if wanted.shape != computed.shape:
-        return f"its shape is {list(computed.shape)}, not {list(wanted.shape)}"
-    if wanted.dtype.kind in "OUS":
-        same = wanted.astype(str).tolist() == computed.astype(str).tolist()
-        return None if same else f"it is {computed.tolist()}, not {wanted.tolist()}"
-    if wanted.dtype != computed.dtype:
-        return f"its dtype is {computed.dtype.name}, not {wanted.dtype.name}"
-    return _largest_error(wanted, computed, tolerance)
+    reference, computed = np.asarray(expected), np.asarray(actual)
+    if reference.shape != computed.shape:
+        return f"its shape is {list(computed.shape)}, not {list(reference.shape)}"
+    if reference.dtype.kind in "OUS":
+        same = reference.astype(str).tolist() == computed.astype(str).tolist()
+        return None if same else f"it is {computed.tolist()}, not {reference.tolist()}"
+    if reference.dtype != computed.dtype:
+        return f"its dtype is {computed.dtype.name}, not {reference.dtype.name}"
+    return _largest_error(reference, computed, tolerance)
 
 
-def _largest_error(wanted: Array, computed: Array, tolerance: Tolerance) -> str | None:
-    if wanted.dtype.kind in "biu":
-        wrong = wanted != computed  # exact, and without rounding of large integers
-        error = np.abs(wanted.astype(np.float64) - computed.astype(np.float64))
+def _largest_error(reference: Array, computed: Array, tolerance: Tolerance) -> str | None:
+    if reference.dtype.kind in "biu":
+        wrong = reference != computed  # exact, and without rounding of large integers
+        error = np.abs(reference.astype(np.float64) - computed.astype(np.float64))
     else:
-        kind = np.complex128 if wanted.dtype.kind == "c" else np.float64
-        left, right = wanted.astype(kind), computed.astype(kind)
+        kind = np.complex128 if reference.dtype.kind == "c" else np.float64
+        left, right = reference.astype(kind), computed.astype(kind)
         same = (left == right) | (np.isnan(left) & np.isnan(right))
         with np.errstate(invalid="ignore", over="ignore"):
             error = np.where(same, 0.0, np.abs(left - right))
@@ -90,10 +90,10 @@ def _largest_error(wanted: Array, computed: Array, tolerance: Tolerance) -> str 
         wrong = error > bound
     if not wrong.any():
         return None
-    place = np.unravel_index(int(np.argmax(np.where(wrong, error, -1.0))), wanted.shape)
+    place = np.unravel_index(int(np.argmax(np.where(wrong, error, -1.0))), reference.shape)
     at = [int(position) for position in place]
     return (
-        f"{int(wrong.sum())} of {wanted.size} elements are wrong; largest error "
-        f"{float(error[place]):.3g} at {at}: {computed[place]}, expected {wanted[place]}; "
+        f"{int(wrong.sum())} of {reference.size} elements are wrong; largest error "
+        f"{float(error[place]):.3g} at {at}: {computed[place]}, expected {reference[place]}; "
         f"tolerance {tolerance}"
     )

@@ -139,10 +139,10 @@ def _parts(moved: Callable[[], Sequence[Any]], position: int) -> list[Any]:
     return [run[position] for run in moved()]
 
 
-def _equals(computed: Array, wanted: Array, is_signed: bool) -> Array:
+def _equals(computed: Array, answer: Array, is_signed: bool) -> Array:
     if computed.dtype.kind != "f":
-        return np.asarray(computed == wanted)
-    left, right = computed.astype(np.float64), wanted.astype(np.float64)
+        return np.asarray(computed == answer)
+    left, right = computed.astype(np.float64), answer.astype(np.float64)
     with np.errstate(all="ignore"):
         unit = epsilon(computed.dtype) * np.maximum(np.abs(left), np.abs(right))
         least = float(np.finfo(computed.dtype).smallest_subnormal)
@@ -185,12 +185,12 @@ def _is_rounding(computed: Array, answers: Sequence[Array], runs: Sequence[Array
     return np.asarray(turns | (finite & np.any(near, axis=0)))
 
 
-def _describe(name: str, computed: Array, wanted: Array, wrong: Array) -> OutputDifference:
+def _describe(name: str, computed: Array, answer: Array, wrong: Array) -> OutputDifference:
     if computed.dtype.kind != "f":
         effect = "value"
         place = np.argwhere(wrong)[0]
     else:
-        one, other = computed.astype(np.float64), wanted.astype(np.float64)
+        one, other = computed.astype(np.float64), answer.astype(np.float64)
         with np.errstate(all="ignore"):
             error = np.abs(one - other)
         error = np.where(np.isnan(error), np.inf, error)
@@ -203,5 +203,5 @@ def _describe(name: str, computed: Array, wanted: Array, wrong: Array) -> Output
         else:
             effect = "sign" if a == b else "value"
     at = tuple(int(i) for i in place)
-    text = f"{computed[at]} for {wanted[at]} at {list(at)}"
+    text = f"{computed[at]} for {answer[at]} at {list(at)}"
     return OutputDifference(name, effect, int(wrong.sum()), int(wrong.size), text)

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     import onnx
 
 FALLBACK = "onnxruntime"
-"""What takes the nodes that a target refuses, so that the others are still compared."""
+"""Takes the nodes that a target refuses, so that the others are still compared."""
 
 
 class GraphVerdict(StrEnum):
-    """What became of one graph on one target."""
+    """The outcome of one graph on one target, in one word."""
 
     AGREES = "agrees"
     EXPLAINED = "explained"
@@ -47,7 +47,7 @@ class GraphVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GraphFinding:
-    """What became of one graph on one target.
+    """The outcome of one graph on one target.
 
     Attributes:
         target: As it was given; empty for the default.
@@ -178,7 +178,7 @@ class Judged:
     def explained(
         self, target: str, threads: int, program: Any, draw: int, results: Mapping[str, Any]
     ) -> GraphFinding:
-        """Return what becomes of results that agree with no judge.
+        """Return the finding about results that agree with no judge.
 
         Args:
             target: As it was given.

@@ -62,7 +62,9 @@ def _nodes(judged: Judged, op_type: str) -> Iterator[onnx.NodeProto]:
 
 
 def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    return {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
+    return {
+        attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute
+    }
 
 
 def _rounds_up(op_type: str, judged: Judged) -> bool:

@@ -255,12 +255,12 @@ class Evaluation:
         return values
 
 
-def _has_shapes_of(wanted: Any, answer: Any) -> bool:
+def _has_shapes_of(reference: Any, answer: Any) -> bool:
     """Tell whether a tensor, or each of a sequence, has the shape of another."""
-    if isinstance(wanted, list) and isinstance(answer, list):
-        return len(wanted) == len(answer) and all(map(_has_shapes_of, wanted, answer))
-    return isinstance(wanted, list) == isinstance(answer, list) and (
-        np.shape(wanted) == np.shape(answer)
+    if isinstance(reference, list) and isinstance(answer, list):
+        return len(reference) == len(answer) and all(map(_has_shapes_of, reference, answer))
+    return isinstance(reference, list) == isinstance(answer, list) and (
+        np.shape(reference) == np.shape(answer)
     )
 
 

@@ -141,7 +141,10 @@ def _describes(
         proto
         for proto in judged.model.graph.node
         if (not operators or proto.op_type in operators)
-        and any(defect.explains(arrays_of(proto, item.values)) for item in judged.evaluations)
+        and any(
+            defect.explains(arrays_of(proto, evaluation.values))
+            for evaluation in judged.evaluations
+        )
     ]
     if not nodes:
         return False
@@ -216,8 +219,8 @@ def put_back(switch: Switch, judged: Judged, threads: int = 1) -> GraphFinding |
 def _seeds(operators: frozenset[str]) -> Iterator[int]:
     """Yield seeds whose graphs are drawn for one of these operators, and all others between."""
     hearts = [i for i, name in enumerate(OPERATORS) if not operators or name in operators]
-    others = iter(seed for seed in range(LAST_SEED) if seed % len(OPERATORS) not in hearts)
+    remaining = iter(seed for seed in range(LAST_SEED) if seed % len(OPERATORS) not in hearts)
     for turn in range(0, LAST_SEED, len(OPERATORS)):
         for heart in hearts:
             yield turn + heart
-            yield from itertools.islice(others, 1)
+            yield from itertools.islice(remaining, 1)
