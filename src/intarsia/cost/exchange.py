@@ -250,8 +250,8 @@ def _take_weights(
     """Add what is new: of equal weights as many as are missing."""
     ids, present = ensure_keys(connection, weighed), read_weights(connection, weighed)
     new = {
-        key: tuple((Counter(found) - Counter(present.get(key, ()))).elements())
-        for key, found in weighed.items()
+        key: tuple((Counter(weights) - Counter(present.get(key, ()))).elements())
+        for key, weights in weighed.items()
     }
     insert_weights(connection, ids, new)
     changed |= {key for key, weights in new.items() if weights}

@@ -237,16 +237,23 @@ def halve(
         if standing.is_decided:
             break
         fresh = measure(live, look - done)
-        for key in live:
-            got = list(fresh.get(key, ()))[: look - done]
-            # Rounds stay in step: what failed leaves a hole.
-            samples[key] += got + [math.nan] * (look - done - len(got))
+        _append({key: samples[key] for key in live}, fresh, look - done)
         done = look
         standing = judge({key: samples[key] for key in live}, alpha=alpha / len(looks), tie=tie)
         ratios.update(standing.ratios)
         live = standing.live
-    taken = {key: tuple(seconds) for key, seconds in samples.items()}
-    return RaceResult(standing.winner, standing.is_decided, ratios, taken)
+    return RaceResult(standing.winner, standing.is_decided, ratios, _frozen(samples))
+
+
+def _append(samples: Mapping[Key, list[float]], fresh: Samples[Key], rounds: int) -> None:
+    """Add rounds, which stay in step: what failed leaves a hole."""
+    for key in samples:
+        added = list(fresh.get(key, ()))[:rounds]
+        samples[key] += added + [math.nan] * (rounds - len(added))
+
+
+def _frozen(samples: Samples[Key]) -> dict[Key, tuple[float, ...]]:
+    return {key: tuple(seconds) for key, seconds in samples.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,9 +315,7 @@ def confirm(
     done = 0
     for look in looks:
         fresh = measure(keys, look - done)
-        for key in keys:
-            got = list(fresh.get(key, ()))[: look - done]
-            samples[key] += got + [math.nan] * (look - done - len(got))
+        _append(samples, fresh, look - done)
         done = look
         own = samples[chosen]
         ratios = {key: paired_ratio(own, samples[key], confidence) for key in rivals}
@@ -323,8 +328,7 @@ def confirm(
             break
     else:
         is_accepted = False
-    taken = {key: tuple(seconds) for key, seconds in samples.items()}
-    return Acceptance(is_accepted, ratios, done, taken)
+    return Acceptance(is_accepted, ratios, done, _frozen(samples))
 
 
 def _fastest(samples: Samples[Key]) -> Key | None:

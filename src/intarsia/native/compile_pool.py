@@ -205,9 +205,9 @@ class CompilePool:
         done = -1
         while done < self._count:
             with self._changed:
-                while done == (found := self._count - len(self._waiting) - self._running):
+                while done == (ended := self._count - len(self._waiting) - self._running):
                     self._changed.wait()
-                done = found
+                done = ended
             if tell is not None and self._count:
                 tell(done, self._count)
         if self._problems:

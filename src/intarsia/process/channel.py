@@ -93,10 +93,10 @@ def receive(channel: socket.socket, kind: type[_MESSAGE]) -> tuple[_MESSAGE, dic
     body = _exactly(channel, nbytes)
     files: list[int] = []
     while len(files) < file_count:
-        _, got, _, _ = socket.recv_fds(channel, 1, _DESCRIPTORS_AT_ONCE)
-        if not got:
+        _, descriptors, _, _ = socket.recv_fds(channel, 1, _DESCRIPTORS_AT_ONCE)
+        if not descriptors:
             raise EOFError
-        files += got
+        files += descriptors
         channel.sendall(b".")
     envelope = msgspec.msgpack.decode(body, type=_Envelope)
     message = msgspec.convert(envelope.message, kind)

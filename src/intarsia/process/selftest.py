@@ -113,25 +113,25 @@ def judge(test: SelfTest, caches: Path) -> SelfTestVerdict:
     if is_inside():
         return SelfTestVerdict()
     digest = _digest(test)
-    found = _known.get(digest)
-    if found is None:
+    verdict = _known.get(digest)
+    if verdict is None:
         path = caches / KIND / f"{digest}.json"
-        found = _known[digest] = _read(path) or _try(test, caches, path)
-    return found
+        verdict = _known[digest] = _read(path) or _try(test, caches, path)
+    return verdict
 
 
 def _try(test: SelfTest, folder: Path, path: Path) -> SelfTestVerdict:
     logger.info("%s is tried in a process of its own", test.name)
     try:
-        found, is_final = _run(test)
-        if test.mend is not None and _has_failed(found) and test.mend():
-            found, is_final = _run(test)
+        verdict, is_final = _run(test)
+        if test.mend is not None and _has_failed(verdict) and test.mend():
+            verdict, is_final = _run(test)
     except OSError as error:  # where no process may be started, there is nothing to go by
         logger.info("%s cannot be tried: %s", test.name, error)
         return SelfTestVerdict()
     if is_final:
-        _keep(folder, path, found)
-    return found
+        _keep(folder, path, verdict)
+    return verdict
 
 
 def require(test: SelfTest, backend: str, hint: str, caches: Path) -> None:
@@ -278,8 +278,8 @@ def _digest(test: SelfTest) -> str:
 
 def _read(path: Path) -> SelfTestVerdict | None:
     try:
-        found = json.loads(path.read_bytes())
-        return SelfTestVerdict(str(found["problem"]), tuple(found["values"]))
+        record = json.loads(path.read_bytes())
+        return SelfTestVerdict(str(record["problem"]), tuple(record["values"]))
     except (OSError, ValueError, KeyError, TypeError):  # it is made anew
         return None
 
@@ -333,10 +333,10 @@ def _run(test: SelfTest) -> tuple[SelfTestVerdict, bool]:
         if not records:  # nothing foreign was reached yet
             raise OSError(_problem_of(end, _last_line(said), has_answered=False))
         done = next((record["problem"] for record in records if "problem" in record), None)
-        kept = tuple(record["value"] for record in records if "value" in record)
+        answers = tuple(record["value"] for record in records if "value" in record)
         problem = done or _problem_of(end, _last_line(said), has_answered=done is not None)
         # A hang is the library's own; a SIGKILL may have been the machine's lack of memory.
-        return SelfTestVerdict(problem, kept), end is None or -end not in _FROM_OUTSIDE
+        return SelfTestVerdict(problem, answers), end is None or -end not in _FROM_OUTSIDE
 
 
 def _wait(process: subprocess.Popen[bytes], request: bytes) -> int | None:

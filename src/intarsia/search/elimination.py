@@ -41,13 +41,11 @@ class Order:
 
     Attributes:
         steps: Each variable with its neighbours at that time, ordered by when they go themselves.
-        kept: The variables that stay, in the order given.
         entries: The size of the largest table.
         place: By variable, when it goes; those that stay come last.
     """
 
     steps: tuple[tuple[int, tuple[int, ...]], ...]
-    kept: tuple[int, ...]
     entries: float
     place: tuple[int, ...]
 
@@ -56,7 +54,7 @@ def find_order(
     domains: Sequence[int],
     scopes: Sequence[tuple[int, ...]],
     *,
-    kept: Sequence[int] = (),
+    staying: Sequence[int] = (),
     limit: float = TABLE_LIMIT,
 ) -> Order | None:
     """Order by the least table first, or return None if a table would exceed the limit.
@@ -69,7 +67,7 @@ def find_order(
     most = log2(limit) * _LOG_SCALE
     weights = [logs[v] + sum(logs[x] for x in near) for v, near in enumerate(adjacent)]
     waiting = [True] * len(domains)
-    for variable in kept:
+    for variable in staying:
         waiting[variable] = False
     # The least product of domains first: the rule of minimal weight (Koller and Friedman,
     # "Probabilistic Graphical Models", 2009, section 9.4.3). The best order is NP-hard to find
@@ -109,12 +107,11 @@ def find_order(
     place = [0] * len(domains)
     for position, (variable, _) in enumerate(steps):
         place[variable] = position
-    for position, variable in enumerate(kept):
+    for position, variable in enumerate(staying):
         place[variable] = len(steps) + position
     by_place = place.__getitem__
     return Order(
         steps=tuple((variable, tuple(sorted(near, key=by_place))) for variable, near in steps),
-        kept=tuple(kept),
         entries=2.0 ** (largest / _LOG_SCALE),
         place=tuple(place),
     )

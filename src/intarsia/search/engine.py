@@ -105,7 +105,7 @@ class Engine:
         cuts: tuple[int, ...] = ()
         if chain is not None:
             cuts = chain.layout.cuts
-        self.order = find_order(model.domains, scopes, kept=cuts, limit=limit)
+        self.order = find_order(model.domains, scopes, staying=cuts, limit=limit)
         self._given: tuple[list[Factor], ...] = (model.factors, model.crossings, model.spine)
         if self.order is not None:  # once for all solutions
             place = self.order.place

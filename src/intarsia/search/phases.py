@@ -148,16 +148,20 @@ class PhasedBuilder(ModelBuilder):
             alone.astype(bool),
         )
 
+    def _shared_calls(self, producer: int, op: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return which values of two operators are in one label, and which may be in one call."""
+        before, after = self.values[producer], self.values[op]
+        inside = (before.labels[:, None] == after.labels) & (after.labels >= 0)
+        joined = (before.backends[:, None] == after.backends) & (after.backends >= 0)
+        joined &= ~(before.alone[:, None] | after.alone)
+        return inside, joined | inside
+
     def _relation(self, producer: int, op: int) -> Relation:
         """Return how a producer's values go with those of a reader."""
-        producer_values, read = self.values[producer], self.values[op]
-        inside = (producer_values.labels[:, None] == read.labels) & (read.labels >= 0)
-        joined = (producer_values.backends[:, None] == read.backends) & (read.backends >= 0)
-        joined &= ~(producer_values.alone[:, None] | read.alone)
-        joined |= inside
+        inside, joined = self._shared_calls(producer, op)
         apart = ~joined
         impossible = np.zeros_like(apart)
-        makes, reads = producer_values.makes[:, None], read.reads
+        makes, reads = self.values[producer].makes[:, None], self.values[op].reads
         section = self.cut_places.get(producer, -_TWO) + 1
         if section < 0:
             section = self.sections.section[producer]

@@ -36,7 +36,7 @@ from intarsia.search.calls import Cycle, form_calls
 from intarsia.search.elimination import Factor
 from intarsia.search.engine import Engine, Scenario
 from intarsia.search.folding import Unfolded
-from intarsia.search.model import find_ties, longest_path
+from intarsia.search.model import longest_path
 from intarsia.search.phases import PhasedBuilder, Relation
 from intarsia.search.pricing import gap, price
 from intarsia.search.problem import PlannedCall
@@ -111,8 +111,8 @@ class StagedBuilder(PhasedBuilder):
         self.rest = len(stages)
         self.windows = windows
         self.entering = _entering(conversions, problem)
-        nothing = Sections((), (-1,) * problem.count, ((),))
-        super().__init__(problem, conversions, nothing)
+        whole = Sections((), (-1,) * problem.count, ((),))
+        super().__init__(problem, conversions, whole)
 
     def _fill_options(self, *, keep_all: bool, ends: Sequence[int]) -> None:
         super(PhasedBuilder, self)._fill_options(keep_all=keep_all, ends=ends)
@@ -147,27 +147,12 @@ class StagedBuilder(PhasedBuilder):
         return labels, stages
 
     def _relation(self, producer: int, op: int) -> Relation:
-        made, read = self.values[producer], self.values[op]
-        labels = made.labels[:, None] == read.labels
-        inside = labels & (read.labels >= 0)
-        is_one_call = (made.backends[:, None] == read.backends) & (read.backends >= 0)
-        is_one_call &= ~(made.alone[:, None] | read.alone)
-        is_one_call |= inside
-        makes, reads = made.makes[:, None], read.reads
+        inside, is_one_call = self._shared_calls(producer, op)
+        makes, reads = self.values[producer].makes[:, None], self.values[op].reads
         differ = makes != reads
         impossible = (makes > reads) | (differ & inside)
         impossible |= ~differ & (reads < self.rest) & ~is_one_call
         return Relation(impossible, inside, differ | ~is_one_call)
-
-    def _tie(self) -> None:
-        for (first, second), positions in sorted(find_ties(self.problem, self.tied).items()):
-            before, after = self.values[first], self.values[second]
-            joint = np.array(sorted(positions))
-            holds = np.isin(before.labels, joint)[:, None], np.isin(after.labels, joint)
-            same = (before.labels[:, None] == after.labels) & holds[1]
-            same &= before.reads[:, None] == after.reads
-            table = np.where((holds[0] | holds[1]) & ~same, np.inf, 0.0)
-            self.factors.append(Factor((first, second), table))
 
     def _add_tensor(self, position: int, tensor: ProblemTensor) -> None:
         readers = tuple(dict.fromkeys(tensor.consumers))

@@ -92,22 +92,22 @@ def _solve_exactly(search: Search) -> Solution | Infeasible:
     first = bounding(search)
     further = variations(search) if _is_branched(search) else []
     everything = search.engine.solve([*first, *further])  # one pass is quicker than two
-    found, others = everything[: len(first)], everything[len(first) :]
-    if not found[0].chosen:
+    optima, others = everything[: len(first)], everything[len(first) :]
+    if not optima[0].chosen:
         return Infeasible(
             "every plan costs an infinite time: a conversion or a label is impossible"
         )
     # The first three scenarios are those of `bounding`: plain, with the spine, with ties broken.
-    exact = search.exact(first[0], found[0])
+    exact = search.exact(first[0], optima[0])
     if math.isinf(exact.bound):
         return Infeasible("the operators of every plan wait for one another")
     # Every bound is admissible by itself, so the largest counts; where intervals were left out, no
     # more than what a plan with one of them could cost.
-    bound = bound_with_calls(problem, exact.bound, [each.value for each in found[_SINGLES:]])
+    bound = bound_with_calls(problem, exact.bound, [each.value for each in optima[_SINGLES:]])
     if search.has_crossings:
-        bound = max(bound, found[1].value)
+        bound = max(bound, optima[1].value)
     bound = min([bound, *_bounds_with(problem, search.dropped_intervals)])
-    plans = search.plans(first, found)
+    plans = search.plans(first, optima)
     if exact.optimum is not None:
         plans += [plan for plan in [search.plan(exact.optimum.chosen)] if plan]
     if not plans or gap(best_plan(plans, problem.count).price.seconds, bound):
