@@ -4,8 +4,7 @@
 Every kernel runs over a *domain*, a box of extents whose last dimension is the one that vectors go
 along. A tensor takes part by a `Layout`: its dtype, and for each dimension of the domain how many
 elements of memory one step is (0 where it is broadcast). A chain of elementwise operators is a
-`Body`; attached to a kernel's result it is its epilogue, attached to an operand its prologue, and
-alone it is an elementwise kernel.
+`Body`; attached to a kernel's result it is its epilogue, alone it is an elementwise kernel.
 """
 
 from __future__ import annotations
