@@ -113,7 +113,7 @@ def _version_if_any(name: str) -> str:
 
 
 def is_ours(backend: RegisteredBackend) -> bool:
-    """Tell whether a backend comes with Intarsia: what another one depends on is not known."""
+    """Tell whether a backend comes with Intarsia: the dependencies of others are unknown."""
     return type(backend.value).__module__.startswith("intarsia.")
 
 

@@ -254,7 +254,7 @@ def _read(request: Request, file: Path) -> tuple[Package, Warned] | None:
 
 
 def _memory_key(request: Request, config: CompilationConfig | None) -> str:
-    """Return what is remembered of a machine that was given, or, if None, is to be found here.
+    """Return the key under which a machine is stored; None means the machine that is found here.
 
     Under it `recall` finds the digest of all that is installed without asking any backend; what is
     remembered may at worst name a program that nobody kept.
@@ -375,7 +375,7 @@ def copy_package(source: Path, path: Path) -> bool:
 
 
 def _carries_out(plan: Plan, verdict: PlanVerdict | None) -> bool:
-    """Tell whether a plan is the accepted one, or none was accepted and it follows no cost."""
+    """Tell whether a plan is the accepted one, or does not depend on costs if none was accepted."""
     if verdict is None or plan.tuning is None:
         return verdict is None and plan.tuning is None
     carried, accepted = (
@@ -386,7 +386,7 @@ def _carries_out(plan: Plan, verdict: PlanVerdict | None) -> bool:
 
 
 def _plain(said: Sequence[Any]) -> str:
-    """Return what was said as text that is equal for equal values; order counts, as with pins."""
+    """Return options as text that is equal for equal values; order counts, as with pins."""
     items = [list(one.items()) if isinstance(one, Mapping) else one for one in said]
     return msgspec.json.encode([one or None for one in items], enc_hook=str).decode()
 
@@ -419,7 +419,7 @@ _naming: dict[_Status, bool] = {}
 def _of_file(
     path: Path, derive: Callable[[mmap.mmap], FactT], cache: dict[_Status, FactT]
 ) -> FactT:
-    """Return what follows from a file's bytes; it is read again only if it may have changed."""
+    """Return the result of reading a file; it is read again only if it may have changed."""
     status = path.stat()
     written = (status.st_mtime_ns, status.st_ctime_ns)
     key = (status.st_dev, status.st_ino, status.st_size, *written)

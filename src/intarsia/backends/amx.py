@@ -32,7 +32,7 @@ WITHOUT_TILES = "AVX512_CORE_FP16"
 
 @cache
 def keep_off_broken_tiles(name: str, target: str, facts: tuple[str, ...], caches: Path) -> str:
-    """Try a library's products with AMX in a process of its own; keep this one off them if need be.
+    """Try a library's AMX products in a separate process; turn AMX off here if that one fails.
 
     To be called before the library is loaded. What the user has set stays.
 

@@ -215,7 +215,7 @@ class DeclaredBackend:
         return cost.within(declared.spread)
 
     def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
-        """Say what is missing.
+        """Raise a `BackendError`: no code generator for the kind is installed.
 
         Raises:
             BackendError: Always.
@@ -223,7 +223,7 @@ class DeclaredBackend:
         self._fail(str(candidate.target))
 
     def open(self, placed: VirtualDevice, options: ThreadOptions) -> Device:
-        """Say what is missing.
+        """Raise a `BackendError`: no code generator for the kind is installed.
 
         Raises:
             BackendError: Always.
@@ -231,7 +231,7 @@ class DeclaredBackend:
         self._fail(str(placed))
 
     def load(self, artifact: Artifact, device: Device) -> Executable:
-        """Say what is missing.
+        """Raise a `BackendError`: no code generator for the kind is installed.
 
         Raises:
             BackendError: Always.

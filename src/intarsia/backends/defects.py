@@ -204,7 +204,7 @@ _FORGOTTEN: set[KnownDefect] = set()
 
 @contextmanager
 def forgotten(defect: KnownDefect) -> Iterator[None]:
-    """Act as if a defect were not known: a search for defects must find it then.
+    """Disable the rule of a defect for a while: a search for defects must then find it.
 
     Args:
         defect: It describes no node until the end of the block, in all threads.

@@ -336,7 +336,7 @@ class FakeBackend:
         return tuple(groups)
 
     def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
-        """Return what its target says that it says: a part of the truth, or nothing."""
+        """Return the estimate that its target asks for, a fraction of the true cost, or None."""
         costs = FakeCosts.of(context.attrs)
         if costs.estimate is None:
             return None

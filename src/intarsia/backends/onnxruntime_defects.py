@@ -32,7 +32,7 @@ random graphs are drawn of were tried with empty inputs, fed and made by another
 
 
 def _is_fatally_empty(graph: Graph, node: Node) -> bool:
-    """Tell whether an axis is empty that there is no code for."""
+    """Tell whether an axis is empty for which ONNX Runtime has no code."""
     return 0 in (graph.values[node.inputs[0]].shape or ())[_FATAL_AXES[node.op_type]]
 
 
@@ -49,7 +49,7 @@ def _is_of_nothing(graph: Graph, node: Node) -> bool:
 
 
 def _lacks_reduction(graph: Graph, node: Node) -> bool:
-    """Tell whether elements are scattered by a reduction that there is no code for."""
+    """Tell whether elements are scattered by a reduction that ONNX Runtime lacks."""
     reduction = node.ir.attributes.get_string("reduction", "none")
     dtype = graph.values[node.inputs[0]].dtype
     if dtype == "bool":

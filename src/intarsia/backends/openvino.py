@@ -260,7 +260,7 @@ class OpenVinoBackend(ConfiguredBackend):
     defects = DEFECTS
 
     def ready(self) -> str:
-        """Have OpenVINO tried, and kept off AMX if need be, before it is loaded.
+        """Try OpenVINO before it is loaded, and turn AMX off if it fails.
 
         Returns:
             Why AMX is left out; empty if it is not.

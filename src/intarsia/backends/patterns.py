@@ -78,7 +78,7 @@ def _refuse_others(
 
 
 def _reason(matches: PatternMatches, node: int) -> str:
-    """Say why no pattern has a node, or which other one has it."""
+    """Return why no pattern matches a node, or which other pattern does."""
     if node in matches.taken:
         return f"it is of pattern {matches.taken[node]!r}"
     declined = matches.declined.get(node)

@@ -54,7 +54,7 @@ def forecast_command(
     threads: ThreadsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Say what `intarsia tune` would measure; nothing is measured, and nothing written."""
+    """Say what `intarsia tune` would measure, without measuring or writing anything."""
     from intarsia.report.tuning import forecast_view
     from intarsia.tuning.forecast import forecast
     from intarsia.tuning.options import Options

@@ -45,7 +45,7 @@ def insert_weights(
 
 
 def find_weights(database: CostDatabase, keys: Iterable[KeyT]) -> dict[KeyT, tuple[Weight, ...]]:
-    """Return what was weighed of keys, in the order in which it was; the others are left out."""
+    """Return the weights of those keys that have some, in the order in which they were measured."""
     if not database.store.has(tables.weights):
         return {}
     with database.store.read() as connection:

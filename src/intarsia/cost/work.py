@@ -59,7 +59,7 @@ def _dtype(graph: Graph, node: Node) -> str:
 
 
 def _bytes_read(region: Region, value: int) -> int:
-    """Return what must be read of a value: what its most demanding reader inside needs."""
+    """Return the bytes of a value that must be read: as many as its most demanding reader needs."""
     graph = region.graph
     full = graph.values[value].nbytes
     most = 0

@@ -132,7 +132,7 @@ def followers(graph: Graph, value: int, *, whole: bool) -> Iterator[tuple[int, N
 
 
 def _is_moved(graph: Graph, node: Node, value: int) -> bool:
-    """Tell whether a value is what a node moves as it is, not an operand that says how."""
+    """Tell whether a node moves a value unchanged, rather than being controlled by it."""
     if operator_of(node).casts and graph.values[node.outputs[0]].dtype not in _HOLDS:
         return False
     return node.op_type == "Concat" or value not in node.inputs[1:]

@@ -113,7 +113,7 @@ def state_types(proto: onnx.ModelProto, inferred: onnx.ModelProto) -> onnx.Model
 
 
 def dimensions(inferred: onnx.ModelProto, names: Iterable[str]) -> list[list[int | None] | None]:
-    """Return what is known of the shapes of values: None stands for a dimension or a rank."""
+    """Return the known parts of values' shapes; None stands for an unknown dimension or rank."""
     types = _types(inferred)
     return [
         [dim.dim_value if dim.HasField("dim_value") else None for dim in kind.tensor_type.shape.dim]

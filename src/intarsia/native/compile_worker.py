@@ -46,7 +46,7 @@ def _read(stream: IO[bytes], size: int) -> bytes:
 
 
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
-    """Say that all is loaded, then answer requests until there are no more."""
+    """Report readiness, then answer requests until there are no more."""
     from intarsia.errors import BackendError
     from intarsia.native.machine import NativeCpu, compile_object, driver
 

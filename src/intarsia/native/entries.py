@@ -110,7 +110,7 @@ def _remember(path: Path, content: bytes) -> None:
 
 @cache
 def _warn(problem: str) -> None:
-    """Say once in a process why nothing is kept."""
+    """Log once per process why entries are not stored."""
     logger.warning("compiled kernels are not kept: %s", problem)
 
 

@@ -37,7 +37,7 @@ def makes_output(node: ir.Node) -> bool:
 
 
 def stand_for(node: ir.Node, merged: Sequence[ir.Node]) -> None:
-    """Let a node stand for others: for their origins and for the one annotation among them."""
+    """Transfer the origins of other nodes, and the annotation among them, to one node."""
     origins = [name for other in merged for name in json.loads(other.metadata_props[ORIGIN_KEY])]
     node.metadata_props[ORIGIN_KEY] = json.dumps(list(dict.fromkeys(origins)))
     device = next((device for other in merged if (device := device_of(other)) is not None), None)

@@ -227,7 +227,7 @@ def narrow_annotation(
     meant: Sequence[PlacedTarget],
     words: tuple[str, str],
 ) -> None:
-    """Annotate a node, unless what is there already says as much or more.
+    """Annotate a node, unless its annotation is already as narrow or narrower.
 
     Args:
         node: Ours to change.

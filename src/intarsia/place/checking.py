@@ -16,7 +16,7 @@ _MOST_NODES = 5
 
 
 def check_setting(file: str, setting: Setting) -> CheckReport:
-    """Say which targets take a model's nodes; nothing is compiled.
+    """Return which targets take a model's nodes, without compiling.
 
     Args:
         file: Where the model came from.

@@ -259,7 +259,7 @@ def _names(node: Node) -> tuple[str, ...]:
 
 
 def _is_meant(node: Node, pattern: str, operators: Mapping[str, str]) -> bool:
-    """Whether a pattern means a node, or one that it stands for, by name or by operator."""
+    """Whether a pattern matches a node, or one of its origins, by name or by operator."""
     names = _names(node)
     meant = (node.op_type, *names, *(operators.get(name, "") for name in names))
     return any(name_matches(text, pattern) for text in meant)

@@ -81,7 +81,7 @@ class Identity:
 
 
 def identity_here(targets: str, versions: Mapping[str, str], num_threads: int) -> Identity:
-    """Return what is known of an identity without a model: the machine, and the code on it.
+    """Return the parts of an identity that need no model: the machine, and the code on it.
 
     Args:
         targets: Lossless text of the machine's description.
@@ -106,7 +106,7 @@ def machine_identity(
     *,
     is_exact: bool = False,
 ) -> Identity:
-    """Return what is known of an identity before a model is read, with the code for a machine.
+    """Return the parts of an identity that need no model, with the code for a machine.
 
     Args:
         config: The machine.

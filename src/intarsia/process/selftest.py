@@ -97,7 +97,7 @@ _known: dict[str, SelfTestVerdict] = {}
 
 
 def is_inside() -> bool:
-    """Tell whether this process is one in which something is tried."""
+    """Tell whether this process was started to run a self-test."""
     return _state["is_inside"]
 
 
@@ -356,7 +356,7 @@ def _wait(process: subprocess.Popen[bytes], request: bytes) -> int | None:
 
 
 def _problem_of(end: int | None, last_line: str, *, has_answered: bool) -> str:
-    """Return what is wrong with how a process ended; empty if nothing is."""
+    """Return what was wrong with the end of a process; empty if nothing was."""
     if end == 0 and has_answered:
         return ""
     when = " on leaving the process" if has_answered else ""

@@ -167,7 +167,7 @@ def canonicalize_webgpu(attrs: Mapping[str, Any]) -> Canonical:
 
 
 def _nvidia_features(attrs: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Say what an architecture has; without one, what compiling will ask for.
+    """Return the features of an architecture; without one, the attributes that compiling needs.
 
     Source:
         NVIDIA CUDA C++ Programming Guide, features by compute capability.

@@ -233,7 +233,7 @@ class Registry:
         self.tags = TagTable(self._is_kind)
 
     def find_kind(self, name: str) -> TargetKind | None:
-        """Return a kind by its name or an alias, asking the plug-ins if need be, or None."""
+        """Return a kind by its name or an alias, loading plug-ins if necessary, or None."""
         kind = self._kinds.get(name)
         if kind is not None and self._is_loaded:
             return kind

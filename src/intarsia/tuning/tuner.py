@@ -188,7 +188,7 @@ class Tuner:
         return self.whole.runner.lab.artifacts
 
     def predicted(self, plan: PlanCandidate) -> float | None:
-        """Return what was said of a mixed plan before it was run, at today's scale of costs.
+        """Return the prediction of a mixed plan's time, at the present scale of costs.
 
         The machine may have become faster or slower since: the best single plan tells by how much.
         """

@@ -203,7 +203,7 @@ class PrimitiveAssembler:
         return self.forms.assembly.add_buffer(Room.INNER, layout.nbytes)
 
     def _is_final(self, call: PrimitiveCall, layout: MemoryLayout) -> bool:
-        """Tell whether a result lies as the caller wants it."""
+        """Tell whether a result is already in the caller's layout and buffer."""
         if call.output not in self.program.outputs:
             return False
         index = self.program.outputs.index(call.output)
@@ -339,7 +339,7 @@ class PrimitiveAssembler:
         return self._reads.is_last(post.operand, call, self._position)
 
     def _emit_apart(self, call: PrimitiveCall) -> None:
-        """Emit a primitive, and what follows it as primitives of their own."""
+        """Emit a primitive, and its post-ops as separate primitives."""
         parts = [msgspec.structs.replace(call, posts=(), output=self._temporary(call))]
         is_integer = self.forms.dtype(call.output) in _INTEGERS
         for position, post in enumerate(call.posts):

@@ -25,7 +25,7 @@ class _Process:
 
 
 def watch_forks() -> None:
-    """Have children of this process know what they are; once is enough."""
+    """Register a hook that marks child processes; once is enough."""
     _register()
 
 
@@ -71,7 +71,7 @@ _GIVEN = ("OMP_WAIT_POLICY", _OWN)
 
 @contextmanager
 def short_spins() -> Iterator[None]:
-    """Have a GNU OpenMP that is loaded inside spin briefly, unless the environment says how long.
+    """Make a GNU OpenMP that is loaded inside spin briefly, unless the environment sets how long.
 
     It reads its environment once, when it is loaded; what the process was given stays as it is.
     """

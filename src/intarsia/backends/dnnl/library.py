@@ -306,7 +306,7 @@ def _try(path: str, why: str) -> OneDnn | BackendError:
 
 
 def _foreign(path: str) -> str:
-    """Say that a file is for another CPU, which the loader calls missing; else nothing."""
+    """Return an error text if a file, which the loader calls missing, is for another CPU."""
     try:
         with Path(path).open("rb") as file, Path(sys.executable).open("rb") as executable:
             header, our_header = file.read(_ELF_HEADER), executable.read(_ELF_HEADER)

@@ -112,14 +112,14 @@ class Draft:
         return value_id
 
     def constant(self, name: str, array: Array, /) -> int:
-        """Return what stands for a constant made when compiling."""
+        """Return the tensor of a constant that is made when compiling."""
         reference = _FIRST_MADE + len(self.derived)
         self.derived[reference] = Derived(name, array)
         self.references.append(reference)
         return reference
 
     def number(self, ids: Numbering) -> dict[int, int]:
-        """Return the tensors of what was asked for, by what stands for them."""
+        """Return the tensor of each requested reference."""
         tensors = {}
         for reference in self.references:
             constant = self.derived.get(reference)

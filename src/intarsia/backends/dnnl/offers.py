@@ -125,7 +125,7 @@ class LayoutChoices:
         self._block = max((*program.input_blocks, *program.output_blocks), default=0)
 
     def attributes(self, call: PrimitiveCall) -> Attributes:
-        """Return the attributes of a primitive without what follows it."""
+        """Return the attributes of a primitive without its post-ops."""
         attributes = Attributes(self.library, FPMATH[self.program.fpmath])
         for scaling in call.scalings:
             attributes.scale(scaling)

@@ -234,7 +234,7 @@ def _find_problem(program: PrimitiveProgram, artifact: Artifact) -> str:
 
 
 def _has_blocks(program: PrimitiveProgram, position: int) -> bool:
-    """Tell whether a tensor can lie in the blocks that the border says of it."""
+    """Tell whether a tensor can be in the blocks that the border states."""
     tensor = program.tensors[position]
     blocks = [
         program.block_of_output(index)

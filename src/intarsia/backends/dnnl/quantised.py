@@ -70,7 +70,7 @@ class Quantised:
         return tuple(-1 if dim == self.axis else 1 for dim in range(rank))
 
     def is_same(self, other: Quantised) -> bool:
-        """Tell whether integers mean the same as another's."""
+        """Tell whether both have the same dtype, axis, scale and zero point."""
         return (
             self.value.dtype == other.value.dtype
             and self.axis == other.axis

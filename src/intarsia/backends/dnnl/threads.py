@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def thread_count(library: OneDnn, count: int) -> Iterator[None]:
-    """Have this thread use a number of threads: a primitive is made for as many as run it."""
+    """Set this thread's number of OpenMP threads: a primitive is made for as many as run it."""
     set_address, get_address = library.address(SET), library.address(GET)
     if not set_address or not get_address:
         yield

@@ -82,7 +82,7 @@ def tidy(folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
 
 
 def _is_whole(file: Path, size: int) -> bool:
-    """Tell whether a program has a beginning, and a library (64-bit ELF) its last table."""
+    """Tell whether a file is whole: a program not empty, a library (64-bit ELF) not truncated."""
     if file.suffix == ".bc":
         return size > 0
     if file.suffix != ".so":

@@ -205,7 +205,7 @@ class Assembler:
         return any(form.view == view for form in self._forms.get(value_id, ()))
 
     def alias(self, value_id: int, view: View) -> None:
-        """Say that a value lies where another one lies already."""
+        """Place a value in the memory of another one."""
         self._forms[value_id] = [_Form(view)]
 
     def scratch(

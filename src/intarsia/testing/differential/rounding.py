@@ -285,7 +285,7 @@ def _shift(rng: np.random.Generator, numbers: Array, far: Array | float) -> Arra
 
 
 def _is_scale(node: onnx.NodeProto, position: int) -> bool:
-    """Tell whether an input is scales: moved, they would change the shape of what is made."""
+    """Tell whether an input holds scales, which are not moved because they decide a shape."""
     return node.op_type == "Resize" and position == min(2, len(node.input) - 1)
 
 

@@ -278,7 +278,7 @@ class Boundaries:
         )
 
     def _alike(self, pair: Pair) -> list[BoundaryKey]:
-        """Return what is known of the same two targets, likewise with blocked layouts or not."""
+        """Return costs of other boundaries between the same targets, equally blocked or plain."""
         ends, is_blocked = (pair[0][0], pair[1][0]), bool(self._layouts(pair))
         return [
             key

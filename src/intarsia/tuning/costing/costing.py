@@ -111,7 +111,7 @@ class Costing:
         self.table.ask(map(self.key_of, (*self.space.pieces, *self.regions)))
 
     def models(self) -> dict[int, TargetModel]:
-        """Return what was fitted to each target; what was not measured is taken to be fast.
+        """Return the model fitted to each target; unmeasured costs are assumed to be low.
 
         Shares of a whole say little about a unit: a target that is slow on the model may be the
         fastest on one of its operators. So what is not known on one target may be several times

@@ -142,7 +142,7 @@ class Mark:
         return int(self._cells[2]), int(self._cells[3])
 
     def get(self) -> tuple[WorkerStage, int]:
-        """Return what was said last."""
+        """Return the stage and the probe that the worker reported last."""
         return WorkerStage(int(self._cells[0])), int(self._cells[1])
 
 

@@ -209,7 +209,7 @@ def _agreed(
 
 
 def is_light(node: Node) -> bool:
-    """Whether a node goes with the node that makes its operand."""
+    """Whether a node is placed with the node that makes its operand."""
     return _weight(node) in (CallWeight.LIGHT, CallWeight.LOOP)
 
 

@@ -86,7 +86,7 @@ class Winograd(Convolution):
 
 
 def key(spec: Winograd) -> str:
-    """Say what decides which schedules there are: the same words as for the direct kernel."""
+    """Return the key of schedules: the same text as for the direct kernel."""
     extents = (spec.batch, spec.in_channels, spec.out_channels)
     more = f"1 groups, x{spec.unit.lanes()}"
     return window_key("conv", extents, spec.window, more, spec.y.dtype)
