@@ -318,15 +318,18 @@ class PhasedBuilder(ModelBuilder):
             begins = np.where(values.reads == LAST, overheads[values.backends], 0.0)
             self._add_alone(cut, begins)
         for path in filter(None, self.sections.paths):
-            values = self.values[path[0]]
-            begins = np.where(values.reads == MIDDLE, overheads[values.backends], 0.0)
-            self._add_alone(path[0], begins)
-            for before, after in pairwise(path):
-                relation = self._relation(before, after)
-                values = self.values[after]
-                begins = relation.apart & (values.reads == MIDDLE)
-                table = np.where(begins, overheads[values.backends], 0.0)
-                self.factors.append(Factor((before, after), table))
+            self._add_path(path, MIDDLE, overheads)
+
+    def _add_path(self, path: Sequence[int], reads: int, overheads: NDArray[np.float64]) -> None:
+        """Add the overheads of the calls along a path whose operators read in some phase."""
+        values = self.values[path[0]]
+        begins = np.where(values.reads == reads, overheads[values.backends], 0.0)
+        self._add_alone(path[0], begins)
+        for before, after in pairwise(path):
+            values = self.values[after]
+            begins = self._relation(before, after).apart & (values.reads == reads)
+            table = np.where(begins, overheads[values.backends], 0.0)
+            self.factors.append(Factor((before, after), table))
 
 
 def solve_phased(search: Search) -> Optimum | None:

@@ -26,14 +26,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from intarsia.search.calls import Cycle, form_calls
-from intarsia.search.elimination import Factor
 from intarsia.search.engine import Engine, Scenario
 from intarsia.search.folding import Unfolded
 from intarsia.search.model import longest_path
@@ -226,20 +224,9 @@ class StagedBuilder(PhasedBuilder):
 
     def _add_spine(self) -> None:
         """Add the overheads of calls of the rest, along the longest path."""
-        if not self.is_open:
-            return
-        overheads = np.array([*self.problem.overheads, 0.0])
-        path = longest_path(self.problem)
+        path = longest_path(self.problem) if self.is_open else ()
         if path:
-            values = self.values[path[0]]
-            begins = np.where(values.reads == self.rest, overheads[values.backends], 0.0)
-            self._add_alone(path[0], begins)
-        for before, after in pairwise(path):
-            relation = self._relation(before, after)
-            values = self.values[after]
-            begins = relation.apart & (values.reads == self.rest)
-            table = np.where(begins, overheads[values.backends], 0.0)
-            self.factors.append(Factor((before, after), table))
+            self._add_path(path, self.rest, np.array([*self.problem.overheads, 0.0]))
 
 
 def _entering(conversions: Conversions, problem: PlacementProblem) -> NDArray[np.float64]:
