@@ -284,6 +284,15 @@ def test_inner_product_between_quantize_nodes(check, transposed):
     assert len(integer_steps(exe)) == 1
 
 
+def test_a_transposed_convolution_between_quantize_nodes_is_of_floats(check):
+    graph = Graph()
+    source = graph.pass_through(graph.feed((1, 4, 5, 5)), 0.03, "int8")
+    weights = graph.weights((4, 4, 3, 3))  # as many filters as channels, as for a Conv
+    result = graph.add("ConvTranspose", source, weights, pads=[1, 1, 1, 1])
+    exe = check(graph.model(graph.quantize(result, 0.2, "int8"), "int8"))
+    assert integer_steps(exe) == []
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 @pytest.mark.parametrize("channels", [5, 32])
 def test_qlinear_conv(check, dtype, channels):

@@ -79,13 +79,9 @@ _INTEGER_TAKES = _FLOAT_TAKES | {Follow.CAST}
 
 
 def _product(name: str, op_type: str, lower: Lower) -> PrimitiveRow:
+    integers = quantised.integer_product
     return PrimitiveRow(
-        name,
-        (op_type,),
-        lower,
-        _FLOAT_TAKES,
-        is_heavy=True,
-        lower_integers=quantised.integer_product,
+        name, (op_type,), lower, _FLOAT_TAKES, is_heavy=True, lower_integers=integers
     )
 
 
@@ -98,7 +94,13 @@ def _integer_product(name: str, types: tuple[str, ...], lower: Lower) -> Primiti
 
 TABLE: tuple[PrimitiveRow, ...] = (
     _product("convolution", "Conv", windows.lower_conv),
-    _product("deconvolution", "ConvTranspose", windows.lower_conv_transpose),
+    PrimitiveRow(  # of floats alone: nothing lowers one of integers
+        "deconvolution",
+        ("ConvTranspose",),
+        windows.lower_conv_transpose,
+        _FLOAT_TAKES,
+        is_heavy=True,
+    ),
     _product("matrix product", "MatMul", products.lower_matmul),
     _product("inner product", "Gemm", products.lower_gemm),
     _integer_product(
