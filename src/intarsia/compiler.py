@@ -317,7 +317,7 @@ def tune(  # noqa: PLR0913 - as `compile`
         backends: The backends to use; None means all that are installed.
         progress: Told what is being measured.
         slowdown: For `memory`: how many times as long as the fastest plan the plan may take; None
-            means as long as it likes.
+            means no limit.
         cache: As in `compile`.
         target_host: The old name of `host`; deprecated.
 

@@ -90,7 +90,7 @@ LayerOption: TypeAlias = Annotated[
     typer.Option(
         "--layer",
         metavar="NAME=TARGET",
-        help="Target of the nodes whose layer_ann begins with NAME (=NAME: is NAME).",
+        help="Target of nodes whose layer_ann begins with NAME (=NAME: equals NAME).",
     ),
 ]
 PlacementOption: TypeAlias = Annotated[
@@ -115,13 +115,13 @@ NoProbeOption: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--no-probe",
-        help="Run nothing: neither the default order's choice nor what reference has is timed.",
+        help="Time nothing: neither the choice of the default order nor the nodes on reference.",
     ),
 ]
 InputOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
-        "--input", "-i", metavar="NAME=FILE.npy", help="An input's values. Default: made up."
+        "--input", "-i", metavar="NAME=FILE.npy", help="The values of an input. Default: made up."
     ),
 ]
 ThreadsOption: TypeAlias = Annotated[
@@ -133,8 +133,8 @@ SlowdownOption: TypeAlias = Annotated[
     typer.Option(
         "--slowdown",
         metavar="FACTOR",
-        help="With --objective memory: a plan may take so many times as long as the fastest one; "
-        "none: as long as it likes. Default: 2.",
+        help="With --objective memory: how many times as long as the fastest plan a plan may "
+        "take; none: any. Default: 2.",
     ),
 ]
 ObjectiveOption: TypeAlias = Annotated[

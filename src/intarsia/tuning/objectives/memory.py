@@ -58,7 +58,7 @@ class Memory(Objective):
 
     Attributes:
         slowdown: A plan may take so many times as long as the fastest one that was measured; None
-            means as long as it likes.
+            means no limit.
     """
 
     slowdown: float | None = SLOWDOWN

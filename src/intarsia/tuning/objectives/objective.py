@@ -196,7 +196,7 @@ def parse_objective(text: str, slowdown: float | str | None = SLOWDOWN) -> Objec
     Args:
         text: Its name.
         slowdown: How many times as long as the fastest plan a plan may take: a factor of at least
-            1, as a number or as text, or `none`; None means as long as it likes.
+            1, as a number or as text, or `none`; None means no limit.
 
     Raises:
         SettingError: There is no such objective, or it has no such limit.
