@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from intarsia.codegen import coefficients
+from intarsia.codegen import float_constants as constants
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.float_formats import FORMATS, INFINITY, NAN, format_of
+from intarsia.codegen.float_constants import FORMATS, INFINITY, NAN, format_of
 from intarsia.codegen.ir import IrValue
 
 # What all share
@@ -117,13 +117,13 @@ def _split(b: Builder, x: IrValue) -> tuple[IrValue, IrValue]:
 
 
 def _exp(b: Builder, rest: IrValue) -> IrValue:
-    tail = polynomial(b, rest, coefficients.EXPM1[rest.type.dtype])
+    tail = polynomial(b, rest, constants.EXPM1[rest.type.dtype])
     return b.fma(rest, b.fma(rest, tail, 1.0), 1.0)
 
 
 def _expm1(b: Builder, x: IrValue) -> IrValue:
     exponent, rest = _split(b, b.maximum(format_of(x).expm1_low, x))
-    fraction = b.fma(b.mul(rest, rest), polynomial(b, rest, coefficients.EXPM1[x.type.dtype]), rest)
+    fraction = b.fma(b.mul(rest, rest), polynomial(b, rest, constants.EXPM1[x.type.dtype]), rest)
     # 2**n (1 + fraction) - 1, as 2**n fraction + (2**n - 1), of which the second is exact unless 1
     # no longer counts.
     half = power_of_two(b, b.sub(exponent, 1), x.type.dtype)  # twice it may be infinite
@@ -139,8 +139,8 @@ def _erf32(b: Builder, x: IrValue) -> IrValue:
     # 1 - erf(3.95) is 2.3e-8, less than half a unit in the last place below 1: it rounds to 1.
     x = b.maximum(-3.95, b.minimum(3.95, x))
     z = b.mul(x, x)
-    top = b.mul(x, polynomial(b, z, coefficients.ERF_NUMERATOR))
-    ratio = b.div(top, polynomial(b, z, coefficients.ERF_DENOMINATOR))
+    top = b.mul(x, polynomial(b, z, constants.ERF_NUMERATOR))
+    ratio = b.div(top, polynomial(b, z, constants.ERF_DENOMINATOR))
     # The quotient may round to more than 1.
     return b.maximum(-1.0, b.minimum(1.0, ratio))
 
@@ -149,8 +149,8 @@ def _erf64(b: Builder, x: IrValue) -> IrValue:
     # erfc(6) is 2.2e-17: beyond, erf rounds to 1.
     size = b.minimum(6.0, b.unary("abs", x))
     z = b.mul(size, size)
-    small = b.fma(size, polynomial(b, z, coefficients.ERF_SMALL), size)
-    tail = polynomial(b, b.div(b.sub(size, 2.0), b.add(size, 2.0)), coefficients.ERFCX)
+    small = b.fma(size, polynomial(b, z, constants.ERF_SMALL), size)
+    tail = polynomial(b, b.div(b.sub(size, 2.0), b.add(size, 2.0)), constants.ERFCX)
     large = b.sub(1.0, b.mul(exp_nonpositive(b, b.unary("neg", z)), tail))
     return with_sign_of(b, b.select(b.compare("gt", size, 1.0), large, small), x)
 
@@ -259,7 +259,7 @@ def atan(b: Builder, x: IrValue) -> IrValue:
     slope = b.select(is_steep, b.div(1.0, size), size)
     is_wide = b.compare("gt", slope, _TAN_PI_BY_8)
     reduced = b.div(b.sub(slope, 1.0), b.add(slope, 1.0))
-    angle = _odd(b, b.select(is_wide, reduced, slope), coefficients.ATAN[x.type.dtype])
+    angle = _odd(b, b.select(is_wide, reduced, slope), constants.ATAN[x.type.dtype])
     angle = b.select(is_wide, b.add(angle, _PI / 4), angle)
     angle = b.select(is_steep, b.sub(_PI / 2, angle), angle)
     return with_sign_of(b, angle, x)
@@ -270,7 +270,7 @@ def asin(b: Builder, x: IrValue) -> IrValue:
     size = b.unary("abs", x)
     # asin(x) = pi/2 - 2 asin(sqrt((1 - x)/2)) beyond a half, where the series converges slowly.
     is_wide = b.compare("gt", size, 0.5)
-    angle = _odd(b, b.select(is_wide, _half_chord(b, size), size), coefficients.ASIN[x.type.dtype])
+    angle = _odd(b, b.select(is_wide, _half_chord(b, size), size), constants.ASIN[x.type.dtype])
     angle = b.select(is_wide, b.fma(angle, -2.0, _PI / 2), angle)
     return with_sign_of(b, angle, x)
 
@@ -280,7 +280,7 @@ def acos(b: Builder, x: IrValue) -> IrValue:
     size = b.unary("abs", x)
     # As in `asin`: near 1 the difference from pi/2 would cancel.
     is_wide = b.compare("gt", size, 0.5)
-    angle = _odd(b, b.select(is_wide, _half_chord(b, size), x), coefficients.ASIN[x.type.dtype])
+    angle = _odd(b, b.select(is_wide, _half_chord(b, size), x), constants.ASIN[x.type.dtype])
     double = b.mul(angle, 2.0)
     outer = b.select(b.compare("lt", x, 0.0), b.sub(_PI, double), double)
     return b.select(is_wide, outer, b.sub(_PI / 2, angle))
@@ -309,8 +309,8 @@ def _sin_cos(b: Builder, x: IrValue) -> tuple[IrValue, IrValue, IrValue]:
     quadrant = b.cast(b.bitcast(shifted, form.bits), FORMATS[dtype].bits)
     r = b.cast(wide, dtype)
     z = b.mul(r, r)
-    cosine = b.fma(z, b.fma(z, polynomial(b, z, coefficients.COS[dtype]), -0.5), 1.0)
-    return quadrant, _odd(b, r, coefficients.SIN[dtype]), cosine
+    cosine = b.fma(z, b.fma(z, polynomial(b, z, constants.COS[dtype]), -0.5), 1.0)
+    return quadrant, _odd(b, r, constants.SIN[dtype]), cosine
 
 
 def _is_odd(b: Builder, quadrant: IrValue) -> IrValue:
@@ -337,7 +337,7 @@ def log(b: Builder, x: IrValue) -> IrValue:
     s = b.div(f, b.add(f, 2.0))
     z = b.mul(s, s)
     square = b.mul(b.mul(f, f), 0.5)
-    rest = b.fma(z, polynomial(b, z, coefficients.LOG[x.type.dtype]), square)
+    rest = b.fma(z, polynomial(b, z, constants.LOG[x.type.dtype]), square)
     low = b.fma(exponent, form.ln2_low, b.mul(s, rest))
     result = b.fma(exponent, form.ln2_high, b.sub(f, b.sub(square, low)))
     return log_borders(b, x, result)
@@ -422,7 +422,7 @@ def _power64(b: Builder, x: IrValue, y: IrValue) -> IrValue:
     s = b.div(f, total)
     s_low = b.div(b.fma(b.unary("neg", s), lost, b.fma(b.unary("neg", s), total, f)), total)
     z = b.mul(s, s)
-    tail = b.fma(b.mul(s, z), polynomial(b, z, coefficients.LOG["float64"]), b.mul(s_low, 2.0))
+    tail = b.fma(b.mul(s, z), polynomial(b, z, constants.LOG["float64"]), b.mul(s_low, 2.0))
     first, second = b.mul(e, form.ln2_high), b.mul(s, 2.0)
     high = b.add(first, second)
     # The error of a sum is a float itself: Knuth's six operations ("The Art of Computer
