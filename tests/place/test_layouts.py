@@ -92,7 +92,7 @@ def choose(parse_model, setting_of):
             capability = Capability(given.target, backend, given.context)
             domain = domains[node] if domains else HOST_DOMAIN
             sides.append(AssignedRegion(Region.of(graph, [node]), capability, domain))
-        found = choose_layouts(graph, sides)
+        found = choose_layouts(sides)
         return {graph.values[value].name: layout for value, layout in found.items()}
 
     return make
@@ -203,7 +203,7 @@ def test_what_readers_outside_may_need_is_plain(parse_model, setting_of):
     pair = [
         AssignedRegion(Region.of(setting.graph, [node]), capability, HOST_DOMAIN) for node in (0, 1)
     ]
-    assert choose_layouts(setting.graph, pair) == {}  # `a` is read by a third
+    assert choose_layouts(pair) == {}  # `a` is read by a third
 
 
 def network(draw_seed, blocks=4):

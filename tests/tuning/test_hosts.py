@@ -25,6 +25,6 @@ def test_a_stand_in_has_only_what_it_must_have(setting_of, parse_model):
 
 def test_a_plan_with_a_host_is_measured_and_agrees(open_laboratory, parse_model):
     laboratory = open_laboratory(parse_model(MODEL), "fake -ops=Relu,Sigmoid")
-    probe = Probe(decide_in_order(laboratory.setting).calls(laboratory.setting))
+    probe = Probe(decide_in_order(laboratory.setting).calls(laboratory.setting.targets))
     assert {position for position, _ in probe.calls} == {0, 1}
     assert laboratory.prepare([probe])[probe].refusal is None

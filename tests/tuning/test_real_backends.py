@@ -51,6 +51,6 @@ def test_a_race_has_a_sample_of_each_in_every_round(laboratory):
 
 
 def test_a_mixed_plan_runs_and_agrees(laboratory):
-    calls = decide_in_order(laboratory.setting, order=(1, 2, 0)).calls(laboratory.setting)
+    calls = decide_in_order(laboratory.setting, order=(1, 2, 0)).calls(laboratory.setting.targets)
     probe = Probe(calls)
     assert laboratory.prepare([probe])[probe].refusal is None

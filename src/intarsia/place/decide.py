@@ -57,9 +57,9 @@ class Decision:
     passes: tuple[PassRun, ...]
     policy: Policy
 
-    def calls(self, setting: Setting) -> Calls:
+    def calls(self, targets: Sequence[PlacedTarget]) -> Calls:
         """Return its regions with positions of targets."""
-        positions = {target: i for i, target in enumerate(setting.targets)}
+        positions = {target: i for i, target in enumerate(targets)}
         return tuple((positions[piece.target], tuple(sorted(piece.nodes))) for piece in self.pieces)
 
 

@@ -21,7 +21,7 @@ from intarsia.plan.plan import HOST, CopyStep, Plan, PlanStep, PlanTensor, Regio
 
 if TYPE_CHECKING:
     from intarsia.backends.values import ListStates
-    from intarsia.graph.graph import Graph
+    from intarsia.graph.graph import Graph, Value
     from intarsia.graph.state import TensorState
     from intarsia.place.decide import Decision
     from intarsia.place.setting import Capability, Setting
@@ -216,7 +216,7 @@ def make_draft(setting: Setting, decision: Decision, *, is_frozen: bool = False)
     domains = list(
         dict.fromkeys((HOST_DOMAIN, *ends.values(), *(assigned.domain for assigned in regions)))
     )
-    layouts = choose_layouts(graph, regions)
+    layouts = choose_layouts(regions)
     writer = _PlanWriter(
         graph, layouts, {value: domains.index(domain) for value, domain in ends.items()}
     )
@@ -261,15 +261,18 @@ Layouts = Mapping[int, str]
 """Layouts of the values that are not plain, by value id."""
 
 
-def choose_layouts(graph: Graph, regions: Sequence[AssignedRegion]) -> dict[int, str]:
+def choose_layouts(regions: Sequence[AssignedRegion]) -> dict[int, str]:
     """Return the layout of each value between regions that is not plain.
 
     Of several layouts that all sides list, the one that its maker likes best is taken.
 
     Args:
-        graph: Where the regions are from; its inputs and outputs are plain.
-        regions: All regions of a plan, or some: what others read is plain.
+        regions: All regions of a plan, or some: what others read is plain, and so are inputs and
+            outputs of the graph that they are of.
     """
+    if not regions:
+        return {}
+    graph = regions[0].region.graph
     nodes = frozenset(node for assigned in regions for node in assigned.region.nodes)
     made = {value: i for i, assigned in enumerate(regions) for value in assigned.region.outputs}
     readers: dict[int, list[int]] = {}
@@ -279,7 +282,7 @@ def choose_layouts(graph: Graph, regions: Sequence[AssignedRegion]) -> dict[int,
     found: dict[int, str] = {}
     for value, maker in made.items():
         ends = (maker, *readers.get(value, ()))
-        if len(ends) == 1 or value in graph.output_set or not may_block(graph, value):
+        if len(ends) == 1 or value in graph.output_set or not may_block(graph.values[value]):
             continue
         if not nodes.issuperset(graph.values[value].consumers):
             continue
@@ -297,12 +300,11 @@ def choose_layouts(graph: Graph, regions: Sequence[AssignedRegion]) -> dict[int,
     return found
 
 
-def may_block(graph: Graph, value: int) -> bool:
+def may_block(value: Value) -> bool:
     """Tell whether a value can lie in some shared blocks of channels."""
-    one = graph.values[value]
-    if not one.is_static or one.shape is None or not one.is_tensor:
+    if not value.is_static or value.shape is None or not value.is_tensor:
         return False
-    return any(can_block(one.dtype, one.shape, block) for block in BLOCKS.values())
+    return any(can_block(value.dtype, value.shape, block) for block in BLOCKS.values())
 
 
 def list_layouts(region: Region, capability: Capability) -> Mapping[int, tuple[str, ...]]:

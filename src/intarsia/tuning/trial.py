@@ -156,7 +156,7 @@ def _find_pair(setting: Setting, decision: Decision) -> _Pair | None:
         return None
     library = counts.most_common(1)[0][0]
     other = decide_in_order(setting, last=library)
-    calls, other_calls = decision.calls(setting), other.calls(setting)
+    calls, other_calls = decision.calls(setting.targets), other.calls(setting.targets)
     moved = Counter(
         after
         for before, after in zip(choices, other.assignment.choices, strict=True)

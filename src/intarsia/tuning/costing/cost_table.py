@@ -108,7 +108,7 @@ class KeyMaker:
     def _borders(self, calls: Calls) -> list[str]:
         """Return the layouts of the border of each call; nothing if all are plain."""
         sides = self._sides(calls)
-        layouts = choose_layouts(self.setting.graph, sides)
+        layouts = choose_layouts(sides)
         if not layouts:
             return []
         every = (candidate_of(side.region, side.capability, layouts) for side in sides)
@@ -148,7 +148,7 @@ class KeyMaker:
         """
         layouts = self._layouts.get((before, after))
         if layouts is None:
-            layouts = choose_layouts(self.setting.graph, self._sides((before, after)))
+            layouts = choose_layouts(self._sides((before, after)))
             self._layouts[before, after] = layouts
         return layouts
 

@@ -261,13 +261,13 @@ def _whole_plans(setting: Setting) -> tuple[tuple[PlanCandidate, ...], Decision]
     names = short_names(setting.targets)
     for position, name in enumerate(names[: len(setting.config.targets)]):
         try:
-            calls = decide_single(setting, position).calls(setting)
+            calls = decide_single(setting, position).calls(setting.targets)
         except (PlacementError, UnsupportedError):
             continue
         if any(at == position for at, _ in calls):
             plans.setdefault(calls, PlanCandidate(f"{name} alone", calls, position))
     greedy = decide_in_order(setting)  # says what leaves a node without a target
-    calls = greedy.calls(setting)
+    calls = greedy.calls(setting.targets)
     plans.setdefault(calls, PlanCandidate("greedy", calls))
     return tuple(plans.values()), greedy
 
@@ -493,7 +493,7 @@ def _ask_blocked(setting: Setting, units: UnitGraph) -> tuple[Blocked | None, st
             continue
         maker = units.owner[value.producer]
         others = sorted({units.owner[reader] for reader in value.consumers} - {maker})
-        if not others or not may_block(units.graph, value.id):
+        if not others or not may_block(value):
             continue
         layouts_made = _answers(setting, units, bordered, [maker], value.id)
         read = _answers(setting, units, bordered, others, value.id)
