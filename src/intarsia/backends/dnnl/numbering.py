@@ -94,8 +94,8 @@ class Substituted:
 
 
 @dataclass(slots=True)
-class Draft:
-    """Stands in for numbers where it is not known yet what a program consists of.
+class OpenNumbering:
+    """Stands in for a `Numbering` where it is not known yet what a program consists of.
 
     Attributes:
         references: What was asked for, in order: values, which are their own numbers, and

@@ -14,7 +14,7 @@ import numpy as np
 from intarsia.arrays import Array
 from intarsia.backends.dnnl.chains import CHAINS, GATE
 from intarsia.backends.dnnl.lowering import aligned
-from intarsia.backends.dnnl.numbering import Draft, Numbering
+from intarsia.backends.dnnl.numbering import Numbering, OpenNumbering
 from intarsia.backends.dnnl.pointwise import BINARY, UNARY, post_of
 from intarsia.backends.dnnl.program import Post, PrimitiveCall
 from intarsia.backends.dnnl.quantised import (
@@ -43,7 +43,7 @@ class DraftedCall:
     """
 
     call: PrimitiveCall
-    draft: Draft
+    draft: OpenNumbering
 
     def number(self, ids: Numbering) -> PrimitiveCall:
         """Return the call with the tensors of a program."""
@@ -60,7 +60,7 @@ class DraftedPosts:
     """
 
     posts: tuple[Post, ...]
-    draft: Draft = field(default_factory=Draft)
+    draft: OpenNumbering = field(default_factory=OpenNumbering)
 
     def number(self, ids: Numbering) -> tuple[Post, ...]:
         """Return the posts with the tensors of a program."""
@@ -70,13 +70,13 @@ class DraftedPosts:
 
 def _function(match: Match) -> Post | None:
     """Return what one operation with one operand does to a result."""
-    post = post_of(Operation(match.graph, match.nodes[0]), match.source, Draft())
+    post = post_of(Operation(match.graph, match.nodes[0]), match.source, OpenNumbering())
     return post if post is not None and post.operand < 0 else None
 
 
 def _elementwise(match: Match) -> Post | DraftedPosts | None:
     """Return what one operation does to a result, with another operand or without."""
-    draft = Draft()
+    draft = OpenNumbering()
     post = post_of(Operation(match.graph, match.nodes[0]), match.source, draft)
     if post is None or post.operand < 0:
         return post
@@ -134,7 +134,7 @@ def _residual(match: Match) -> DraftedPosts | None:
         return None
     if other.value.shape != written.value.shape or other.value.dtype not in BYTES:
         return None
-    unit, draft = float(other.scale[0]), Draft()
+    unit, draft = float(other.scale[0]), OpenNumbering()
     addend = Post(BinaryAlgorithm.ADD, operand=draft(other.value.id), shape=total.output_shape)
     back = Post(Eltwise.LINEAR, unit, -unit * other.zero)
     return DraftedPosts((*rounding_posts(written, unit), addend, back), draft)
@@ -213,7 +213,7 @@ def _followers(row: PrimitiveRow) -> tuple[Pattern, ...]:
 
 
 def _lowered(row: PrimitiveRow, match: Match) -> DraftedCall | str:
-    draft = Draft()
+    draft = OpenNumbering()
     call = row.call(Operation(match.graph, match.nodes[0]), match.region, draft)
     return DraftedCall(call, draft) if isinstance(call, PrimitiveCall) else call[1]
 

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from intarsia.backends.dnnl import pointwise, products, quantised, rows, windows
 from intarsia.backends.dnnl.chains import chains_of
 from intarsia.backends.dnnl.lowering import Ids, Problem
-from intarsia.backends.dnnl.numbering import Draft
+from intarsia.backends.dnnl.numbering import OpenNumbering
 from intarsia.backends.dnnl.program import PrimitiveCall
 from intarsia.codegen.lower.operation import Operation
 from intarsia.errors import ReasonCode
@@ -207,7 +207,7 @@ def find_alone(graph: Graph, node: Node) -> Problem | None:
     problem = _find_bad_value(operation, entry) if entry.data != 0 else None
     if problem is not None:
         return problem
-    lowered = entry.lower(operation, Draft())
+    lowered = entry.lower(operation, OpenNumbering())
     return None if isinstance(lowered, PrimitiveCall) else lowered
 
 
