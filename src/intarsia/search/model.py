@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 _TWO = 2
 _PAIR_ENTRIES = 4096
-# On 81 recorded problems (benchmarks/search_stages.py), 1 changes nothing; 4 makes two plans
-# cheaper, by up to 6.7%, in the same time; 16 two dearer by up to 0.2%, in 1.6 times the time.
+# On 81 recorded problems (benchmarks/search_stages.py), 1 changes nothing; 4 makes one plan 2.0%
+# cheaper and one 5.7% dearer, in 1.2 times the time.
 _CHARGED_READERS = 2  # more readers would widen the tables of every residual block
 _USUAL_OVERHEAD = 1e-6  # only its being positive counts: where calls are free, fewer are nicer
 
