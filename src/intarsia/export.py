@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from intarsia.codegen.unit import VectorUnit
 from intarsia.compiler import read_setting
 from intarsia.errors import BackendError, SettingError, UnsupportedError
 from intarsia.place.request import Request
@@ -55,7 +54,7 @@ class Native:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     target: Target
-    unit: VectorUnit
+    has_fma: bool
     cpu: NativeCpu | None
     caches: Path
 
@@ -200,9 +199,9 @@ def _linker() -> str:
             hint="use --emit c and compile it here",
         )
     for name in ("cc", "gcc", "clang"):
-        found = shutil.which(name)
-        if found is not None:
-            return found
+        path = shutil.which(name)
+        if path is not None:
+            return path
     raise BackendError(
         "there is no C compiler to link a shared library with",
         hint="install gcc or clang, or use --emit c and compile it elsewhere",
@@ -219,7 +218,7 @@ def _objects(native: Native, folder: Path) -> list[str]:
     names = []
     for number in sorted({call.kernel for call in native.program.calls}):
         kernel = native.program.kernels[number]
-        text = emit_llvm(kernel, has_fma=native.unit.has_fma)
+        text = emit_llvm(kernel, has_fma=native.has_fma)
         names.append(f"{kernel.name}.o")
         (folder / names[-1]).write_bytes(cache.object_of(text, native.cpu))
     return names
@@ -279,18 +278,19 @@ def _lower(request: Request, registers: int | None = None) -> Native:
     from intarsia.codegen.lower.program import StorageKind
     from intarsia.codegen.lower.region import lower_region
     from intarsia.codegen.unit import WinogradMode
-    from intarsia.native.native_target import target_half_weights, target_winograd
+    from intarsia.native.native_target import lowering_options, target_cpu
 
     setting = read_setting(replace(request, is_here=False))
     target, region = _find_region(setting)
     graph = setting.graph
-    cpu, unit = _machine(target)
-    winograd = target_winograd(target)
+    cpu = target_cpu(target)[0] if target.kind.is_native else None
+    options = lowering_options(target)
+    unit, winograd = options.unit, options.winograd
     if registers is not None:
         unit = replace(unit, registers=registers)
         if not target.attrs.get("winograd"):  # in C, the transforms' local buffers lie on the stack
             winograd = WinogradMode.OFF
-    program = lower_region(region, unit, winograd, half_weights=target_half_weights(target))
+    program = lower_region(region, unit, winograd, half_weights=options.half_weights)
     inputs = [i for i in graph.inputs if i in region.inputs]
     outputs = list(dict.fromkeys(graph.outputs))
     orders = {
@@ -310,7 +310,7 @@ def _lower(request: Request, registers: int | None = None) -> Native:
     ]
     program = replace(program, storages=storages)
     caches = request.settings.cache_folder()
-    return Native(program, tensors[0], tensors[1], target, unit, cpu, caches)
+    return Native(program, tensors[0], tensors[1], target, unit.has_fma, cpu, caches)
 
 
 def _find_region(setting: Setting) -> tuple[Target, Region]:
@@ -392,14 +392,3 @@ def _check_outputs(graph: Graph, region: Region, target: Target) -> None:
 def _some(texts: Sequence[str]) -> str:
     shown = "; ".join(texts[:_NAMED])
     return f"{shown}; ..." if len(texts) > _NAMED else shown
-
-
-def _machine(target: Target) -> tuple[NativeCpu | None, VectorUnit]:
-    """Return what LLVM generates code for, if it does, and what kernels are shaped for."""
-    from intarsia.native.native_target import target_cpu
-    from intarsia.target.cpu import vector_bits, vector_registers
-
-    if target.kind.is_native:
-        return target_cpu(target)
-    bits, registers = vector_bits(target) or 128, vector_registers(target) or 16
-    return None, VectorUnit(bits, registers)

@@ -56,10 +56,9 @@ from intarsia.native.callpath import make_step
 from intarsia.native.machine import LoadedCode, NativeCpu, compile_assembly, driver, llvm_version
 from intarsia.native.native_target import (
     check_here,
+    lowering_options,
     target_cpu,
-    target_half_weights,
     target_threads,
-    target_winograd,
     why_not_here,
 )
 from intarsia.native.objects import ObjectCache
@@ -284,7 +283,9 @@ class LlvmBackend(ConfiguredBackend):
         from intarsia.native.schedule_table import find_table
 
         target = context.target.target
-        cpu, unit = target_cpu(target)
+        cpu, _ = target_cpu(target)
+        options = lowering_options(target)
+        unit = options.unit
         blocks = (0, unit.lanes())
         borders = read_borders(candidate, self.name, blocks)
         dumped: dict[str, str] = {}
@@ -304,9 +305,9 @@ class LlvmBackend(ConfiguredBackend):
             program = lower_region(
                 candidate.region,
                 unit,
-                target_winograd(target),
+                options.winograd,
                 emit,
-                half_weights=target_half_weights(target),
+                half_weights=options.half_weights,
                 chooser=chooser,
                 threads=threads,
                 borders=borders,

@@ -53,3 +53,18 @@ class WinogradMode(StrEnum):
     def largest(self) -> int:
         """The largest extent of a tile; 0 for none."""
         return {WinogradMode.OFF: 0, WinogradMode.F2: 2}.get(self, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class LoweringOptions:
+    """What a target says of how regions are lowered for it.
+
+    Attributes:
+        unit: What kernels are shaped for.
+        winograd: Which convolutions may be computed by Winograd's transforms.
+        half_weights: Whether large weights of products with few rows may be kept as float16.
+    """
+
+    unit: VectorUnit
+    winograd: WinogradMode
+    half_weights: bool

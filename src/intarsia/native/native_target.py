@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NoReturn
 
-from intarsia.codegen.unit import VectorUnit, WinogradMode
+from intarsia.codegen.unit import LoweringOptions, VectorUnit, WinogradMode
 from intarsia.errors import TargetError
 from intarsia.native.machine import NativeCpu
 from intarsia.target import Target
@@ -124,7 +124,7 @@ def check_here(target: Target) -> tuple[str, ...]:
             the message starts with its name.
     """
     attrs = target.attrs
-    cpu, _ = target_cpu(target)
+    cpu, unit = target_cpu(target)
     if "mcpu" not in attrs and "mtriple" not in attrs:
         vague = next((name for name in SAYS_WHICH_CPU if name in attrs), "keys")
         raise TargetError(
@@ -149,7 +149,7 @@ def check_here(target: Target) -> tuple[str, ...]:
             hint="compile on that machine, plan for it with `intarsia plan absent`, or "
             "write code for it with `intarsia compile --emit shared`",
         )
-    target_half_weights(target)
+    _has_half_weights(target, unit)
     return tuple(name for name in attrs if name in _UNUSED)
 
 
@@ -189,20 +189,36 @@ def target_threads(target: Target, num_threads: int) -> int:
     return min(num_threads, target.attrs.get("num-cores") or num_threads)
 
 
-def target_winograd(target: Target) -> WinogradMode:
-    """Return which convolutions may be computed by Winograd's transforms."""
-    return WinogradMode(target.attrs.get("winograd") or WinogradMode.AUTO)
+_PLAIN_BITS, _PLAIN_REGISTERS = 128, 16
+"""Vectors that C is written for where the target names no CPU: those of every 64-bit one."""
 
 
-def target_half_weights(target: Target) -> bool:
-    """Return whether large weights may be kept as float16.
+def lowering_options(target: Target) -> LoweringOptions:
+    """Return how regions are lowered for a target of native code, or of C.
+
+    Raises:
+        TargetError: As `target_cpu`; or large weights are to be float16, and the CPU converts no
+            vectors of it.
+    """
+    if target.kind.is_native:
+        _, unit = target_cpu(target)
+    else:
+        unit = VectorUnit(
+            vector_bits(target) or _PLAIN_BITS, vector_registers(target) or _PLAIN_REGISTERS
+        )
+    winograd = WinogradMode(target.attrs.get("winograd") or WinogradMode.AUTO)
+    return LoweringOptions(unit, winograd, _has_half_weights(target, unit))
+
+
+def _has_half_weights(target: Target, unit: VectorUnit) -> bool:
+    """Tell whether large weights may be kept as float16.
 
     Raises:
         TargetError: The target asks for it, and its CPU converts no vectors of float16.
     """
     if target.attrs.get("weights") != "f16":
         return False
-    if not target_cpu(target)[1].has_half:
+    if not unit.has_half:
         raise TargetError(
             "-weights=f16 needs a CPU that converts vectors of float16",
             target=str(target),

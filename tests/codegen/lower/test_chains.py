@@ -60,14 +60,14 @@ def compile_for(monkeypatch, backends):
     """A function that compiles a model for a second cache of some bytes."""
 
     def compile_(model, l2_bytes, threads=1):
-        found = llvm.target_cpu
+        found = llvm.lowering_options
         with monkeypatch.context() as patch:
 
             def small(target):
-                cpu, unit = found(target)
-                return cpu, replace(unit, l2_bytes=l2_bytes)
+                options = found(target)
+                return replace(options, unit=replace(options.unit, l2_bytes=l2_bytes))
 
-            patch.setattr(llvm, "target_cpu", small)
+            patch.setattr(llvm, "lowering_options", small)
             return intarsia.compile(model, "llvm", num_threads=threads, backends=backends)
 
     return compile_

@@ -14,12 +14,7 @@ from intarsia.backends.values import Candidate
 from intarsia.codegen.lower.region import lower_region
 from intarsia.codegen.lower.schedules import Recorder
 from intarsia.errors import SettingError
-from intarsia.native.native_target import (
-    target_cpu,
-    target_half_weights,
-    target_threads,
-    target_winograd,
-)
+from intarsia.native.native_target import lowering_options, target_threads
 from intarsia.native.schedule_table import ScheduleTable, TunedSchedule, find_table
 from intarsia.place.assign import Policy
 from intarsia.place.decide import decide_in_order
@@ -133,14 +128,14 @@ def _record(setting: Setting) -> dict[Target, Recorder]:
         region, target = assigned.region, assigned.capability.target
         if not target.target.kind.is_native:
             continue
-        unit = target_cpu(target.target)[1]
+        options = lowering_options(target.target)
         candidate, _ = setting.pipeline.rewrite(Candidate.plain(region, target))
         recorder = found.setdefault(target.target, Recorder())
         lower_region(
             candidate.region,
-            unit,
-            target_winograd(target.target),
-            half_weights=target_half_weights(target.target),
+            options.unit,
+            options.winograd,
+            half_weights=options.half_weights,
             chooser=recorder,
             threads=target_threads(target.target, setting.num_threads),
         )
