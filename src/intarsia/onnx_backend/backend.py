@@ -161,17 +161,16 @@ class IntarsiaBackend(Backend):
     def supports_device(cls, device: str) -> bool:
         """Tell whether a backend that is found here runs on a device, such as `CPU` or `CUDA`."""
         from intarsia.backends.registry import load_backends
+        from intarsia.place.machine import list_detected
         from intarsia.settings import Settings
         from intarsia.target import DeviceType
 
         family = device.partition(":")[0].upper()
         if family not in DeviceType.__members__:
             return False
-        return any(
-            target.device_type is DeviceType[family] and not target.kind.is_hidden
-            for backend in load_backends(Settings.from_environment()).by_name.values()
-            for target in backend.detect().targets
-        )
+        backends = load_backends(Settings.from_environment())
+        detected = list_detected(backends.by_name.values())
+        return any(target.device_type is DeviceType[family] for target in detected)
 
 
 def _is_free(value: onnx.ValueInfoProto) -> bool:

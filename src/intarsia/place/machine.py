@@ -60,17 +60,9 @@ def resolve_targets(
     """
     if target is not None:
         return CompilationConfig.resolve(target, host=host, overrides=overrides)
-    ranked = [
-        (detection.rank, found.kind.is_complete, found)
-        for backend in backends.by_name.values()
-        if backend.is_default  # what is not a default is not looked for
-        for detection in (detect_targets(backend),)
-        for found in detection.targets
-        if not found.kind.is_hidden
-    ]
-    ranked.sort(key=lambda item: item[:2])  # of one rank partial ones first, else by name
-    detected = [found for *_, found in ranked]
-    if not any(found.kind.is_complete for found in detected):
+    # What is not a default is not looked for.
+    detected = list_detected(each for each in backends.by_name.values() if each.is_default)
+    if not any(each.kind.is_complete for each in detected):
         raise TargetError(
             "no target was given, and no complete one was found on this machine",
             hint="pip install 'intarsia[onnxruntime]', or pass target='reference' (slow)",
@@ -81,6 +73,18 @@ def resolve_targets(
 def as_detected(config: CompilationConfig) -> CompilationConfig:
     """Return a machine that was found here, perhaps written as text: the user gave no order."""
     return replace(config, reasons=replace(config.reasons, is_detected=True))
+
+
+def list_detected(backends: Iterable[RegisteredBackend]) -> list[Target]:
+    """Return what backends find on this machine, the best first; hidden kinds are left out."""
+    ranked = [
+        (detection.rank, target.kind.is_complete, target)
+        for detection in map(detect_targets, backends)
+        for target in detection.targets
+        if not target.kind.is_hidden
+    ]
+    ranked.sort(key=lambda item: item[:2])  # of one rank partial ones first, else by name
+    return [target for *_, target in ranked]
 
 
 def detect_targets(backend: RegisteredBackend) -> Detection:

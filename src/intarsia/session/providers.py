@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from intarsia.backends.registry import Backends, load_backends
 from intarsia.errors import SettingError
-from intarsia.place.machine import detect_targets, resolve_targets
+from intarsia.place.machine import list_detected, resolve_targets
 from intarsia.settings import Settings
-from intarsia.target import DeviceType, Target, TargetKind
+from intarsia.target import DeviceType, Target
 
 logger = logging.getLogger("intarsia")
 
@@ -131,23 +131,23 @@ def choose(
     Raises:
         SettingError: A provider or an option is unknown, or has no such value.
     """
-    asked = normalise(providers, provider_options)
+    requested = normalise(providers, provider_options)
     available = _available(backends)
-    missing = [name for name in asked if name not in available]
+    missing = [name for name in requested if name not in available]
     if missing:
         logger.warning(
             "%s not available here, left out: %s", ", ".join(missing), ", ".join(available)
         )
-    used = {name: options for name, options in asked.items() if name not in missing}
-    texts = {_target_text(name, options): None for name, options in used.items() if name != CPU}
-    used.setdefault(CPU, {})
-    _check_options(CPU, used[CPU])
-    kinds = {PROVIDERS[name].kind for name in used}
+    in_use = {name: options for name, options in requested.items() if name not in missing}
+    texts = {_target_text(name, options): None for name, options in in_use.items() if name != CPU}
+    in_use.setdefault(CPU, {})
+    _check_options(CPU, in_use[CPU])
+    kinds = {PROVIDERS[name].kind for name in in_use}
     detected = [placed.target for placed in resolve_targets(None, None, backends).targets]
     on_cpu = [target for target in detected if target and target.kind.device_type is DeviceType.CPU]
-    if not texts and (not asked or len(on_cpu) == len(detected)):
-        return Chosen(None, used)
-    return Chosen([*texts, *(target for target in on_cpu if target.kind.name not in kinds)], used)
+    if not texts and (not requested or len(on_cpu) == len(detected)):
+        return Chosen(None, in_use)
+    return Chosen([*texts, *(target for target in on_cpu if target.kind.name not in kinds)], in_use)
 
 
 def normalise(
@@ -202,15 +202,8 @@ def _is_provider(provider: Any) -> bool:
 
 
 def _available(backends: Backends) -> list[str]:
-    kinds = {kind.name for kind in _detected_kinds(backends)}
+    kinds = {target.kind.name for target in list_detected(backends.by_name.values())}
     return [name for name, provider in PROVIDERS.items() if name == CPU or provider.kind in kinds]
-
-
-def _detected_kinds(backends: Backends) -> Iterable[TargetKind]:
-    for backend in backends.by_name.values():
-        for target in detect_targets(backend).targets:
-            if not target.kind.is_hidden:
-                yield target.kind
 
 
 def _target_text(name: str, options: Mapping[str, str]) -> str:
