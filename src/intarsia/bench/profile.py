@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of a program goes, kernel by kernel, and how near to the machine's limits."""
+"""How long a program takes, and where: kernel by kernel, and how near to the machine's limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from intarsia.cost.peak import Peak, measured_peak
 from intarsia.errors import SettingError
+from intarsia.measure.timing import Spread, measure_streams
 from intarsia.plan.plan import CopyStep
+from intarsia.runtime.feeds import check_feeds
 
 if TYPE_CHECKING:
     from intarsia.backends.device import Step
@@ -78,6 +80,30 @@ class KernelProfile:
     peak_flop_per_second: float
     bytes_per_second: float
     cache_bytes_per_second: float
+
+
+def time_streams(
+    executable: PlanExecutable, feeds: Mapping[str, Any], streams: int, seconds: float
+) -> Spread:
+    """Run a program for a while, several contexts of it at once.
+
+    Args:
+        executable: The program.
+        feeds: Arrays by name; inputs that are missing are made up.
+        streams: How many contexts, each in a thread of its own.
+        seconds: Wall-clock time; each runs once at least.
+
+    Raises:
+        InputError: A feed has a wrong name, dtype or shape, or one cannot be made up.
+        ExecutionError: A backend failed.
+    """
+    is_complete = all(spec.name in feeds for spec in executable.inputs)
+    samples = {} if is_complete else executable.sample_feeds()
+    arrays = check_feeds(executable.inputs, {**samples, **feeds})
+    contexts = [executable.context() for _ in range(streams)]
+    for context in contexts:
+        context.write_inputs(arrays)
+    return measure_streams([context.run for context in contexts], seconds)
 
 
 def profile_kernels(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -105,6 +105,7 @@ def tune_command(  # noqa: PLR0913 - an option each
 
     What is measured is kept: Ctrl-C writes the best plan so far, and the next run goes on.
     """
+    from intarsia.bench.profile import time_streams
     from intarsia.cli.arrays import read_arrays
     from intarsia.compiler import carry_out
     from intarsia.runtime.package import PACKAGE_SUFFIX
@@ -129,22 +130,8 @@ def tune_command(  # noqa: PLR0913 - an option each
     with _progress() as (tell, tell_moment):
         compiled = carry_out(request, tell, options=Options(seconds, aim, feeds, tell_moment))
     compiled.save(file)
-    spread = _time(compiled.program, feeds or {}, streams)
+    spread = time_streams(compiled.program, feeds or {}, streams, _MOMENT_SECONDS)
     _show_result(file, compiled.program, spread, is_json=json)
-
-
-def _time(executable: PlanExecutable, feeds: Mapping[str, Any], streams: int) -> Spread:
-    """Run the result for a moment, several contexts of it at once."""
-    from intarsia.measure.timing import measure_streams
-    from intarsia.runtime.feeds import check_feeds
-
-    specs = [spec for spec in executable.inputs if spec.name not in feeds]
-    made = executable.sample_feeds() if specs else {}
-    arrays = check_feeds(executable.inputs, {**made, **feeds})
-    contexts = [executable.context() for _ in range(streams)]
-    for context in contexts:
-        context.write_inputs(arrays)
-    return measure_streams([context.run for context in contexts], _MOMENT_SECONDS)
 
 
 def _show_result(file: Path, executable: PlanExecutable, spread: Spread, *, is_json: bool) -> None:
