@@ -57,16 +57,16 @@ def run_command(  # noqa: PLR0913 - an option each
 
     Without --input, inputs are random numbers from --seed.
     """
-    given, wanted = read_files("--input", inputs), read_files("--output", outputs)
-    for path in wanted.values():
+    input_files, output_files = read_files("--input", inputs), read_files("--output", outputs)
+    for path in output_files.values():
         writable(path, is_made=True, source=file)
     if output_dir is not None:
         writable_folder(output_dir)
     start = perf_counter()
     executable = open_executable(file, choices, threads)
     load_seconds = perf_counter() - start
-    files = _output_files(executable, wanted, output_dir)
-    feeds = _feeds(executable, given, seed)
+    files = _output_files(executable, output_files, output_dir)
+    feeds = _feeds(executable, input_files, seed)
     from intarsia.runtime.device_array import to_host
 
     results = to_host(executable.run(feeds))
@@ -102,11 +102,11 @@ def run_command(  # noqa: PLR0913 - an option each
         )
 
 
-def _feeds(executable: PlanExecutable, given: dict[str, Path], seed: int) -> dict[str, Any]:
-    if given or not executable.inputs:
+def _feeds(executable: PlanExecutable, files: dict[str, Path], seed: int) -> dict[str, Any]:
+    if files or not executable.inputs:
         from intarsia.cli.arrays import read_arrays
 
-        return read_arrays(given)
+        return read_arrays(files)
     feeds = executable.sample_feeds(seed)
     specs = ", ".join(map(str, executable.inputs))
     note(f"no --input given: made-up values from seed {seed} for {specs}")
@@ -114,15 +114,15 @@ def _feeds(executable: PlanExecutable, given: dict[str, Path], seed: int) -> dic
 
 
 def _output_files(
-    executable: PlanExecutable, wanted: dict[str, Path], folder: Path | None
+    executable: PlanExecutable, chosen_files: dict[str, Path], folder: Path | None
 ) -> dict[str, Path]:
     names = [spec.name for spec in executable.outputs]
-    for name in wanted:
+    for name in chosen_files:
         if name not in names:
             raise InputError(f"the model has no output {name!r}", hint=f"it has {', '.join(names)}")
     if folder is None:
-        return wanted
-    return {**{name: folder / _file_name(name, names) for name in names}, **wanted}
+        return chosen_files
+    return {**{name: folder / _file_name(name, names) for name in names}, **chosen_files}
 
 
 def _file_name(name: str, names: Sequence[str]) -> str:

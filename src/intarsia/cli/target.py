@@ -47,18 +47,18 @@ def show_command(
     from intarsia.target.toml import write_toml
 
     backends = installed_backends()
-    given = _read(text, host, read_attributes(target_attr))
+    described = _read(text, host, read_attributes(target_attr))
     if toml:
-        write(write_toml(given.to_json()))
+        write(write_toml(described.to_json()))
         return
-    if isinstance(given, PlacedTarget):
-        target = view_target(given, backends)
+    if isinstance(described, PlacedTarget):
+        target = view_target(described, backends)
         if json:
             show_json({"target": target})
         else:
             show(target_view(target))
         return
-    config = view_config(given, backends)
+    config = view_config(described, backends)
     if json:
         show_json({"config": config})
     else:
@@ -165,9 +165,9 @@ def _read(
     from intarsia.target.forms import read_forms
     from intarsia.target.priority import check_overrides, overridden
 
-    given = read_forms(text, {})
-    is_one = len(given.targets) == 1 and given.host is None and host is None
-    alone = given.targets[0] if is_one else None
+    forms = read_forms(text, {})
+    is_one = len(forms.targets) == 1 and forms.host is None and host is None
+    alone = forms.targets[0] if is_one else None
     if alone is None or alone.target.kind.name == COMPOSITE:
         return CompilationConfig.resolve(text, host=host, overrides=overrides)
     changes = overrides or {}

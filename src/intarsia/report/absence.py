@@ -122,7 +122,7 @@ def _by_refusals(placement: Placement, text: str) -> tuple[Absence, ...]:
     for view in view_nodes(placement):
         if view.target == text:
             continue
-        refusal = next((given for given in view.refusals if given.target == text), None)
+        refusal = next((each for each in view.refusals if each.target == text), None)
         reason = f"{view.target} takes it and comes first"
         if refusal is not None:
             reason = f"{refusal.code}: {refusal.reason}"

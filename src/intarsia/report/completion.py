@@ -85,9 +85,9 @@ def _options(head: str, word: str) -> Iterator[tuple[str, str]]:
         for way, meaning in () if spec is None else _values(spec, value):
             yield f"{dashes}{name}={way}", meaning
         return
-    given = {other.lstrip("-").partition("=")[0] for other in head.split()[1:]}
+    named_attributes = {other.lstrip("-").partition("=")[0] for other in head.split()[1:]}
     for spec in kind.attrs.values():
-        if spec.name.startswith(name) and spec.name not in given:
+        if spec.name.startswith(name) and spec.name not in named_attributes:
             yield f"{dashes}{spec.name}=", f"{spec.type}: {spec.help}"
 
 

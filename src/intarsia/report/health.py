@@ -453,19 +453,20 @@ def _unmet(dists: Iterable[Distribution], installed: Iterable[Distribution]) -> 
     for dist in dists:
         for text in dist.requires or ():
             try:
-                wanted = Requirement(text)
+                requirement = Requirement(text)
             except InvalidRequirement:
                 continue
-            if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+            if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
                 continue
-            have = versions.get(canonicalize_name(wanted.name))
-            if have is not None and wanted.specifier.contains(have, prereleases=True):
+            version = versions.get(canonicalize_name(requirement.name))
+            if version is not None and requirement.specifier.contains(version, prereleases=True):
                 continue
-            needs = f"{_name(dist)} {dist.version} needs {wanted.name}{wanted.specifier}"
+            needs = f"{_name(dist)} {dist.version} needs {requirement.name}{requirement.specifier}"
+            state = f"{version} is installed" if version else "it is not installed"
             clashes.append(
                 Clash(
-                    f"{needs}, and {f'{have} is installed' if have else 'it is not installed'}",
-                    f"pip install '{wanted.name}{wanted.specifier}'",
+                    f"{needs}, and {state}",
+                    f"pip install '{requirement.name}{requirement.specifier}'",
                 )
             )
     return clashes

@@ -162,8 +162,8 @@ class IOBinding:
             self._context = executable.context(*self._in_place())
         self._context.write_inputs(arrays)
         self._context.run()
-        given = {name: array for name, array in self._outputs.items() if array is not None}
-        outputs = self._context.read_outputs(given, self._outputs.keys())
+        bound = {name: array for name, array in self._outputs.items() if array is not None}
+        outputs = self._context.read_outputs(bound, self._outputs.keys())
         self._results = [OrtValue(outputs[name]) for name in self._outputs]
 
     def _bind_input(self, name: str, value: Any) -> None:

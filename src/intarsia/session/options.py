@@ -211,17 +211,17 @@ class RunOptions(_ConfigEntries):
         )
 
 
-def check_session_options(given: Any) -> SessionOptions:
+def check_session_options(options: Any) -> SessionOptions:
     """Return session options, or the default ones for None.
 
     Raises:
         SettingError: They are something else, or ask for what cannot be had.
     """
-    if given is None:
+    if options is None:
         return SessionOptions()
-    if not isinstance(given, SessionOptions):
-        kind = type(given)
-        hint = f"write targets={given!r}"
+    if not isinstance(options, SessionOptions):
+        kind = type(options)
+        hint = f"write targets={options!r}"
         if kind.__name__ == "SessionOptions":  # what it overrides could not be read back
             hint = "import SessionOptions from intarsia.session too"
         raise SettingError(
@@ -229,12 +229,12 @@ def check_session_options(given: Any) -> SessionOptions:
             f"{kind.__name__}",
             hint=hint,
         )
-    if given.optimized_model_filepath:
+    if options.optimized_model_filepath:
         raise SettingError(
             "optimized_model_filepath: no optimised ONNX model is written here",
             hint="session.executable.save(PATH) writes the compiled program as a package",
         )
-    return given
+    return options
 
 
 def changes_of(options: SessionOptions) -> list[str]:

@@ -124,10 +124,10 @@ class InferenceSession:
         """Return the program for some providers, or for the targets that were given."""
         source, options = self._source, dict(self._options)
         if isinstance(source, str | Path) and is_package(source):
-            given = {"targets": self._targets, "providers": providers, **options}
+            arguments = {"targets": self._targets, "providers": providers, **options}
             compiling = [
                 name
-                for name, value in given.items()
+                for name, value in arguments.items()
                 if value is not None and name not in ("num_threads", "backends")
             ]
             compiling += changes_of(self._session_options)
@@ -172,8 +172,8 @@ class InferenceSession:
 
     def _backends(self) -> Backends:
         """Return the backends that were given, else all that are installed."""
-        given: Backends | None = self._options.get("backends")
-        return load_backends(Settings.from_environment()) if given is None else given
+        backends: Backends | None = self._options.get("backends")
+        return load_backends(Settings.from_environment()) if backends is None else backends
 
     def _attributes(self) -> dict[str, str | list[str]]:
         """Return the attributes that session options mean for targets of the kind `onnxruntime`."""
@@ -210,15 +210,15 @@ class InferenceSession:
                 f"output_names={output_names!r} is not a list of names",
                 hint=f"write [{output_names!r}]",
             )
-        known = [spec.name for spec in self.executable.outputs]
-        wanted = list(output_names or known)
-        unknown = [name for name in wanted if name not in known]
+        all_names = [spec.name for spec in self.executable.outputs]
+        names = list(output_names or all_names)
+        unknown = [name for name in names if name not in all_names]
         if unknown:
             raise InputError(
-                f"the model has no output {unknown[0]!r}", hint=f"it has {', '.join(known)}"
+                f"the model has no output {unknown[0]!r}", hint=f"it has {', '.join(all_names)}"
             )
         outputs = self._run(self._read_feeds(input_feed))
-        return [outputs[name] for name in wanted]
+        return [outputs[name] for name in names]
 
     def run_with_ort_values(
         self,
@@ -413,7 +413,7 @@ class Trace:
         at = (start_ns - self.start_ns) / 1e3
         total = sum(seconds) * 1e6
         events = [self._event("Session", "model_run", at, total, {})]
-        for step, taken in zip(plan.steps, seconds, strict=True):
+        for step, step_seconds in zip(plan.steps, seconds, strict=True):
             if isinstance(step, RegionStep):
                 region = plan.placement.regions[step.region]
                 args: dict[str, Any] = {"op_name": region.operators, "provider": region.target}
@@ -424,8 +424,8 @@ class Trace:
                 )
                 args = {"bytes": step.nbytes, "from": source, "to": destination}
                 name = f"copy {plan.tensors[step.source].name}"
-            events.append(self._event("Node", name, at, taken * 1e6, args))
-            at += taken * 1e6
+            events.append(self._event("Node", name, at, step_seconds * 1e6, args))
+            at += step_seconds * 1e6
         self._events += events
 
     def write(self, prefix: str) -> str:
