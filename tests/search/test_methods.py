@@ -124,4 +124,4 @@ def test_regions_with_one_exit_can_always_be_run(problem, random):
         chosen.append(Label(tuple(sorted(region)), 0, 0, 1.0, random.randrange(problem.backends)))
     formed = form_calls(problem, chosen, beam=True)
     assert not isinstance(formed, Cycle)
-    assert sorted(op for call in formed[0] for op in call.ops) == list(range(problem.count))
+    assert sorted(op for call in formed for op in call.ops) == list(range(problem.count))

@@ -54,18 +54,17 @@ class _Clusters:
 
 
 def form_calls(
-    problem: PlacementProblem, chosen: Sequence[Piece], *, most: int = 1, beam: bool = False
-) -> tuple[tuple[PlannedCall, ...], ...] | Cycle:
-    """Return some ways to form calls, those with the least overhead first.
+    problem: PlacementProblem, chosen: Sequence[Piece], *, beam: bool = False
+) -> tuple[PlannedCall, ...] | Cycle:
+    """Return the calls with the least overhead of some ways to form them.
 
     Args:
         problem: The problem.
         chosen: Labels and intervals that cover each operator once.
-        most: How many ways to return.
         beam: Look harder where there are more than two backends.
 
     Returns:
-        At least one sequence of calls, or a cycle that no order can run.
+        The sequence of calls, or a cycle that no order can run.
     """
     edges = _edges(problem, chosen)
     order = _topological(chosen, edges)
@@ -80,11 +79,13 @@ def form_calls(
     several = len(set(clusters.backends)) > _TWO
     if beam and several and len(clusters.members) <= BEAM_CLUSTERS:
         schedules.extend(_beam(clusters, overheads))
-    ranked = sorted(
-        {tuple(tuple(run) for run in schedule): None for schedule in schedules},
+    if not schedules:  # nothing is chosen
+        return ()
+    best = min(
+        schedules,
         key=lambda runs: (sum(overheads[clusters.backends[run[0]]] for run in runs), len(runs)),
-    )[:most]
-    return tuple(tuple(_call(chosen, clusters, run) for run in runs) for runs in ranked) or ((),)
+    )
+    return tuple(_call(chosen, clusters, run) for run in best)
 
 
 def _call(chosen: Sequence[Piece], clusters: _Clusters, run: Sequence[int]) -> PlannedCall:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Intervals that no cut allows, as labels: small ones, or all of them where nothing else is left.
+"""Intervals that no cut allows, as labels.
 
 An interval is a label of its own call; only the way in which it is found differs. As a label it
 ties its operators together, which makes tables larger, and nothing can be cut inside it.
@@ -17,48 +17,30 @@ from intarsia.search.search import Search
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# On 81 recorded problems 2^16 entries, or all intervals or none, give the same plans.
+# On 81 recorded problems 2^16 entries give the same plans.
 _MOST_ENTRIES = 1 << 19
 _MOST_WORK = 1 << 26  # operators times entries: about a second of a whole search
 _MOST_TIED = 20_000  # operators of all intervals together
-_MOST_TRIED = 6
-_MANY_OPS, _FEW_OPS = 2_000, 12  # of many operators, only short intervals are tried, and once
-_SHARES = (1.0, 0.5, 0.0)
+_MANY_OPS, _FEW_OPS = 2_000, 12  # of many operators, only short intervals are tried
 _ROUNDS = 4
 
 
 def make_search(problem: PlacementProblem) -> Search:
     """Return the search of a problem with as many of its intervals as its tables allow.
 
-    Intervals that do not begin and end at cuts become labels, with their keys: all of them, or
-    else those that are shorter. An interval that nothing can be cut inside of any more becomes
-    a label too.
+    Intervals that do not begin and end at cuts become labels, with their keys, if the tables stay
+    small; of a large problem, those that are short. An interval that nothing can be cut inside of
+    any more becomes a label too.
     """
     search = Search(problem)
-    if search.engine.order is None:
+    if search.engine.order is None or not search.dropped_intervals:
         return search
-    tried = 0
-    is_large = problem.count > _MANY_OPS
-    while search.dropped_intervals and tried < (1 if is_large else _MOST_TRIED):
-        wanted = sorted(search.dropped_intervals, key=lambda each: len(each.ops))
-        if is_large:
-            wanted = [each for each in wanted if len(each.ops) <= _FEW_OPS] or wanted[:1]
-        folded = None
-        for share in _SHARES[: 1 if is_large else None]:
-            few = wanted[: max(1, round(share * len(wanted)))]
-            tried += 1
-            if _tied(few) <= _MOST_TIED:
-                folded = _folded(search, few)
-            if folded is not None:
-                break
-        if folded is None:
-            break
-        search = folded
-    return search
-
-
-def _tied(intervals: Sequence[Interval]) -> int:
-    return sum(len(each.ops) for each in intervals)
+    wanted = search.dropped_intervals
+    if problem.count > _MANY_OPS:
+        wanted = [each for each in wanted if len(each.ops) <= _FEW_OPS]
+    if sum(len(each.ops) for each in wanted) > _MOST_TIED:
+        return search
+    return _folded(search, wanted) or search
 
 
 def _folded(search: Search, intervals: Sequence[Interval]) -> Search | None:

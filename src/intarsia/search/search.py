@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 # Sums of one plan in another order differ by 1e-13 or so; costs that were measured by far more.
 _EQUAL = 1e-9
 _MOST_CYCLES = 200
-_PRICED_SCHEDULES = 16
-
-Calls = tuple[tuple[PlannedCall, ...], ...]
-"""Ways to form the calls of one choice of pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +91,7 @@ class Search:
         ).build()
         self.chain = CutChain(problem, self.conversions, self.model, layout) if layout else None
         self.engine = Engine(problem, self.model, self.chain)
-        self._formed: dict[tuple[int, ...], Calls | Cycle] = {}
+        self._formed: dict[tuple[int, ...], tuple[PlannedCall, ...] | Cycle] = {}
         self.has_crossings = self.engine.order is not None
         if self.engine.order is None:
             self.engine = Engine(problem, self.model, self.chain, has_crossings=False)
@@ -114,21 +110,13 @@ class Search:
             chosen: The pieces.
             thorough: Look harder for good calls.
         """
-        if thorough:
-            most = _PRICED_SCHEDULES if self.problem.private else 1
-            formed = form_calls(self.problem, chosen, most=most, beam=True)
-        else:
-            formed = self._form(chosen)
+        formed = form_calls(self.problem, chosen, beam=True) if thorough else self._form(chosen)
         if isinstance(formed, Cycle):
             return None
-        plans = [
-            PricedPlan(chosen, calls, price(self.problem, chosen, calls, self.conversions))
-            for calls in formed
-        ]
-        best = min(plans, key=lambda plan: (plan.price.seconds, len(plan.calls)))
-        return best if math.isfinite(best.price.seconds) else None
+        cost = price(self.problem, chosen, formed, self.conversions)
+        return PricedPlan(chosen, formed, cost) if math.isfinite(cost.seconds) else None
 
-    def _form(self, chosen: tuple[Piece, ...]) -> Calls | Cycle:
+    def _form(self, chosen: tuple[Piece, ...]) -> tuple[PlannedCall, ...] | Cycle:
         """Form calls, once for each choice of pieces; the problem keeps its pieces alive."""
         name = tuple(map(id, chosen))
         if name not in self._formed:

@@ -32,7 +32,6 @@ _TOLERANCE = 1e-6
 # With 2%, the 81 recorded problems take a quarter less time, one plan is 0.05% dearer and bounds
 # lie up to 0.51% lower; without it nothing changes.
 _LOOSE = 0.005  # a bound that is closer is not worth larger tables
-_SPINE = 0.9  # of all operators
 _SINGLES = 3  # where the scenarios of single backends begin
 _STEPS = 24  # prices of bytes that are tried
 _FLAT = 1e-4
@@ -90,9 +89,7 @@ def _solve_plain(problem: PlacementProblem, seconds: float, seed: int) -> Soluti
 def _solve_exactly(search: Search) -> Solution | Infeasible:
     problem = search.problem
     first = bounding(search)
-    further = variations(search) if _is_branched(search) else []
-    everything = search.engine.solve([*first, *further])  # one pass is quicker than two
-    optima, others = everything[: len(first)], everything[len(first) :]
+    optima = search.engine.solve(first)
     if not optima[0].chosen:
         return Infeasible(
             "every plan costs an infinite time: a conversion or a label is impossible"
@@ -110,9 +107,10 @@ def _solve_exactly(search: Search) -> Solution | Infeasible:
     plans = search.plans(first, optima)
     if exact.optimum is not None:
         plans += [plan for plan in [search.plan(exact.optimum.chosen)] if plan]
+    further = []
     if not plans or gap(best_plan(plans, problem.count).price.seconds, bound):
-        further = further or variations(search)
-        plans += search.plans(further, others or None)
+        further = variations(search)
+        plans += search.plans(further)
     if not plans:
         return Infeasible("no plan was found whose calls can run one after another")
     best = best_plan(plans, problem.count)
@@ -130,11 +128,6 @@ def _solve_exactly(search: Search) -> Solution | Infeasible:
         "plans": len(plans) + looked + reshaped + begun,
     }
     return solution(search, best, bound, exact.bound, statistics)
-
-
-def _is_branched(search: Search) -> bool:
-    """Whether one path misses so much that its calls will hardly prove a plan to be the best."""
-    return len(search.model.spine) < _SPINE * search.problem.count
 
 
 def _solve_wide(search: Search, seconds: float, seed: int) -> Solution | Infeasible:

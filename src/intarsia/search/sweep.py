@@ -2,12 +2,11 @@
 """From exact labels to good calls: sweep the price of crossing, then take calls apart.
 
 The tables know nothing of calls, because calls follow from an order of the whole plan. A
-*price* of crossing tensors stands in for their overhead; several values are tried, with all
-backends, with each left out, and with each pair; every plan is then priced with its real calls.
-Without these variations, a plan for SqueezeNet on two targets is 1.3% dearer. After that,
-each call of the best plan in turn is denied to its backend, as long as this helps; without it,
-plans for Inception v1 on four targets are 2.1% and 3.2% dearer (`benchmarks/search_stages.py`).
-Runners-up come from the same variations.
+*price* of crossing tensors stands in for their overhead; several values are tried, and every plan
+is then priced with its real calls. Without these variations, a plan for SqueezeNet on two targets
+is 1.3% dearer. After that, each call of the best plan in turn is denied to its backend; without
+it, plans for Inception v1 on four targets are 2.1% and 3.2% dearer (`benchmarks/search_stages.py`).
+Runners-up come from the same variations, and from subsets of the backends.
 """
 
 from __future__ import annotations
@@ -31,18 +30,17 @@ if TYPE_CHECKING:
 # On the 81 recorded problems of benchmarks/search_stages.py, 1.0 alone or 0.5 and 2.0 alone each
 # leave one plan 1.25% dearer.
 _CROSSING_PRICES = (0.25, 0.5, 1.0, 2.0)
-# These and the rounds decide nothing on those 81: the same plans with a price of 0 or 1, without
-# pairs, with one round. They are for problems of several backends with dear calls.
-_SUBSET_PRICE = 0.5
-_PAIRED_BACKENDS = 5
-_PAIRED_OPS = 5000
+_MANY_OPS = 5000  # of more, half of the prices are tried
 # Above what sums of thousands of costs lose to rounding, below any difference that was measured.
 _TIE = 1e-10
 _USUAL = 1e-6
-_ROUNDS = 6
 # With 4, one of the 81 plans is 1.42% dearer; with 40, one is 0.08% cheaper.
 _DISSOLVED = 12
-_DISSOLVED_OPS = 20_000  # operators times scenarios in all rounds
+_DISSOLVED_OPS = 20_000  # operators times scenarios
+# The plans of the 81 problems are the same without subsets of the backends; runners-up are not: of
+# 42 problems with three targets or more, 15 have others, 7 if only pairs are left out.
+_SUBSET_PRICE = 0.5
+_PAIRED_BACKENDS = 5
 _PENALTIES = (0.1, 0.5)
 _FAR = 0.02
 
@@ -66,23 +64,14 @@ def bounding(search: Search) -> list[Scenario]:
 def variations(search: Search) -> list[Scenario]:
     """Return the scenarios whose plans may have better calls."""
     problem = search.problem
-    backends = problem.backends
-    if backends <= 1 or not (any(problem.overheads) or problem.private):
+    if problem.backends <= 1 or not (any(problem.overheads) or problem.private):
         return []
-    prices = _CROSSING_PRICES if problem.count <= _PAIRED_OPS else _CROSSING_PRICES[1::2]
-    everybody = frozenset(range(backends))
-    admitted = {everybody - {backend} for backend in everybody}
-    if backends <= _PAIRED_BACKENDS and problem.count <= _PAIRED_OPS:
-        admitted |= {frozenset(pair) for pair in combinations(range(backends), 2)}
-    subsets = sorted((each for each in admitted if len(each) > 1 and each != everybody), key=sorted)
-    return [
-        *(Scenario(crossing_price=price) for price in prices),
-        *(Scenario(crossing_price=_SUBSET_PRICE, barred=everybody - subset) for subset in subsets),
-    ]
+    prices = _CROSSING_PRICES if problem.count <= _MANY_OPS else _CROSSING_PRICES[1::2]
+    return [Scenario(crossing_price=price) for price in prices]
 
 
 def improve(search: Search, plan: PricedPlan, bound: float) -> tuple[PricedPlan, int]:
-    """Deny each call to its backend in turn, and go on from the best while that helps.
+    """Deny each call to its backend in turn.
 
     Args:
         search: The problem.
@@ -95,27 +84,20 @@ def improve(search: Search, plan: PricedPlan, bound: float) -> tuple[PricedPlan,
     problem = search.problem
     if problem.backends <= 1 or not (any(problem.overheads) or problem.private):
         return plan, 0
-    looked = 0
-    budget = _DISSOLVED_OPS
-    for _ in range(_ROUNDS):
-        calls = sorted(plan.calls, key=lambda call: (len(call.ops), call.ops))[:_DISSOLVED]
-        budget -= problem.count * len(calls) * 2
-        if len(plan.calls) <= 1 or budget < 0 or not gap(plan.price.seconds, bound):
-            break
-        scenarios = [
-            Scenario(crossing_price=price, extra=_denied(search, call.ops, call.backend))
-            for call in calls
-            # Once for labels alone and once with calls in mind: which is better depends on what
-            # else is near.
-            for price in (0.0, 1.0)
-        ]
-        others = search.plans(scenarios)
-        looked += len(others)
-        better = best_plan([plan, *others], problem.count)
-        if better.price.seconds >= plan.price.seconds:
-            break
-        plan = better
-    return plan, looked
+    calls = sorted(plan.calls, key=lambda call: (len(call.ops), call.ops))[:_DISSOLVED]
+    work = problem.count * len(calls) * 2
+    if len(plan.calls) <= 1 or work > _DISSOLVED_OPS or not gap(plan.price.seconds, bound):
+        return plan, 0
+    scenarios = [
+        Scenario(crossing_price=price, extra=_denied(search, call.ops, call.backend))
+        for call in calls
+        # Once for labels alone and once with calls in mind: which is better depends on what
+        # else is near.
+        for price in (0.0, 1.0)
+    ]
+    others = search.plans(scenarios)
+    better = best_plan([plan, *others], problem.count)
+    return better if better.price.seconds < plan.price.seconds else plan, len(others)
 
 
 def _denied(search: Search, ops: Sequence[int], backend: int) -> NDArray[np.float64]:
@@ -133,7 +115,7 @@ def _denied(search: Search, ops: Sequence[int], backend: int) -> NDArray[np.floa
 def finalists(problem: PlacementProblem, solution: Solution, count: int) -> tuple[PricedPlan, ...]:
     """Return up to `count` plans beside the solution, cheap and unlike one another.
 
-    They come from the sweep, from leaving out backends, from each backend on its own, and from
+    They come from the sweep, from subsets of the backends, from each backend on its own, and from
     making the solution's labels dearer where tensors cross between its calls. A plan is taken if
     it runs at least 2% of the work elsewhere than every plan before it; if these are too few, any
     other plan is.
@@ -151,6 +133,7 @@ def finalists(problem: PlacementProblem, solution: Solution, count: int) -> tupl
     scenarios = [
         *bounding(search),
         *variations(search),
+        *_subsets(search),
         *_against_cuts(search, solution),
     ]
     plans = [plan for plan in search.plans(scenarios) if plan.chosen != solution.chosen]
@@ -169,6 +152,22 @@ def finalists(problem: PlacementProblem, solution: Solution, count: int) -> tupl
                 chosen.append(plan)
                 taken.append(mine)
     return tuple(sorted(chosen, key=lambda plan: (plan.price.seconds, len(plan.calls))))
+
+
+def _subsets(search: Search) -> list[Scenario]:
+    """Return scenarios without each backend in turn, and with each pair."""
+    problem = search.problem
+    if problem.backends <= 1 or not (any(problem.overheads) or problem.private):
+        return []
+    everybody = frozenset(range(problem.backends))
+    barred = {frozenset({backend}) for backend in everybody}
+    if problem.backends <= _PAIRED_BACKENDS and problem.count <= _MANY_OPS:
+        barred |= {everybody - set(pair) for pair in combinations(everybody, 2)}
+    return [
+        Scenario(crossing_price=_SUBSET_PRICE, barred=each)
+        for each in sorted(barred, key=sorted)
+        if 0 < len(each) < problem.backends - 1
+    ]
 
 
 def _against_cuts(search: Search, solution: Solution) -> list[Scenario]:
