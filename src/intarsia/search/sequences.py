@@ -17,8 +17,8 @@ the best ones, and 13% to 19% of the proofs are lost (`benchmarks/search.py --ga
 
 *Larger ones.* The sequence of a plan's calls is kept; each operator may have any label of a backend
 whose call is near its present one. That is solved exactly, with all calls and without each of the
-shorter ones, and again from the best plan of these while it gets better. Without it, a plan for the
-zoo's detector on three targets is 3.4% dearer (`benchmarks/search_stages.py`).
+shorter ones, and again from the best plan of these while it gets better. Without it, five of
+the 81 plans of `benchmarks/search_stages.py` are up to 6.0% dearer.
 """
 
 from __future__ import annotations

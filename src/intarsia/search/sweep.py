@@ -3,9 +3,9 @@
 
 The tables know nothing of calls, because calls follow from an order of the whole plan. A
 *price* of crossing tensors stands in for their overhead; several values are tried, and every plan
-is then priced with its real calls. Without these variations, a plan for SqueezeNet on two targets
-is 1.3% dearer. After that, each call of the best plan in turn is denied to its backend; without
-it, plans for Inception v1 on four targets are 2.1% and 3.2% dearer (`benchmarks/search_stages.py`).
+is then priced with its real calls. Without these variations, three of the 81 plans of
+`benchmarks/search_stages.py` are up to 3.4% dearer. After that, each call of the best plan in turn
+is denied to its backend; without it, four plans are up to 3.4% dearer.
 Runners-up come from the same variations, and from subsets of the backends.
 """
 
