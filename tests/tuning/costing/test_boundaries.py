@@ -187,9 +187,7 @@ def test_a_blocked_border_is_measured_in_place_and_right(make, blocked):
 def test_a_plan_with_blocks_is_filed_apart(blocked, monkeypatch):
     calls = ((1, (0, 1)), (0, (2, 3)), (1, (4,)))
     own = KeyMaker(blocked).key(calls)
-    monkeypatch.setattr(
-        "intarsia.tuning.costing.cost_table.choose_layouts", lambda graph, sides: {}
-    )
+    monkeypatch.setattr("intarsia.tuning.costing.cost_table.choose_layouts", lambda regions: {})
     assert KeyMaker(blocked).key(calls) != own
 
 
