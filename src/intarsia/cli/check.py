@@ -69,7 +69,7 @@ def _check(file: Path, choices: Choices, threads: int | None) -> CheckReport:
         from intarsia.runtime.check import check_package
 
         return check_package(file, installed_backends(), threads)
-    from intarsia.place.checking import check_setting
+    from intarsia.place.setting import check_setting
 
     try:
         return check_setting(str(file), prepare_file(file, choices, threads))
