@@ -189,7 +189,7 @@ class RegionBuilder:
             if key in self._done:
                 continue
             device = domain_text(assigned.domain)
-            candidate = candidate_of(assigned.region, capability, draft.layouts)
+            candidate = candidate_of(assigned, draft.layouts)
             refusal = self._refusal(capability, candidate)
             if refusal is not None:
                 return capability.target, self._refused(candidate, refusal)
@@ -307,9 +307,9 @@ class RegionBuilder:
         return run_options(self.setting.num_threads, backends, is_shared=draft.is_shared)
 
     def _key(self, draft: PlanDraft, assigned: AssignedRegion) -> _Key:
-        region, capability = assigned.region, assigned.capability
-        border = border_text(candidate_of(region, capability, draft.layouts))
-        return self._options(draft), str(capability.target), region.bits, border
+        border = border_text(candidate_of(assigned, draft.layouts))
+        target = str(assigned.capability.target)
+        return self._options(draft), target, assigned.region.bits, border
 
     def finish(self, draft: PlanDraft, passes: Sequence[PassRun]) -> PlanExecutable:
         """Return the program of a draft whose regions are all built.

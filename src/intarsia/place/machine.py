@@ -122,7 +122,7 @@ def host_targets(config: CompilationConfig, backends: Backends) -> tuple[PlacedT
     stand_ins = (
         kind for kind in list_stand_ins() if kind in backends.by_kind and kind not in known
     )
-    return (*found, *(PlacedTarget(target=Target(kind)) for kind in stand_ins))
+    return (*found, *(PlacedTarget.parse(kind) for kind in stand_ins))
 
 
 def make_contexts(
@@ -164,7 +164,6 @@ def memory_domains(
     for placed in (*config.targets, *host_targets(config, backends)):
         device_type, device_id, scope = config.device_of(placed).memory_domain
         owner = config.refined(placed) or placed.target
-        assert owner is not None
         if device_type == DeviceType.EXT_DEV:
             name = backends.for_target(owner).name
             scope = f"{name}/{scope}" if scope else name
@@ -244,7 +243,7 @@ def check_attributes(contexts: Mapping[PlacedTarget, BuildContext], backends: Ba
         backend.version()  # a missing runtime, before any work is done
         _check_device_type(context)
         with calling(backend.name, context, "to check its target"):
-            in_vain = tuple(_without_effect(placed.target, backend))
+            in_vain = tuple(_without_effect(context, backend))
         if in_vain:
             names = ", ".join(f"-{name}" for name in in_vain)
             note = _LIBRARIES if LIBRARIES in in_vain else ""
@@ -266,7 +265,8 @@ def _check_device_type(context: BuildContext) -> None:
         )
 
 
-def _without_effect(target: Target, backend: RegisteredBackend) -> Iterable[str]:
+def _without_effect(context: BuildContext, backend: RegisteredBackend) -> Iterable[str]:
+    target = context.target.target
     if target.attrs.get(LIBRARIES):
         yield LIBRARIES
     if _DESCRIBING in target.attrs and not target.tags:

@@ -181,7 +181,7 @@ class Pipeline:
         for entry in entries:
             self._rewrite(entry, model)
         graph = snapshot(model)
-        rewritten = Region.of(graph, range(len(graph.nodes)))
+        rewritten = graph.whole
         if _ends(rewritten) != _ends(candidate.region):
             raise broken_by(entries[-1], "an input is not read any more, or an output not computed")
         return replace(candidate, region=rewritten), tuple(entry.ran for entry in entries)

@@ -409,9 +409,9 @@ def _fits(graph: Graph, value: int, layout: str) -> bool:
     return can_block(one.dtype, one.shape or (), BLOCKS.get(layout, 0))
 
 
-def candidate_of(region: Region, capability: Capability, layouts: Layouts) -> Candidate:
+def candidate_of(assigned: AssignedRegion, layouts: Layouts) -> Candidate:
     """Return a region as a candidate whose border's tensors lie as a plan has them."""
-    plain = Candidate.plain(region, capability.target)
+    region, plain = assigned.region, Candidate.plain(assigned.region, assigned.capability.target)
     if layouts.keys().isdisjoint((*region.inputs, *region.outputs)):
         return plain
     return replace(

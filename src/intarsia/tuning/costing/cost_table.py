@@ -111,7 +111,7 @@ class KeyMaker:
         layouts = choose_layouts(sides)
         if not layouts:
             return []
-        every = (candidate_of(side.region, side.capability, layouts) for side in sides)
+        every = (candidate_of(side, layouts) for side in sides)
         return [border_text(candidate) for candidate in every]
 
     def _sides(self, calls: Calls) -> list[AssignedRegion]:
