@@ -41,6 +41,8 @@ EMITTED = (
     "Softmax-last_axis float64",
     "ArgMax-last_axis float32",
     "ReduceMax-uint8 uint8",
+    "ReduceMax-bool bool",
+    "ReduceMin-bool bool",
     "Clip-integers int32",
     "Clip-integers int64",
     "Cos-plain float32",

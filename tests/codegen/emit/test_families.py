@@ -53,6 +53,7 @@ FAMILIES = {
     "gather elements": lambda run: test_gather.test_gather_elements(run, (3, 4), (2, 4), 0),
     "gather nd": lambda run: test_gather.test_gather_nd(run, 1, 1, AVX2),
     "one hot": lambda run: test_gather.test_one_hot(run, 1),
+    "extrema of bools": lambda run: test_reduce.test_extrema_of_small_dtypes(run, "Min", "bool"),
     "scatter nd": lambda run: test_gather.test_scatter_nd(run, 1, "add", AVX2),
     "gemm": lambda run: test_gemm.test_hard_shapes(run, "avx2", True, 7),
     "gemm rows": lambda run: test_gemm.test_epilogue_sees_every_operand(run, "avx2", False),

@@ -140,6 +140,25 @@ def test_of_an_old_operator_set(run_both, case):
     run_both(model, feeds_of(model))
 
 
+BOOLS = {
+    "any": ("r = ReduceMax(b, a) y = Where(r, x, x0)", ints(2, 3)),
+    "any along channels": ("r = ReduceMax(b, a) y = Where(r, x, x0)", ints(1)),
+    "all": ("r = ReduceMin<keepdims = 0>(b, a) y = Not(r)", ints(0, 1, 2, 3)),
+    "all along a row": ("r = ReduceMin<keepdims = 0>(b, a) y = Cast<to = 6>(r)", ints(3)),
+}
+
+
+@pytest.mark.parametrize("shape", [(2, 20, 5, 6), (1, 1, 1, 1), (3, 4, 2, 67)])
+@pytest.mark.parametrize("case", BOOLS)
+def test_extrema_of_bools(run_both, case, shape):
+    body, axes = BOOLS[case]
+    weights = {"a": axes, "x0": np.float32(9)}
+    model = small_model("y", f"b = Greater(x, x0) {body}", {"x": shape}, weights, 20)
+    feeds = feeds_of(model)
+    for threshold in (-1.5, 0, 2):
+        run_both(model, {"x": feeds["x"] + np.float32(9 - threshold)})
+
+
 FLOAT64 = {
     "chain": ("a = Add(x, w) b = Tanh(a) y = Mul(b, x)", {"w": np.linspace(-1, 1, 6)}),
     "MatMul": ("y = MatMul(x, w)", {"w": np.linspace(-1, 1, 18).reshape(6, 3)}),

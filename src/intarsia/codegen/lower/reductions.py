@@ -30,7 +30,7 @@ from intarsia.codegen.lower.windows import read_window
 from intarsia.codegen.scalar_ops.operator import FLOATS, WIDE
 from intarsia.codegen.unit import VectorUnit
 
-_NARROW = frozenset(("int8", "uint8"))
+_NARROW = frozenset(("bool", "int8", "uint8"))
 REDUCTIONS = {
     "ReduceSum": WIDE,
     "ReduceMean": FLOATS,

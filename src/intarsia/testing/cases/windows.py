@@ -296,6 +296,8 @@ REDUCTIONS: tuple[OperatorCase, ...] = (
     case("ReduceSum", "opset_11", fed(2, 3, 4), axes=(0, 2), keepdims=0, opset=11),
     case("ReduceSum", "of_nothing", fed(2, 0), constant([1])),
     case("ReduceMax", "uint8", fed(3, 5, high=200), constant([1]), dtypes=("uint8",)),
+    case("ReduceMax", "bool", fed(3, 5), constant([1]), dtypes=("bool",)),
+    case("ReduceMin", "bool", fed(5, 3, 2), constant([0, 2]), keepdims=0, dtypes=("bool",)),
     case("ArgMax", "last_axis", fed(3, 7), axis=-1, keepdims=0, dtypes=("float32", "int32")),
     case("ArgMax", "first_of_equals", given([[1.0, 3.0, 3.0], [2.0, 2.0, 0.0]]), axis=1),
     case(
