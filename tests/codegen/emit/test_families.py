@@ -75,6 +75,7 @@ FAMILIES = {
     "softmax": lambda run: test_rows.test_softmax_and_kin(run, "Softmax", "float32", AVX512),
     "layer norm": lambda run: test_rows.test_layer_normalization(run, 96, "float32", AVX2),
     "cumsum": lambda run: test_scan.test_cumsum(run, (2, 5, 19), 1, 1, "float32", AVX2),
+    "cumprod": lambda run: test_scan.test_cumprod(run, (2, 5, 19), 1, 1, "float32", AVX2),
     "winograd": lambda run: test_winograd.test_agrees_with_the_reference(
         run, next(iter(test_winograd.CASES)), "avx2", 4
     ),

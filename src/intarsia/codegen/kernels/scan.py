@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CumSum and Trilu: kernels whose entries depend on where they lie along a dimension."""
+"""CumSum, CumProd and Trilu: kernels whose entries depend on where they lie along a dimension."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Function, Index, IrValue, Subscript, Type
 from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.kernels.gather import vectors
+from intarsia.codegen.kernels.reduce_kinds import KINDS
 from intarsia.codegen.unit import AVX512, VectorUnit
 
 
 @dataclass(frozen=True, slots=True)
-class CumSum:
-    """Sums of all entries up to one, along a dimension.
+class Scan:
+    """Sums or products of all entries up to one, along a dimension.
 
     Attributes:
-        outer: Entries before the summed dimension.
-        extent: Of the summed dimension.
+        outer: Entries before the scanned dimension.
+        extent: Of the scanned dimension.
         inner: Entries after it.
         x: Over (outer, extent, inner).
         y: Over (outer, extent, inner).
         is_exclusive: Whether an entry's own value is left out.
-        is_reversed: Whether it sums from the end.
+        is_reversed: Whether it goes from the end.
+        kind: `Sum` or `Prod`.
         unit: What it is shaped for.
     """
 
@@ -36,6 +38,7 @@ class CumSum:
     y: Layout
     is_exclusive: bool = False
     is_reversed: bool = False
+    kind: str = "Sum"
     unit: VectorUnit = AVX512
 
 
@@ -62,16 +65,17 @@ class Trilu:
     is_upper: bool = True
 
 
-SPECS = (CumSum, Trilu)
+SPECS = (Scan, Trilu)
 
 
-def build(spec: CumSum | Trilu) -> Function:
+def build(spec: Scan | Trilu) -> Function:
     """Return the kernel; its arguments are x, y."""
-    return _cumsum(spec) if isinstance(spec, CumSum) else _trilu(spec)
+    return _scan(spec) if isinstance(spec, Scan) else _trilu(spec)
 
 
-def _cumsum(spec: CumSum) -> Function:
-    b = Builder("cumsum")
+def _scan(spec: Scan) -> Function:
+    b = Builder(f"cum{spec.kind.lower()}")
+    kind = KINDS[spec.kind]
     domain = (spec.outer, spec.extent, spec.inner)
     x = spec.x.declare(b, "x", domain)
     y = spec.y.declare(b, "y", domain, is_written=True)
@@ -84,12 +88,13 @@ def _cumsum(spec: CumSum) -> Function:
             ) -> list[IrValue]:
                 entry = (spec.extent - 1) - number if spec.is_reversed else number
                 at = (outer, entry, first)
-                following = b.add(total, load_lanes(b, x, at, total.type.lanes, count))
+                following = kind.join(b, total, load_lanes(b, x, at, total.type.lanes, count))
                 store_lanes(b, total if spec.is_exclusive else following, y, at, count)
                 return [following]
 
-            # One after another, as ONNX's reference adds: a parallel scan would round otherwise.
-            b.loop(0, spec.extent, [b.constant(0, Type(x.dtype, lanes))], step)
+            # One after another, as ONNX's reference does: a parallel scan would round otherwise.
+            neutral = b.constant(kind.neutral(x.dtype), Type(x.dtype, lanes))
+            b.loop(0, spec.extent, [neutral], step)
     return b.finish()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators that pick or put entries by indices: Gather*, Scatter*, OneHot, CumSum, Trilu."""
+"""Operators that pick or put entries by indices, and those along one dimension of their own."""
 
 from __future__ import annotations
 
@@ -222,19 +222,19 @@ def lower_scatter_nd(assembler: Assembler, group: KernelGroup) -> None:
         assembler.call(spec, (picks, updates, y), group.names)
 
 
-# CumSum and Trilu
+# CumSum, CumProd and Trilu
 
 
-def refuse_cumsum(operation: Operation) -> str | None:
-    """Say why a `CumSum` is not taken."""
+def refuse_scan(operation: Operation) -> str | None:
+    """Say why a `CumSum` or `CumProd` is not taken."""
     if not operation.is_constant(1):
         return "its axis is not constant"
     dtype = operation.inputs[0].dtype
-    return None if dtype in WIDE else f"CumSum of {dtype} has no native code"
+    return None if dtype in WIDE else f"{operation.op_type} of {dtype} has no native code"
 
 
-def lower_cumsum(assembler: Assembler, group: KernelGroup) -> None:
-    """Append sums along one dimension."""
+def lower_scan(assembler: Assembler, group: KernelGroup) -> None:
+    """Append sums or products along one dimension."""
     operation = group.anchor
     x = assembler.read_dense(operation.node.inputs[0])
     shape = x.shape
@@ -243,12 +243,13 @@ def lower_cumsum(assembler: Assembler, group: KernelGroup) -> None:
     x = x.reshaped(domain)
     with _dense_target(assembler, group) as target:
         y = target.reshaped(domain)
-        spec = scan.CumSum(
+        spec = scan.Scan(
             *domain,
             x.layout,
             y.layout,
             bool(operation.attribute("exclusive", 0)),
             bool(operation.attribute("reverse", 0)),
+            operation.op_type.removeprefix("Cum"),
             assembler.unit,
         )
         assembler.call(spec, (x, y), group.names)

@@ -99,6 +99,7 @@ _SOFTMAX = Operator(reductions.lower_softmax, _REAL, reductions.refuse_softmax, 
 _RESIZE = Operator(
     movement.lower_resize, ANY, movement.refuse_resize, movement.wish_resize, has_epilogue=True
 )
+_SCAN = Operator(indices.lower_scan, ANY, indices.refuse_scan)
 _SCATTER = Operator(indices.lower_scatter_elements, ANY, indices.refuse_scatter)
 
 
@@ -126,7 +127,8 @@ OPERATORS: dict[str, Operator] = {
         convolution.wish_conv,
         has_epilogue=True,
     ),
-    "CumSum": Operator(indices.lower_cumsum, ANY, indices.refuse_cumsum),
+    "CumProd": _SCAN,
+    "CumSum": _SCAN,
     "DepthToSpace": Operator(movement.lower_shuffle, ANY),
     "Expand": Operator(movement.lower_expand, ANY),
     "Gather": Operator(indices.lower_gather, ANY, indices.refuse_gather),

@@ -312,6 +312,8 @@ REDUCTIONS: tuple[OperatorCase, ...] = (
     case("TopK", "smallest_axis_0", fed(5, 2), constant([2]), outputs=2, axis=0, largest=0),
     case("CumSum", "plain", fed(3, 5), constant(1, "int64")),
     case("CumSum", "exclusive_reverse", fed(3, 5), constant(0, "int64"), exclusive=1, reverse=1),
+    case("CumProd", "plain", fed(3, 5), constant(1, "int64"), opset=26),
+    case("CumProd", "reverse", fed(3, 5), constant(0, "int64"), exclusive=1, reverse=1, opset=26),
 )
 
 LINEAR: tuple[OperatorCase, ...] = (*PRODUCTS, *NORMS, *REDUCTIONS)
