@@ -42,6 +42,7 @@ EMITTED = (
     "ArgMax-last_axis float32",
     "ReduceMax-uint8 uint8",
     "ReduceMax-bool bool",
+    "MaxPool-bytes int8",
     "ReduceMin-bool bool",
     "Clip-integers int32",
     "Clip-integers int64",

@@ -159,6 +159,34 @@ def test_extrema_of_bools(run_both, case, shape):
         run_both(model, {"x": feeds["x"] + np.float32(9 - threshold)})
 
 
+POOLED = {
+    "strided": "kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]",
+    "dilated": "kernel_shape = [2, 3], dilations = [2, 1], ceil_mode = 1, strides = [2, 1]",
+    "windows in the padding": "kernel_shape = [2, 2], strides = [3, 3], pads = [1, 1, 1, 1]",
+    "same": 'kernel_shape = [4, 3], auto_pad = "SAME_UPPER", strides = [1, 2]',
+    "by column": "kernel_shape = [3, 2], storage_order = 1",
+}
+
+
+@pytest.mark.parametrize("width", [5, 40, 150])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "float64", "float32"])
+@pytest.mark.parametrize("case", POOLED)
+def test_the_largest_of_any_dtype(run_both, case, dtype, width):
+    image = np.random.default_rng(3).integers(-128, 128, (2, 3, 6, width)).astype(dtype)
+    for outputs in ("y", "y, i"):
+        body = f"{outputs} = MaxPool<{POOLED[case]}>(x)"
+        run_both(small_model(outputs, body, {"x": image}, opset=18), {"x": image})
+    body = f"c = Relu(x) m = MaxPool<{POOLED[case]}>(c) y = Cast<to = 1>(m)"
+    if dtype != "uint8":
+        run_both(small_model("y", body, {"x": image}, opset=18), {"x": image})
+
+
+def test_the_largest_of_a_blocked_tensor_has_its_index(run_both):
+    body = f"{CONV} p, i = MaxPool<kernel_shape = [2, 2], strides = [2, 1]>(c) y = Relu(p)"
+    model = small_model("y, i", body, IMAGE, WIDE)
+    run_both(model, feeds_of(model))
+
+
 FLOAT64 = {
     "chain": ("a = Add(x, w) b = Tanh(a) y = Mul(b, x)", {"w": np.linspace(-1, 1, 6)}),
     "MatMul": ("y = MatMul(x, w)", {"w": np.linspace(-1, 1, 18).reshape(6, 3)}),

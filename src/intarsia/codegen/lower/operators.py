@@ -55,6 +55,11 @@ def _follow(operation: Operation, _unit: VectorUnit) -> Wish:
     return Wish("follow", follows)
 
 
+def _follow_alone(operation: Operation, unit: VectorUnit) -> Wish:
+    """Keep the layout of the operand, but where there is a second output: that is plain."""
+    return Wish() if operation.outputs[1:] else _follow(operation, unit)
+
+
 FLOATS = frozenset(("float32",))
 
 
@@ -151,7 +156,13 @@ OPERATORS: dict[str, Operator] = {
     "LpNormalization": Operator(reductions.lower_lp_normalization, _REAL),
     "LpPool": _POOL,
     "MatMul": Operator(products.lower_matmul, WIDE, has_epilogue=True),
-    "MaxPool": _POOL,
+    "MaxPool": Operator(
+        reductions.lower_pool,
+        frozenset(("float32", "float64", "int8", "uint8", "int64")),
+        reductions.refuse_pool,
+        _follow_alone,
+        has_epilogue=True,
+    ),
     "MeanVarianceNormalization": _normalization(reductions.lower_mean_variance),
     "OneHot": Operator(indices.lower_one_hot, ANY, indices.refuse_one_hot),
     "Pad": Operator(movement.lower_pad, ANY, movement.refuse_pad, movement.wish_pad),

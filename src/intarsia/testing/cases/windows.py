@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from intarsia.testing.case import FLOATS, OperatorCase, case, constant, fed, given, weight
 
+_BYTES = ("int8", "uint8")
 _HALF = ("float32", "float16")
 _IMAGE = fed(1, 4, 9, 7)
 
@@ -59,6 +60,7 @@ POOLING: tuple[OperatorCase, ...] = (
         kernel_shape=(3, 3),
         pads=(1, 1, 1, 1),
     ),
+    case("MaxPool", "bytes", fed(1, 2, 9, 35), kernel_shape=(3, 3), strides=(1, 2), dtypes=_BYTES),
     case("MaxPool", "1d", fed(2, 3, 9), kernel_shape=(3,), strides=(2,)),
     case("MaxPool", "dilated", _IMAGE, kernel_shape=(2, 2), dilations=(2, 2)),
     case("AveragePool", "2x2", _IMAGE, kernel_shape=(2, 2), strides=(2, 2), dtypes=_HALF),
