@@ -21,6 +21,7 @@ ALL_TAKEN = frozenset(
         *("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LpPool", "Flatten", "Concat"),
         *("Transpose", "Gather", "GatherElements", "GatherND", "DepthToSpace", "SpaceToDepth"),
         *("ArgMax", "ArgMin", "MatMul", "Gemm", "Shape", "Size", "InstanceNormalization"),
+        *("Conv", "ConvTranspose"),
         *(
             "LayerNormalization",
             "GroupNormalization",
@@ -30,9 +31,7 @@ ALL_TAKEN = frozenset(
     )
 )
 """Operators of which nothing is refused."""
-TAKEN_WITH_CONSTANTS = frozenset(
-    ("Conv", "ConvTranspose", "BatchNormalization", "Slice", "Squeeze", "Unsqueeze", "Expand")
-)
+TAKEN_WITH_CONSTANTS = frozenset(("BatchNormalization", "Slice", "Squeeze", "Unsqueeze", "Expand"))
 """Operators of which something is taken once parameters are constants."""
 
 

@@ -36,6 +36,12 @@ FAMILIES = {
     "conv plain": lambda run: test_conv_plain.test_plain_agrees_with_the_reference(
         run, "shuffled", "avx2"
     ),
+    "conv with computed weights": lambda run: test_conv_plain.test_weights_are_read_as_they_are(
+        run, "groups of two", "avx2"
+    ),
+    "conv transposed with computed weights": lambda run: (
+        test_conv_transposed.test_phases_read_weights_as_they_are(run, "dilated", SSE)
+    ),
     "conv transposed": lambda run: test_conv_transposed.test_transposed_agrees_with_onnxruntime(
         run, "stride 2", AVX2
     ),

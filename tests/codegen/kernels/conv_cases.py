@@ -158,8 +158,22 @@ def describe(kind, case, window, x, y, *, unit, x_block=0, **options):
     return spec, conv
 
 
-def check_conv(run_kernel, case, unit, kind=None, *, x_block=0, schedule=None, border=0, **options):
-    """Run a convolution and compare; `border` entries around the output must stay."""
+def check_conv(
+    run_kernel,
+    case,
+    unit,
+    kind=None,
+    *,
+    x_block=0,
+    schedule=None,
+    border=0,
+    is_packed=True,
+    **options,
+):
+    """Run a convolution and compare; `border` entries around the output must stay.
+
+    Weights that are not packed lie with their dimensions in reverse, as no model has them.
+    """
     lanes = unit.lanes()
     kind = kind or convolution.choose(case.groups, *case.channels, unit)
     weights_shape = (case.channels[1], case.channels[0] // case.groups, *case.kernel)
@@ -183,7 +197,12 @@ def check_conv(run_kernel, case, unit, kind=None, *, x_block=0, schedule=None, b
     biases = []
     if case.bias:
         biases = [bias if kind is ConvKind.PLAIN else convolution.pack_bias(lanes, bias)]
-    arrays = [xs, family.pack(spec, w), *biases, memory, *extra]
+    weights = family.pack(spec, w) if is_packed else w
+    if not is_packed:
+        grouped = w.reshape(case.groups, -1, *w.shape[1:])
+        weights = np.ascontiguousarray(grouped.T)
+        spec = dataclasses.replace(spec, weights=row_major(weights.shape)[::-1])
+    arrays = [xs, weights, *biases, memory, *extra]
     out = run_kernel(family.build(spec), arrays, **options)[2 + len(biases)]
     whole.reshape(-1)[skipped:] = out
     inner = (slice(None), slice(None), *(slice(border, border + n) for n in case.out))

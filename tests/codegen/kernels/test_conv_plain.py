@@ -36,6 +36,13 @@ def test_plain_agrees_with_the_reference(run_kernel, case, unit):
     check_conv(run_kernel, CASES[case], UNITS[unit], ConvKind.PLAIN, interpreted=interpreted)
 
 
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("case", CASES)
+def test_weights_are_read_as_they_are(run_kernel, case, unit):
+    options = {"is_packed": False, "interpreted": unit in ("avx2", "scalar")}
+    check_conv(run_kernel, CASES[case], UNITS[unit], ConvKind.PLAIN, **options)
+
+
 @pytest.mark.parametrize(
     "schedule", [PlainConvSchedule(1, 1), PlainConvSchedule(5, 2), PlainConvSchedule(2, 4)]
 )
@@ -69,4 +76,5 @@ def test_plain_agrees_on_random_shapes(run_kernel, data):
         bias=data.draw(st.booleans()),
         residual=data.draw(st.booleans()),
     )
-    check_conv(run_kernel, case, unit, ConvKind.PLAIN, interpreted=np.prod(size) < 20)
+    options = {"is_packed": data.draw(st.booleans()), "interpreted": np.prod(size) < 20}
+    check_conv(run_kernel, case, unit, ConvKind.PLAIN, **options)

@@ -1,5 +1,6 @@
 """Transposed convolution, phase by phase, against ONNX Runtime."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -23,7 +24,8 @@ from intarsia.codegen.ir import row_major
 from intarsia.codegen.kernels import convolution
 from intarsia.codegen.kernels.convolution import ConvKind
 from intarsia.codegen.lower.convolution import transposed_parts
-from intarsia.codegen.unit import AVX2, AVX512, SSE
+from intarsia.codegen.lower.views import dense_view
+from intarsia.codegen.unit import AVX2, AVX512, SCALAR, SSE
 
 CASES = {
     "stride 1": Case((8, 16), (4, 5), (3, 3), pads=(1, 1, 1, 1), residual=True),
@@ -46,7 +48,7 @@ CASES = {
 }
 
 
-def check_transposed(run_kernel, case, unit, kind, **options):
+def check_transposed(run_kernel, case, unit, kind, *, is_packed=True, **options):
     """Run every phase into one output buffer and compare."""
     lanes, rank, out = unit.lanes(), len(case.size), case.transposed_out
     per_group = case.channels[1] // case.groups
@@ -83,8 +85,13 @@ def check_transposed(run_kernel, case, unit, kind, **options):
         spec, family = describe(
             kind, case, phase.window, x_layout, y_layout, unit=unit, epilogue=epilogue
         )
-        packed = family.pack(spec, phase.weights(w, case.groups))
-        arrays = [x_memory, packed, *biases, y_memory, *extra]
+        if is_packed:
+            weights = family.pack(spec, phase.weights(w, case.groups))
+        else:
+            view = phase.weights(dense_view(0, "float32", w.shape), case.groups)
+            weights = w.reshape(-1)[view.offset :]
+            spec = dataclasses.replace(spec, weights=view.strides, is_turned=True)
+        arrays = [x_memory, weights, *biases, y_memory, *extra]
         y_memory[:] = run_kernel(family.build(spec), arrays, **options)[2 + len(biases)]
     got = y if kind is ConvKind.PLAIN else unblock(y, case.channels[1])
     compare(got, want, math.prod(w.shape[2:]) * w.shape[0] // case.groups)
@@ -102,6 +109,13 @@ def test_transposed_agrees_with_onnxruntime(run_kernel, case, unit):
 @pytest.mark.parametrize("case", ["stride 2", "dilated", "grouped", "1-D", "3-D", "depthwise"])
 def test_plain_computes_phases_too(run_kernel, case):
     check_transposed(run_kernel, CASES[case], AVX512, ConvKind.PLAIN)
+
+
+@pytest.mark.parametrize("unit", [AVX512, SSE, SCALAR], ids=["avx512", "sse", "scalar"])
+@pytest.mark.parametrize("case", CASES)
+def test_phases_read_weights_as_they_are(run_kernel, case, unit):
+    options = {"is_packed": False, "interpreted": unit is SSE}
+    check_transposed(run_kernel, CASES[case], unit, ConvKind.PLAIN, **options)
 
 
 def test_phases_cover_every_output_once():

@@ -3,11 +3,14 @@
 
 The fallback where blocks of channels would be mostly empty. The register tile is some output
 channels, each a scalar weight in every lane, times vectors of positions.
+
+Weights that are known only at run time are read where they lie. That is slower than packed weights,
+of which a register tile reads one after the other, and than the kernels for blocks of channels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -44,9 +47,16 @@ class PlainConv(Convolution):
         x: Over (batch, in_channels, *spatial with padding).
         y: Over (batch, out_channels, *window.out).
         schedule: How; None leaves it to the heuristic.
+        weights: Strides, none of them negative, of weights that are read as they are, over
+            (groups, out_channels / groups, in_channels / groups, *window.kernel); None for packed
+            ones.
+        is_turned: Whether weights that are read as they are have their taps in reverse, in every
+            spatial dimension.
     """
 
     schedule: PlainConvSchedule | None = None
+    weights: tuple[int, ...] | None = None
+    is_turned: bool = False
 
 
 def key(spec: PlainConv) -> str:
@@ -123,7 +133,7 @@ def packing(spec: PlainConv) -> str:
 
 
 def build(spec: PlainConv) -> Function:
-    """Return the kernel; its arguments are x, packed weights, bias if any, y, fused operands."""
+    """Return the kernel; its arguments are x, weights, bias if any, y, fused operands."""
     return _PlainConvKernel(spec).function()
 
 
@@ -144,13 +154,18 @@ class _PlainConvKernel(ConvKernel):
     def __init__(self, spec: PlainConv) -> None:
         self.plan = schedule(spec)
         self.tiles = channel_tiles(spec)
+        strides = _weight_strides(spec)
         self.spec = spec = spec.normalised()
         self.lanes = row_lanes(spec.window.out[-1], spec.unit)
+        outputs = spec.out_channels // spec.groups
+        packed = (spec.out_channels * spec.group_inputs * spec.window.taps,)
+        as_they_are = (spec.groups, outputs, spec.group_inputs, *spec.window.kernel)
         super().__init__(
             "conv_plain",
             spec,
             x=(spec.batch, spec.in_channels, *spec.window.reach),
-            w=(spec.out_channels * spec.group_inputs * spec.window.taps,),
+            w=packed if strides is None else as_they_are,
+            w_strides=strides,
             channels=spec.out_channels,
             y=(spec.batch, spec.out_channels, *spec.window.out),
             # Weights are read one by one, biases too.
@@ -198,10 +213,7 @@ class _PlainConvKernel(ConvKernel):
         extents = [(0, extent, 1) for extent in (spec.group_inputs, *spec.window.kernel)]
 
         def step(at: list[Index], sums: Sequence[IrValue]) -> list[IrValue]:
-            flat = at[0]
-            for index, extent in zip(at[1:], spec.window.kernel, strict=True):
-                flat = flat * extent + index
-            weights = channel * (spec.group_inputs * spec.window.taps) + flat * place.channels
+            weights = self._weights(place, at)
             plane = place.group * spec.group_inputs + at[0]
             entries = [spec.window.at((*place.outer, column), at[1:]) for column in columns]
             return mma_step(
@@ -209,7 +221,7 @@ class _PlainConvKernel(ConvKernel):
                 sums,
                 place.channels,
                 len(columns),
-                lambda r: b.load(self.w, weights + r),
+                lambda r: b.load(self.w, weights(r)),
                 lambda v: self._entries((place.image, plane, *entries[v]), count),
             )
 
@@ -218,6 +230,21 @@ class _PlainConvKernel(ConvKernel):
             for column in columns:
                 at = (place.image, channel + r, *place.outer, column)
                 store_lanes(b, self.epilogue(next(sums), at, count), self.y, at, count)
+
+    def _weights(self, place: _PlainTurn, at: list[Index]) -> Callable[[int], tuple[Index, ...]]:
+        """Return where the weights of a tile's channels are, for an input channel and a tap."""
+        spec, kernel = self.spec, self.spec.window.kernel
+        plane, *taps = at
+        if spec.weights is not None:
+            if spec.is_turned:
+                taps = [extent - 1 - tap for tap, extent in zip(taps, kernel, strict=True)]
+            return lambda r: (place.group, place.first + r, plane, *taps)
+        flat = plane
+        for tap, extent in zip(taps, kernel, strict=True):
+            flat = flat * extent + tap
+        channel = place.group * (spec.out_channels // spec.groups) + place.first
+        first = channel * (spec.group_inputs * spec.window.taps) + flat * place.channels
+        return lambda r: (first + r,)
 
     def _entries(self, at: tuple[Index, ...], count: int) -> IrValue:
         """Read what a vector of positions meets below one tap, a stride of the window apart."""
@@ -238,6 +265,19 @@ class _PlainConvKernel(ConvKernel):
             result = b.shuffle(result, item, mask + [0] * (lanes - len(mask)))
             places = list(range(len(mask)))
         return result
+
+
+def _weight_strides(spec: PlainConv) -> tuple[int, ...] | None:
+    """Return the strides of weights that are read as they are, over the normalised window.
+
+    A dimension that is added or merged has one tap.
+    """
+    if spec.weights is None:
+        return None
+    taps = zip(spec.window.kernel, spec.weights[3:], strict=True)
+    steps = iter([stride for extent, stride in taps if extent != 1])
+    kernel = spec.normalised().window.kernel
+    return (*spec.weights[:3], *(0 if extent == 1 else next(steps) for extent in kernel))
 
 
 _MOST_LOADS = 4

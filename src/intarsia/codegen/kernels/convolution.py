@@ -111,15 +111,16 @@ def pack_bias(lanes: int, bias: Array) -> Array:
 
 
 class ConvKernel:
-    """A kernel in the making with its arguments: x, packed weights, bias if any, y, fused operands.
+    """A kernel in the making with its arguments: x, weights, bias if any, y, fused operands.
 
     Args:
         name: Of the kernel.
         spec: What it computes.
         x: Shape of the input with its padding.
-        w: Shape of the packed weights.
+        w: Shape of the weights.
         channels: Entries of the bias.
         y: Shape of the output.
+        w_strides: Of weights that are not packed, in elements; None for dense ones.
         align: Bytes to which weights and bias are aligned; None for one element.
     """
 
@@ -132,11 +133,12 @@ class ConvKernel:
         w: Sequence[int],
         channels: int,
         y: Sequence[int],
+        w_strides: Sequence[int] | None = None,
         align: int | None = LINE_BYTES,
     ) -> None:
         self.b = b = Builder(name)
         self.x = spec.x.declare(b, "x", x)
-        self.w = b.argument("w", "float32", w, align=align)
+        self.w = b.argument("w", "float32", w, w_strides, align=align)
         self.bias: Buffer | None = None
         if spec.bias:
             self.bias = b.argument("bias", "float32", (channels,), align=align)

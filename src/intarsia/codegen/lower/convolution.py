@@ -43,17 +43,29 @@ _SPATIAL = 2
 
 
 def conv_kind(operation: Operation, unit: VectorUnit) -> ConvKind:
-    """Return the kernel that computes a convolution."""
+    """Return the kernel that computes a convolution; without packing, only the plain one does."""
+    if not operation.is_constant(1):
+        return ConvKind.PLAIN
     inputs, outputs = operation.shape()[1], operation.output_shape[1]
     return choose(operation.attribute("group", 1), inputs, outputs, unit)
 
 
 def refuse_conv(operation: Operation) -> str | None:
     """Say why a convolution is not taken."""
-    problem = operation.why_computed({1: "weights are", 2: "bias is"})
-    if problem is None and len(operation.shape()) <= _SPATIAL:
+    if len(operation.shape()) <= _SPATIAL:
         return "it has no spatial dimension"
-    return problem
+    inputs, outputs = operation.shape()[1], operation.output_shape[1]
+    groups = operation.attribute("group", 1)
+    wanted = (outputs, inputs // groups)
+    if operation.op_type == "ConvTranspose":
+        wanted = (inputs, outputs // groups)
+    if len(operation.shape(1)) != len(operation.shape()):
+        return "its weights do not have the dimensions of its input"
+    if inputs % groups or outputs % groups or operation.shape(1)[:_SPATIAL] != wanted:
+        return "its weights do not have the channels of its input and output"
+    if operation.value(2) is not None and operation.shape(2) != (outputs,):
+        return "its bias does not have the channels of its output"
+    return None
 
 
 def wish_conv(operation: Operation, unit: VectorUnit) -> Wish:
@@ -97,7 +109,9 @@ def _transposed(operation: Operation) -> Transposed:
 class ConvProblem:
     """One convolution: tensors, weights and what follows; `x` includes the padding.
 
-    `is_padded` tells whether there is some at the end of each dimension.
+    Constant weights are an array (out_channels, in_channels / groups, *kernel), others a view over
+    (groups, out_channels / groups, in_channels / groups, *kernel), which is turned if its taps are
+    in reverse. `is_padded` tells whether there is padding at the end of each dimension.
     """
 
     kind: ConvKind
@@ -105,11 +119,13 @@ class ConvProblem:
     x: View
     y: View
     window: Window
-    weights: Array
+    weights: Array | View
     key: str
+    bias: View | None
     epilogue: Fused
     operands: tuple[View, ...]
     is_padded: bool = False
+    is_turned: bool = False
 
 
 def lower_conv(assembler: Assembler, group: KernelGroup) -> None:
@@ -134,14 +150,27 @@ def conv_problem(assembler: Assembler, group: KernelGroup, x: View, y: View) -> 
     """Return the convolution of a group from one tensor to another."""
     operation = group.anchor
     fused, operands = fuse(assembler, group)
+    kind, groups = conv_kind(operation, assembler.unit), operation.attribute("group", 1)
+    weights: Array | View
+    if operation.is_constant(1):
+        weights = operation.array(1)
+    else:
+        whole = assembler.read(operation.node.inputs[1])
+        outputs, (step, *steps) = whole.shape[0] // groups, whole.strides
+        weights = replace(
+            whole,
+            shape=(groups, outputs, *whole.shape[1:]),
+            strides=(outputs * step, step, *steps),
+        )
     return ConvProblem(
-        kind=conv_kind(operation, assembler.unit),
-        groups=operation.attribute("group", 1),
+        kind=kind,
+        groups=groups,
         x=x,
         y=y,
         window=conv_window(operation),
-        weights=operation.array(1),
+        weights=weights,
         key=operation.inputs[1].name,
+        bias=_bias(assembler, operation, kind),
         epilogue=fused,
         operands=tuple(operands),
         is_padded=all(after > 0 for _, after in _pads(operation)),
@@ -157,7 +186,13 @@ def lower_conv_transpose(assembler: Assembler, group: KernelGroup) -> None:
     fused, operands = fuse(assembler, group)
     y, groups = assembler.target(group.result), operation.attribute("group", 1)
     strides = read_conv_window(operation).strides
-    weights, name = operation.array(1), f"{operation.node.name}/{operation.inputs[1].name}"
+    name = f"{operation.node.name}/{operation.inputs[1].name}"
+    weights: Array | View
+    if is_constant := operation.is_constant(1):
+        weights = operation.array(1)
+    else:
+        weights = assembler.read(operation.node.inputs[1])
+    bias = _bias(assembler, operation, kind)
     # No zeros are multiplied, as they would be if they were put between the input's entries.
     for number, phase in enumerate(parts.phases):
         out, begin = phase.window.out, phase.y_offset
@@ -172,8 +207,10 @@ def lower_conv_transpose(assembler: Assembler, group: KernelGroup) -> None:
             window=phase.window,
             weights=phase.weights(weights, groups),
             key=f"{name}/phase{number}",
+            bias=bias,
             epilogue=over(fused, views[1:]),
             operands=tuple(views[1:]),
+            is_turned=not is_constant,
         )
         append_conv(assembler, group, problem)
 
@@ -202,10 +239,17 @@ def _input_block(assembler: Assembler, operation: Operation, kind: ConvKind) -> 
 
 def append_conv(assembler: Assembler, group: KernelGroup, problem: ConvProblem) -> None:
     """Append the call of the kernel that a convolution is for."""
-    operation, bias = group.anchor, group.anchor.value(2)
-    biases = [] if bias is None else [_bias(assembler, operation, problem.kind)]
+    operation, weights = group.anchor, problem.weights
+    biases = [] if problem.bias is None else [problem.bias]
+    describe = partial(_describe, assembler, problem)
+    if isinstance(weights, View):
+        plain = describe(0)
+        assert isinstance(plain, PlainConv)
+        plain = replace(plain, weights=weights.strides, is_turned=problem.is_turned)
+        arguments = (problem.x, weights, *biases, problem.y, *problem.operands)
+        assembler.call(plain, arguments, group.names, "weights as they are")
+        return
     tiles = _winograd_tiles(assembler, problem, operation)
-    describe = partial(_describe, assembler, problem, has_bias=bias is not None)
 
     def others() -> list[_ConvSpec]:
         allowed = _allowed_tiles(assembler, problem, operation)
@@ -214,7 +258,7 @@ def append_conv(assembler: Assembler, group: KernelGroup, problem: ConvProblem) 
     spec = assembler.choose(describe(tiles), others)
     family = weight_family(spec)
     key = f"{problem.key}/{family.packing(spec)}"
-    packed = assembler.packed(key, partial(family.pack, spec, problem.weights))
+    packed = assembler.packed(key, partial(family.pack, spec, weights))
     x = problem.x.as_blocks() if problem.kind is ConvKind.DIRECT else problem.x
     note = f"Winograd {spec.algorithm}" if isinstance(spec, Winograd) else ""
     assembler.call(spec, (x, packed, *biases, problem.y, *problem.operands), group.names, note)
@@ -223,9 +267,7 @@ def append_conv(assembler: Assembler, group: KernelGroup, problem: ConvProblem) 
 _ConvSpec: TypeAlias = Winograd | Conv | Depthwise | PlainConv
 
 
-def _describe(
-    assembler: Assembler, problem: ConvProblem, tiles: int, *, has_bias: bool
-) -> _ConvSpec:
+def _describe(assembler: Assembler, problem: ConvProblem, tiles: int) -> _ConvSpec:
     """Return the description of a kernel for a convolution, by Winograd's tiles unless 0."""
     x, y = problem.x, problem.y
     make: Callable[..., _ConvSpec]
@@ -245,7 +287,7 @@ def _describe(
         problem.window,
         x.layout,
         y.layout,
-        has_bias,
+        problem.bias is not None,
         problem.epilogue,
         assembler.unit,
     )
@@ -281,11 +323,12 @@ def _exact_tiles(
     assembler: Assembler, problem: ConvProblem, operation: Operation, most: int
 ) -> Iterator[int]:
     """Yield tiles whose error is not too large for the target, the largest first."""
-    is_positive = _is_positive(operation)
+    is_positive, weights = _is_positive(operation), problem.weights
+    assert not isinstance(weights, View)
     for tiles in sorted(OUTPUTS, reverse=True):
         if tiles <= most and (
             assembler.winograd is not WinogradMode.AUTO
-            or error_ratio(tiles, problem.weights, is_positive=is_positive) <= LIMIT
+            or error_ratio(tiles, weights, is_positive=is_positive) <= LIMIT
         ):
             yield tiles
 
@@ -309,8 +352,17 @@ _PASSING = frozenset(("MaxPool", "AveragePool", "Concat", "Dropout", "Identity",
 _FAR = 8
 
 
-def _bias(assembler: Assembler, operation: Operation, kind: ConvKind) -> View:
-    name, bias = operation.inputs[2].name, operation.array(2)
+def _bias(assembler: Assembler, operation: Operation, kind: ConvKind) -> View | None:
+    """Return the bias as a kernel reads it; whole blocks, but for the plain one."""
+    value = operation.value(2)
+    if value is None:
+        return None
+    if value.constant is None:
+        computed = assembler.read_dense(value.id)
+        if kind is ConvKind.PLAIN:
+            return computed
+        return assembler.blocked(computed.unsqueezed(0), assembler.lanes)
+    name, bias = value.name, operation.array(2)
     if kind is ConvKind.PLAIN:
         return assembler.constant(name, bias)
     key = f"{name}/by{assembler.lanes}"
@@ -334,18 +386,38 @@ class Phase:
     x_offset: tuple[int, ...]
     y_offset: tuple[int, ...]
 
-    def weights(self, weights: Array, groups: int) -> Array:
-        """Return its weights (out_channels, in_channels / groups, *window.kernel).
+    def weights(self, weights: Array | View, groups: int) -> Array | View:
+        """Return its weights, as `ConvProblem` has them; of a view the turned ones.
 
         Args:
             weights: Of the whole: (in_channels, out_channels / groups, *kernel), as ONNX has them.
             groups: Of channels.
         """
+        if isinstance(weights, View):
+            return self._view(weights, groups)
         inputs, outputs = weights.shape[0] // groups, weights.shape[1]
         kernel = weights.shape[2:]
         swapped = weights.reshape(groups, inputs, outputs, *kernel).swapaxes(1, 2)
         whole = swapped.reshape(groups * outputs, inputs, *kernel)
         return whole[np.ix_(*map(range, whole.shape[:2]), *self.taps)]
+
+    def _view(self, weights: View, groups: int) -> View:
+        """Return its weights in the memory of all, with the taps in the order that they have there.
+
+        Taps of one phase are evenly spaced.
+        """
+        inputs, outputs = weights.shape[0] // groups, weights.shape[1]
+        by_input, by_output, *by_tap = weights.strides
+        begins = [min(taps, default=0) for taps in self.taps]
+        steps = [taps[0] - taps[1] if len(taps) > 1 else 0 for taps in self.taps]
+        return replace(
+            weights.at((0, 0, *begins)),
+            shape=(groups, outputs, inputs, *map(len, self.taps)),
+            strides=(
+                *(inputs * by_input, by_output, by_input),
+                *(stride * step for stride, step in zip(by_tap, steps, strict=True)),
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True)

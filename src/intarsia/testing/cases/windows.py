@@ -13,6 +13,9 @@ CONVOLUTION: tuple[OperatorCase, ...] = (
     case("Conv", "1x1", _IMAGE, weight(6, 4, 1, 1), dtypes=FLOATS),
     case("Conv", "3x3", _IMAGE, weight(6, 4, 3, 3), weight(6), dtypes=_HALF),
     case("Conv", "fed_weights", _IMAGE, fed(6, 4, 3, 3), fed(6)),
+    case("Conv", "grouped_fed_weights", _IMAGE, fed(6, 2, 3, 2), pads=(1, 0, 2, 1), group=2),
+    case("Conv", "1d_fed_weights", fed(2, 3, 11), fed(5, 3, 3), fed(5), dilations=(2,)),
+    case("Conv", "3d_fed_weights", fed(1, 2, 5, 6, 5), fed(3, 2, 3, 2, 3), strides=(2, 1, 1)),
     case("Conv", "padded", _IMAGE, weight(6, 4, 3, 3), pads=(1, 1, 1, 1), dtypes=_HALF),
     case("Conv", "uneven_pads", _IMAGE, weight(6, 4, 3, 3), weight(6), pads=(0, 1, 2, 0)),
     case("Conv", "strided", _IMAGE, weight(6, 4, 3, 3), pads=(1, 1, 1, 1), strides=(2, 2)),
@@ -46,6 +49,8 @@ CONVOLUTION: tuple[OperatorCase, ...] = (
     ),
     case("ConvTranspose", "grouped", fed(1, 4, 4, 5), weight(4, 1, 3, 3), group=2),
     case("ConvTranspose", "constant_but_its_bias", weight(1, 2, 3, 3), weight(2, 2, 1, 1), fed(2)),
+    case("ConvTranspose", "fed_weights", fed(1, 3, 4, 5), fed(3, 2, 3, 3), fed(2), strides=(2, 2)),
+    case("ConvTranspose", "grouped_fed_weights", fed(1, 4, 4, 5), fed(4, 3, 2, 3), group=2),
     case("ConvTranspose", "1d", fed(1, 3, 6), weight(3, 2, 4), strides=(2,), pads=(1, 1)),
 )
 
