@@ -52,6 +52,13 @@ CASES = {
         {"x": (2, 3, 47, 51)},
         {"w": (20, 3, 3, 3), "v": (20, 1, 3, 3), "p": (12, 20, 1, 1)},
     ),
+    "biases that are not constant": small_model(
+        "y",
+        f"a = Conv(x, w, b) c = Relu(a) d = Conv<group = 24, {SAME}>(c, v, u) e = Conv(d, p, q)"
+        " y = Relu(e)",
+        {"x": SHAPE, "b": (24,), "u": (24,), "q": (12,)},
+        {"w": (24, 16, 1, 1), "v": (24, 1, 3, 3), "p": (12, 24, 1, 1)},
+    ),
 }
 
 
@@ -79,7 +86,7 @@ def test_bands_give_the_numbers_of_each_convolution_alone(case, compile_for, run
     model = CASES[case]
     alone = run_both(model, feeds := feeds_of(model)).run(feeds)["y"]
     banded = compile_for(model, SMALL)
-    banded.run({"x": np.full_like(feeds["x"], np.nan)})
+    banded.run({name: np.full_like(array, np.nan) for name, array in feeds.items()})
     got = banded.run(feeds)["y"]
     np.testing.assert_allclose(got, alone, rtol=1e-5, atol=1e-5 * np.abs(alone).max())
 
