@@ -42,6 +42,7 @@ EMITTED = (
     "ArgMax-last_axis float32",
     "ReduceMax-uint8 uint8",
     "ReduceMax-bool bool",
+    "OneHot-floats float32",
     "MaxPool-bytes int8",
     "ReduceMin-bool bool",
     "Clip-integers int32",

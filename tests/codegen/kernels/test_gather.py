@@ -160,6 +160,29 @@ def test_one_hot(run_kernel, axis):
     np.testing.assert_array_equal(got.reshape(wanted.shape), wanted)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_one_hot_of_floats_cuts_them(run_kernel, dtype):
+    numbers = [0, 1.9, -0.5, -1, 4, -4.2, -5, 65000, np.inf, -np.inf, np.nan, -np.nan]
+    classes = [0, 1, 0, 3, None, 0, *[None] * 6]
+    check_one_hot(run_kernel, np.array(numbers, dtype), classes)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "uint32", "uint64"])
+def test_one_hot_of_other_integers(run_kernel, dtype):
+    highest = np.iinfo(dtype).max
+    indices = np.array([0, 3, 4, highest, highest - 1], dtype)
+    check_one_hot(run_kernel, indices, [0, 3, None, None, None])
+
+
+def check_one_hot(run_kernel, indices, classes, depth=4):
+    values, y = np.array([-1, 7], "float32"), np.zeros((1, depth, len(indices)), "float32")
+    indices = indices.reshape(1, -1)
+    spec = gather.OneHot(1, depth, indices.size, dense(indices), dense(values), dense(y))
+    got = run_kernel(gather.build(spec), [indices, values, y])[2]
+    wanted = [[7 if entry == class_ else -1 for class_ in classes] for entry in range(depth)]
+    np.testing.assert_array_equal(got[0], wanted)
+
+
 @pytest.mark.parametrize("reduction", sorted(scatter.REDUCTIONS))
 @pytest.mark.parametrize(
     ("extents", "shape", "axis"), [((4, 5), (9, 3), 0), ((4, 5), (4, 7), 1), ((6,), (9,), 0)]

@@ -13,8 +13,9 @@ from math import prod
 
 from intarsia.codegen.body import NOTHING, Fused, Layout, load_lanes, store_lanes
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Buffer, Function, Index, Subscript
+from intarsia.codegen.ir import Buffer, Function, Index, IrValue, Subscript
 from intarsia.codegen.kernels.domain import each_turn
+from intarsia.codegen.scalar_ops.conversion import convert
 from intarsia.codegen.unit import AVX512, VectorUnit
 
 
@@ -103,7 +104,7 @@ class OneHot:
         outer: Entries before the new dimension.
         depth: Extent of the new dimension.
         inner: Entries after it.
-        indices: Over (outer, inner); int32 or int64.
+        indices: Over (outer, inner); any numbers, of which floats are cut to integers.
         values: Over (2,).
         y: Over (outer, depth, inner).
     """
@@ -243,11 +244,25 @@ def _one_hot(spec: OneHot) -> Function:
     b.note(f"{spec.depth} classes")
     with b.parallel(turns) as outer, b.serial(0, spec.inner) as column:
         off, on = b.load(values, 0), b.load(values, 1)
-        number = b.cast(b.load(indices, (outer, column)), "int64")
-        number = b.select(b.compare("lt", number, 0), b.add(number, spec.depth), number)
+        number = _whole_number(b, b.load(indices, (outer, column)))
+        if not indices.dtype.startswith("uint"):  # a uint64 that int64 cannot hold is no class
+            number = b.select(b.compare("lt", number, 0), b.add(number, spec.depth), number)
         with b.serial(0, spec.depth) as entry:
             # An index outside of the classes equals none of them: its row is all `off`, as ONNX
             # says.
             is_hot = b.compare("eq", number, b.index(entry))
             b.store(b.select(is_hot, on, off), y, (outer, entry, column))
     return b.finish()
+
+
+def _whole_number(b: Builder, x: IrValue) -> IrValue:
+    """Return a number as int64, a float cut; far below zero if it is NaN or too large."""
+    if not x.type.is_float:
+        return b.cast(x, "int64")
+    x = convert(b, x, "float32") if x.type.dtype == "float16" else x
+    is_held = b.compare("lt", b.unary("abs", x), _FAR)
+    return b.cast(b.select(is_held, x, -_FAR), "int64")
+
+
+_FAR = 2.0**62
+"""A float that int64 holds, also with an extent added to it."""

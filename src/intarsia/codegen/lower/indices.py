@@ -15,7 +15,7 @@ from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import fuse
 from intarsia.codegen.lower.views import View
-from intarsia.codegen.scalar_ops.operator import WIDE
+from intarsia.codegen.scalar_ops.operator import NUMBERS, WIDE
 from intarsia.graph.indices import index_problem, index_use
 
 _INDEX_DTYPES = frozenset(("int32", "int64"))
@@ -146,7 +146,7 @@ def lower_gather_nd(assembler: Assembler, group: KernelGroup) -> None:
 def refuse_one_hot(operation: Operation) -> str | None:
     """Say why a `OneHot` is not taken."""
     dtype = operation.inputs[0].dtype
-    return None if dtype in _INDEX_DTYPES else f"its indices are {dtype}"
+    return None if dtype in NUMBERS | {"float16"} else f"its indices are {dtype}"
 
 
 def lower_one_hot(assembler: Assembler, group: KernelGroup) -> None:

@@ -280,6 +280,7 @@ PICKING: tuple[OperatorCase, ...] = (
         constant(4),
         constant([0.0, 1.0], "float32"),
     ),
+    case("OneHot", "floats", given([0.0, 2.0, -1.0]), constant(4), constant([0.0, 1.0], "float32")),
     case("Trilu", "upper", fed(4, 4)),
     case("Trilu", "lower_shifted", fed(2, 3, 4), constant(1), upper=0),
 )
