@@ -43,6 +43,7 @@ EMITTED = (
     "ReduceMax-uint8 uint8",
     "ReduceMax-bool bool",
     "OneHot-floats float32",
+    "TopK-largest int64",
     "MaxPool-bytes int8",
     "ReduceMin-bool bool",
     "Clip-integers int32",

@@ -21,6 +21,7 @@ from tests.codegen.kernels import (
     test_resize,
     test_rows,
     test_scan,
+    test_top_k,
     test_winograd,
 )
 from tests.codegen.kernels.conv_cases import check_conv
@@ -82,6 +83,7 @@ FAMILIES = {
     "layer norm": lambda run: test_rows.test_layer_normalization(run, 96, "float32", AVX2),
     "cumsum": lambda run: test_scan.test_cumsum(run, (2, 5, 19), 1, 1, "float32", AVX2),
     "cumprod": lambda run: test_scan.test_cumprod(run, (2, 5, 19), 1, 1, "float32", AVX2),
+    "top k": lambda run: test_top_k.test_top_k(run, (3, 40), 1, 7, "float32", True),
     "winograd": lambda run: test_winograd.test_agrees_with_the_reference(
         run, next(iter(test_winograd.CASES)), "avx2", 4
     ),

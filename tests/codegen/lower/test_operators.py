@@ -60,6 +60,10 @@ BLOCKED = {
     "tile": ("t = Tile(c, r) y = Relu(t)", {"r": ints(1, 2, 1, 3)}),
     "cumsum": ("y = CumSum<reverse = 1>(c, a)", {"a": np.array(1, np.int64)}),
     "trilu": ("y = Trilu<upper = 0>(c)", {}),
+    "best channels": (
+        "v, i = TopK<axis = 1>(c, k) r = Relu(v) f = Cast<to = 1>(i) y = Add(r, f)",
+        {"k": ints(7)},
+    ),
     "shape": ("s = Shape(c) d = Cast<to = 1>(s) r = ReduceSum(d) y = Mul(c, r)", {}),
     "depth to space": ("d = DepthToSpace<blocksize = 2>(c) y = Relu(d)", {}),
 }
@@ -81,6 +85,8 @@ JOINED = {
         {"p": ints(0, 0, 5, 6, 0, 0, 0, 0)},
     ),
     "trilu": ("g = Trilu(x)", {}),
+    "least": ("g, i = TopK<axis = 2, largest = 0>(x, k)", {"k": ints(5)}),
+    "places": ("h, i = TopK(x, k) g = Cast<to = 1>(i)", {"k": ints(6)}),
     "softmax": ("g = Softmax<axis = 2>(x)", {}),
     "scatter": ("g = ScatterND(x, i, u)", {"i": ints(0, 1).reshape(1, 2), "u": (1, 5, 6)}),
     "pad": ("g = Pad(x, p)", {"p": ints(0, 1, 0, 0, 0, 1, 0, 0)}),
@@ -125,6 +131,8 @@ OLD = {
     "ReduceSum": ("y = ReduceSum<axes = [1, -1], keepdims = 0>(x)", {}, 11),
     "Split": ("y, z = Split<axis = 1, split = [1, 3]>(x)", {}, 11),
     "Dropout": ("d = Dropout(x) y = Relu(d)", {}, 10),
+    "TopK by attribute": ("y, i = TopK<k = 3, axis = 2>(x)", {}, 9),
+    "TopK of opset 10": ("y, i = TopK<axis = -2>(x, k)", {"k": ints(3)}, 10),
     "Scatter": (
         "y = Scatter<axis = 1>(x, i, u)",
         {"i": ints(3, 1).reshape(1, 2, 1, 1), "u": (1, 2, 1, 1)},
@@ -187,6 +195,19 @@ def test_the_largest_of_a_blocked_tensor_has_its_index(run_both):
     run_both(model, feeds_of(model))
 
 
+@pytest.mark.parametrize("largest", [0, 1])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+def test_the_first_of_equal_entries_come_first(run_both, dtype, axis, largest):
+    rng = np.random.default_rng(axis + 1)
+    for _ in range(3):
+        shape = rng.integers(1, 9, 3)
+        x = rng.integers(-4, 5, shape).astype(dtype)
+        k = ints(rng.integers(1, shape[axis] + 1))
+        body = f"y, i = TopK<axis = {axis}, largest = {largest}>(x, k)"
+        run_both(small_model("y, i", body, {"x": x}, {"k": k}), {"x": x})
+
+
 FLOAT64 = {
     "chain": ("a = Add(x, w) b = Tanh(a) y = Mul(b, x)", {"w": np.linspace(-1, 1, 6)}),
     "MatMul": ("y = MatMul(x, w)", {"w": np.linspace(-1, 1, 18).reshape(6, 3)}),
@@ -245,6 +266,7 @@ def test_a_long_sum_in_another_dtype(run_both, case, dtype):
 EMPTY = (
     *("y = Softmax(x)", "y = Softmax<axis = 1>(x)", "y = Transpose(x)", "y = Relu(x)"),
     *("y = Concat<axis = 1>(x, x)", "y = Gather<axis = 0>(x, i)", "y = Tile(x, r)"),
+    "y, j = TopK<axis = 0>(x, i)",
     *("y = CumSum(x, a)", "y = ReduceSum<keepdims = 0>(x, i)", "y = Pad(x, p)", "y = Trilu(x)"),
     "y = ScatterElements(x, x0, x)",
 )

@@ -32,6 +32,7 @@ from intarsia.codegen.kernels import (
     rows,
     scan,
     scatter,
+    top_k,
     winograd,
 )
 from intarsia.codegen.unit import VectorUnit
@@ -120,6 +121,7 @@ FAMILIES: tuple[KernelFamily, ...] = (
     rows,
     scan,
     scatter,
+    top_k,
 )
 
 _BY_SPEC = {spec: family for family in FAMILIES for spec in family.SPECS}

@@ -9,13 +9,14 @@ from dataclasses import replace
 from math import prod
 
 from intarsia.codegen.body import Fused, identity
-from intarsia.codegen.kernels import gather, scan, scatter
+from intarsia.codegen.kernels import gather, scan, scatter, top_k
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import fuse
 from intarsia.codegen.lower.views import View
 from intarsia.codegen.scalar_ops.operator import NUMBERS, WIDE
+from intarsia.graph.graph import ABSENT
 from intarsia.graph.indices import index_problem, index_use
 
 _INDEX_DTYPES = frozenset(("int32", "int64"))
@@ -275,3 +276,43 @@ def lower_trilu(assembler: Assembler, group: KernelGroup) -> None:
         is_upper = bool(operation.attribute("upper", 1))
         spec = scan.Trilu(*domain, x.layout, y.layout, diagonal, is_upper)
         assembler.call(spec, (x, y), group.names)
+
+
+# TopK
+
+
+def refuse_top_k(operation: Operation) -> str | None:
+    """Say why a `TopK` is not taken."""
+    shape, node = operation.shape(), operation.node
+    if not shape:
+        return "its input is a scalar"
+    if node.outputs[0] == ABSENT:
+        return "it has no values"
+    problem = operation.why_computed({1: "k is"})
+    if problem is None and not 0 <= _count(operation) <= shape[_axis(operation, -1)]:
+        problem = f"k is {_count(operation)}, of {shape[_axis(operation, -1)]} entries"
+    return problem
+
+
+def _count(operation: Operation) -> int:
+    """Return k, which was an attribute before operator set 10."""
+    (count,) = operation.numbers(1) or (operation.attribute("k"),)
+    return int(count)
+
+
+def lower_top_k(assembler: Assembler, group: KernelGroup) -> None:
+    """Append the largest or smallest entries along a dimension; they are sorted in any case."""
+    operation = group.anchor
+    x, y = assembler.read(operation.node.inputs[0]), assembler.target(group.result)
+    places = operation.outputs[1:]
+    indices = assembler.target(places[0].id) if places else assembler.scratch("int64", y.shape)
+    spec = top_k.TopK(
+        x.shape,
+        _axis(operation, -1),
+        _count(operation),
+        x.layout,
+        y.layout,
+        indices.layout,
+        bool(operation.attribute("largest", 1)),
+    )
+    assembler.call(spec, (x, y, indices), group.names)

@@ -15,7 +15,7 @@ from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.layouts import Wish
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import is_elementwise
-from intarsia.codegen.scalar_ops.operator import ANY, WIDE
+from intarsia.codegen.scalar_ops.operator import ANY, BOOL, WIDE
 from intarsia.codegen.unit import VectorUnit
 from intarsia.errors import InternalError
 from intarsia.graph.ops import ViewKind, names_of
@@ -176,6 +176,7 @@ OPERATORS: dict[str, Operator] = {
     "SpaceToDepth": Operator(movement.lower_shuffle, ANY),
     "Split": Operator(movement.lower_split, ANY, wish=_follow),
     "Tile": Operator(movement.lower_tile, ANY, movement.refuse_tile),
+    "TopK": Operator(indices.lower_top_k, ANY - BOOL, indices.refuse_top_k),
     "Transpose": Operator(movement.lower_transpose, ANY),
     "Trilu": Operator(indices.lower_trilu, ANY, indices.refuse_trilu),
     **dict.fromkeys(names_of(lambda operator: operator.view is ViewKind.RESHAPED), _RENAMING),

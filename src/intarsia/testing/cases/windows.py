@@ -317,6 +317,7 @@ REDUCTIONS: tuple[OperatorCase, ...] = (
     case("ArgMin", "axis_0", fed(3, 7), axis=0),
     case("TopK", "largest", fed(3, 7), constant([3]), outputs=2, dtypes=("float32", "int64")),
     case("TopK", "smallest_axis_0", fed(5, 2), constant([2]), outputs=2, axis=0, largest=0),
+    case("TopK", "of_equals", given([[1.0, 3.0, 3.0, 1.0, 3.0]]), constant([4]), outputs=2),
     case("CumSum", "plain", fed(3, 5), constant(1, "int64")),
     case("CumSum", "exclusive_reverse", fed(3, 5), constant(0, "int64"), exclusive=1, reverse=1),
     case("CumProd", "plain", fed(3, 5), constant(1, "int64"), opset=26),
