@@ -79,6 +79,10 @@ FAMILIES = {
     "reduce": lambda run: test_reduce.test_kinds(run, "LogSumExp", AVX2),
     "arg max": lambda run: test_reduce.test_arguments(run, "ArgMax", "float32", AVX2),
     "resize": lambda run: test_resize.test_linear(run, (3, 9), test_resize.COORDINATES[0]),
+    "resize cubic": lambda run: test_resize.test_weighted(
+        run, "cubic", (2, 2), True, False, test_resize.COORDINATES[0]
+    ),
+    "resize crop": lambda run: test_resize.test_crop(run, "linear", "float32"),
     "softmax": lambda run: test_rows.test_softmax_and_kin(run, "Softmax", "float32", AVX512),
     "layer norm": lambda run: test_rows.test_layer_normalization(run, 96, "float32", AVX2),
     "cumsum": lambda run: test_scan.test_cumsum(run, (2, 5, 19), 1, 1, "float32", AVX2),

@@ -12,7 +12,7 @@ from intarsia.backends.evaluator import make_evaluator
 from intarsia.codegen.body import NOTHING, Apply, Body, Fused, Layout
 from intarsia.codegen.ir import row_major
 from intarsia.codegen.kernels import remap, resize
-from intarsia.codegen.kernels.resize import ResizedAxis
+from intarsia.codegen.kernels.resize import Filter, ResizedAxis
 from intarsia.codegen.unit import AVX2, SCALAR
 
 COORDINATES = (
@@ -47,12 +47,13 @@ def expected_of(x, mode, coordinates, rounding, *, scales=(), sizes=()):
     return InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
 
 
-def evaluated(x, mode, coordinates, sizes):
+def evaluated(x, mode, coordinates, sizes, roi=(), **attributes):
     """Return what the reference evaluator makes, whose coordinates are float64."""
     node = helper.make_node(
-        *("Resize", ["x", "", "", "sizes"], ["y"]),
+        *("Resize", ["x", "roi" if roi else "", "", "sizes"], ["y"]),
         mode=mode,
         coordinate_transformation_mode=coordinates,
+        **attributes,
     )
     element = helper.np_dtype_to_tensor_dtype(x.dtype)
     full = [*x.shape[:2], *sizes]
@@ -61,13 +62,18 @@ def evaluated(x, mode, coordinates, sizes):
         "g",
         [helper.make_tensor_value_info("x", element, x.shape)],
         [helper.make_tensor_value_info("y", element, None)],
-        [helper.make_tensor("sizes", TensorProto.INT64, [len(full)], full)],
+        [
+            helper.make_tensor("sizes", TensorProto.INT64, [len(full)], full),
+            helper.make_tensor("roi", TensorProto.FLOAT, [len(roi)], roi),
+        ],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
     return make_evaluator(model).run(None, {"x": x})[0]
 
 
-def check(run_kernel, mode, x, expected, axes, unit, block, *, fused=None):
+def check(
+    run_kernel, mode, x, expected, axes, unit, block, *, fused=None, how=None, extrapolation=None
+):
     blocks = -(-x.shape[1] // block)
     domain = (x.shape[0], blocks, *(axis.out for axis in axes), block)
     lay_x = Layout(x.dtype.name, row_major((x.shape[0], blocks, *x.shape[2:], block)))
@@ -78,6 +84,11 @@ def check(run_kernel, mode, x, expected, axes, unit, block, *, fused=None):
     if mode == "nearest":
         spec, tables = resize.nearest(outer, axes, block, lay_x, lay_y, epilogue, unit)
         function = remap.build(spec)
+    elif how is not None:
+        weighted = resize.Weighted(
+            outer, axes, how, lay_x, lay_y, block, extrapolation, epilogue, unit
+        )
+        function, tables = resize.build(weighted), resize.weighted_tables(weighted)
     else:
         linear = resize.Linear(outer, axes, lay_x, lay_y, block, epilogue, unit)
         function, tables = resize.build(linear), resize.linear_tables(linear)
@@ -212,10 +223,54 @@ def test_epilogue(run_kernel, mode):
         check(run_kernel, mode, x, expected, axes, AVX2, block, fused=body)
 
 
+@pytest.mark.parametrize("coordinates", COORDINATES)
+@pytest.mark.parametrize("exclude_outside", [False, True])
+@pytest.mark.parametrize("antialias", [False, True])
+@pytest.mark.parametrize(
+    ("mode", "sizes"), [("linear", (3, 4)), ("cubic", (9, 3)), ("cubic", (2, 2))]
+)
+def test_weighted(run_kernel, mode, sizes, antialias, exclude_outside, coordinates):
+    x = make((1, 9, 5, 7))
+    expected = evaluated(
+        *(x, mode, coordinates, sizes),
+        antialias=int(antialias),
+        exclude_outside=int(exclude_outside),
+        cubic_coeff_a=-0.5,
+    )
+    how = Filter(mode, -0.5, antialias, exclude_outside)
+    axes = tuple(
+        ResizedAxis(extent, out, out / extent, coordinates)
+        for extent, out in zip(x.shape[2:], sizes, strict=True)
+    )
+    for unit, block in ((AVX2, 8), (SCALAR, 1)):
+        check(run_kernel, mode, x, expected, axes, unit, block, how=how)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_crop(run_kernel, mode, dtype):
+    if (mode, dtype) == ("cubic", "float64"):
+        pytest.skip("the reference computes these weights in float32")
+    x = make((1, 9, 5, 7)).astype(dtype)
+    crops, sizes = ((0.125, 0.875), (-0.25, 1.25)), (6, 8)
+    roi = (0, 0, 0.125, -0.25, 1, 1, 0.875, 1.25)
+    rule = "tf_crop_and_resize"
+    expected = evaluated(x, mode, rule, sizes, roi, extrapolation_value=2.5)
+    axes = tuple(
+        ResizedAxis(extent, out, out / extent, rule, crop=crop)
+        for extent, out, crop in zip(x.shape[2:], sizes, crops, strict=True)
+    )
+    for unit, block in ((AVX2, 8), (SCALAR, 1)):
+        check(
+            *(run_kernel, mode + " crop", x, expected, axes, unit, block),
+            how=Filter(mode),
+            extrapolation=2.5,
+        )
+
+
 def test_what_is_refused():
     for coordinates, rounding in itertools.product(COORDINATES, ROUNDINGS):
         assert resize.refuse("nearest", coordinates, rounding) is None
-    assert "cubic" in resize.refuse("cubic", "half_pixel")
-    assert "tf_crop_and_resize" in resize.refuse("linear", "tf_crop_and_resize")
-    assert "antialias" in resize.refuse("linear", "half_pixel", antialias=True)
+    assert "quartic" in resize.refuse("quartic", "half_pixel")
+    assert "mirrored" in resize.refuse("linear", "mirrored")
     assert "up" in resize.refuse("nearest", "half_pixel", "up")

@@ -6,6 +6,7 @@ import pytest
 from tests.codegen.lower.small_models import feeds_of, small_model
 
 import intarsia
+from intarsia.errors import UnsupportedError
 
 WIDE = {"w": (20, 20, 1, 1)}
 IMAGE = {"x": (2, 20, 5, 6)}
@@ -38,6 +39,31 @@ BLOCKED = {
         'r = Resize<mode = "linear", coordinate_transformation_mode = "align_corners">(c, , , s)'
         " y = Mul(r, r)",
         {"s": ints(2, 20, 9, 4)},
+    ),
+    "cubic": (
+        'r = Resize<mode = "cubic">(c, , s) y = Add(r, b)',
+        {"s": np.array([1, 1, 2, 1.5], np.float32), "b": (20, 1, 1)},
+    ),
+    "cubic with what is outside left out": (
+        'y = Resize<mode = "cubic", cubic_coeff_a = -0.5, exclude_outside = 1>(c, , , s)',
+        {"s": ints(2, 20, 9, 3)},
+    ),
+    "antialias": (
+        'r = Resize<mode = "linear", antialias = 1>(c, , , s) y = Relu(r)',
+        {"s": ints(2, 20, 2, 3)},
+    ),
+    "wide antialias": (
+        'y = Resize<mode = "cubic", antialias = 1>(c, , , s)',
+        {"s": ints(2, 20, 1, 1)},
+    ),
+    "crop": (
+        'r = Resize<mode = "linear", coordinate_transformation_mode = "tf_crop_and_resize",'
+        " extrapolation_value = 2.5>(c, o, , s) y = Neg(r)",
+        {"o": np.array([0, 0, 0.25, -0.25, 1, 1, 0.75, 1.25], np.float32), "s": ints(2, 20, 7, 4)},
+    ),
+    "crop of channels": (
+        'y = Resize<coordinate_transformation_mode = "tf_crop_and_resize">(c, o, , s)',
+        {"o": np.array([0, 0.3, 0, 0, 1, 0.8, 1, 1.35], np.float32), "s": ints(2, 7, 3, 5)},
     ),
     "resized channels": ("y = Resize(c, , s)", {"s": np.array([1, 0.5, 1, 1], np.float32)}),
     "LRN": ("l = LRN<size = 5, alpha = 0.01>(c) y = Relu(l)", {}),
@@ -72,7 +98,8 @@ BLOCKED = {
 @pytest.mark.parametrize("case", BLOCKED)
 def test_on_a_blocked_tensor(run_both, case):
     body, weights = BLOCKED[case]
-    model = small_model("y", f"{CONV} {body}", IMAGE, WIDE | weights)
+    opset = 18 if "antialias" in case else 17
+    model = small_model("y", f"{CONV} {body}", IMAGE, WIDE | weights, opset)
     run_both(model, feeds_of(model))
 
 
@@ -206,6 +233,27 @@ def test_the_first_of_equal_entries_come_first(run_both, dtype, axis, largest):
         k = ints(rng.integers(1, shape[axis] + 1))
         body = f"y, i = TopK<axis = {axis}, largest = {largest}>(x, k)"
         run_both(small_model("y, i", body, {"x": x}, {"k": k}), {"x": x})
+
+
+@pytest.mark.parametrize(
+    ("body", "region", "reason"),
+    [
+        ("y = Resize<{}>(x, o, , s)", [0, 0, 0.2, 0, 1, 1, 1, 1], "up to rounding"),
+        ('y = Resize<mode = "cubic", {}>(x, o, , s)', [0, 0, 0, 0.3, 1, 1, 1, 1], "up to rounding"),
+        (
+            'y = Resize<mode = "linear", antialias = 1, {}>(x, o, , s)',
+            [0, 0, 0, 0, 1, 1, 1, 1],
+            "antialias of a region",
+        ),
+    ],
+)
+def test_a_resized_region_that_is_refused(backends, body, region, reason):
+    """At 0.2 + 0.8 it ends at the last entry, or just beyond."""
+    body = body.format('coordinate_transformation_mode = "tf_crop_and_resize"')
+    weights = {"o": np.array(region, np.float32), "s": ints(1, 2, 7, 4)}
+    model = small_model("y", body, {"x": (1, 2, 5, 6)}, weights, 18)
+    with pytest.raises(UnsupportedError, match=reason):
+        intarsia.compile(model, "llvm", strict=True, backends=backends)
 
 
 FLOAT64 = {

@@ -13,7 +13,7 @@ from intarsia.codegen.body import Fused, identity
 from intarsia.codegen.kernels import resize
 from intarsia.codegen.kernels.fill import Fill, pad_table
 from intarsia.codegen.kernels.remap import Remap
-from intarsia.codegen.kernels.resize import Linear, ResizedAxis
+from intarsia.codegen.kernels.resize import Filter, Linear, ResizedAxis, Weighted
 from intarsia.codegen.lower.assembler import Array, Assembler
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.layouts import Wish, concat_dim
@@ -342,43 +342,90 @@ def refuse_resize(operation: Operation) -> str | None:
     """Say why a `Resize` or `Upsample` is not taken."""
     if not operation.shape() or 0 in operation.shape():
         return "its input is empty or a scalar"
-    if operation.op_type == "Upsample":
-        mode = operation.attribute("mode", "nearest")
+    mode = operation.attribute("mode", "nearest")
+    if _is_old(operation):
         mode = "linear" if mode == "bilinear" else mode
         problem = operation.why_computed({1: "scales are"})
+        if mode == "cubic":
+            problem = f"{operation.op_type} in mode cubic before version 11"
         problem = problem or resize.refuse(mode, "asymmetric", "simple")
     else:
         for position, name in ((2, "scales"), (3, "sizes")):
             value = operation.value(position)
             if value is not None and value.shape != (0,) and not operation.is_constant(position):
                 return f"its {name} are not constant"
-        mode = operation.attribute("mode", "nearest")
-        problem = resize.refuse(
-            mode,
-            _coordinates(operation),
-            operation.attribute("nearest_mode", "round_prefer_floor"),
-            antialias=bool(operation.attribute("antialias", 0)),
-        )
-        if operation.attribute("exclude_outside", 0) and mode != "nearest":
-            problem = "Resize that excludes what is outside"
+        rounding = operation.attribute("nearest_mode", "round_prefer_floor")
+        problem = resize.refuse(mode, _coordinates(operation), rounding)
+    problem = problem or _why_ambiguous(operation)
     if problem is not None:
         return problem
-    if _coordinates(operation) == "align_corners" and any(
+    dtype = operation.inputs[0].dtype
+    is_copy = mode == "nearest" and _coordinates(operation) != _CROP
+    if not is_copy and dtype not in ("float32", "float64"):
+        return f"{mode} {operation.op_type} of {dtype} has no native code"
+    is_crop = _coordinates(operation) == _CROP
+    if dtype == "float64" and (mode == "cubic" or (is_crop and mode == "linear")):
+        return f"{mode} {operation.op_type} of {dtype}, which ONNX's reference weighs in float32"
+    return None
+
+
+def _why_ambiguous(operation: Operation) -> str | None:
+    """Say where ONNX and its runtimes differ about a Resize, or rounding decides."""
+    coordinates, how = _coordinates(operation), _filter(operation)
+    if coordinates in ("align_corners", _CROP) and any(
         abs(scale * extent - out) > _ROUNDING * out
         for extent, out, scale in zip(
             operation.shape(), operation.output_shape, _scales(operation), strict=True
         )
     ):
-        return "it aligns corners that lie between entries"  # ONNX and its runtimes differ
-    if mode == "linear" and operation.inputs[0].dtype not in ("float32", "float64"):
-        return f"linear {operation.op_type} of {operation.inputs[0].dtype} has no native code"
+        return "it aligns corners that lie between entries"
+    if coordinates == _CROP:
+        if not operation.is_constant(1):
+            return "its region is not constant"
+        if operation.attribute("antialias", 0):
+            return "antialias of a region"
+        if any(resize.is_doubtful(axis, how.mode) for axis in resized(operation)[1]):
+            return "which entries its region has is up to rounding"
+    if how.mode == "nearest" or (
+        how.mode == "linear" and not (how.antialias or how.exclude_outside)
+    ):
+        return None
+    if coordinates == "pytorch_half_pixel" and any(
+        axis.out == 1 and not axis.stays for axis in resized(operation)[1]
+    ):
+        return "where one entry lies in pytorch_half_pixel"
+    if how.exclude_outside and any(
+        not _is_inside(axis) for axis in resized(operation)[1] if coordinates != _CROP
+    ):
+        return "all that an entry reads may lie outside"
     return None
 
 
+def _is_inside(axis: ResizedAxis) -> bool:
+    """Tell whether every output entry lies less than one entry outside."""
+    at = resize.positions(axis, "float64")
+    return bool(((at > -1) & (at < axis.extent)).all())
+
+
+_CROP = "tf_crop_and_resize"
 _ROUNDING = 1e-5
 """How far off a scale may be, which is a float32."""
 _OLD_RESIZE = 10
 """The operator set of the first `Resize`, whose coordinates are those of `Upsample`."""
+
+
+def _is_old(operation: Operation) -> bool:
+    return operation.op_type == "Upsample" or operation.opset <= _OLD_RESIZE
+
+
+def _filter(operation: Operation) -> Filter:
+    mode = operation.attribute("mode", "nearest")
+    return Filter(
+        "linear" if mode == "bilinear" else mode,
+        operation.attribute("cubic_coeff_a", -0.75),
+        bool(operation.attribute("antialias", 0)),
+        bool(operation.attribute("exclude_outside", 0)),
+    )
 
 
 def _coordinates(operation: Operation) -> str:
@@ -391,7 +438,7 @@ def _scales(operation: Operation) -> list[float]:
     """Return the factor of each dimension."""
     shape, out = operation.shape(), operation.output_shape
     scales = [new / old for new, old in zip(out, shape, strict=True)]
-    position = 1 if operation.op_type == "Upsample" or operation.opset <= _OLD_RESIZE else 2
+    position = 1 if _is_old(operation) else 2
     factors = operation.attribute("scales")
     if factors is None and operation.is_constant(position):
         factors = operation.array(position).reshape(-1).tolist()
@@ -410,19 +457,35 @@ def _scales(operation: Operation) -> list[float]:
     return scales
 
 
+def _crops(operation: Operation) -> list[tuple[float, float]]:
+    """Return the region of each dimension, from 0 to 1."""
+    rank = len(operation.shape())
+    crops = [(0.0, 1.0)] * rank
+    if _coordinates(operation) == _CROP and operation.array(1).size:
+        bounds = operation.array(1).astype(np.float64).reshape(2, -1).T.tolist()
+        axes = operation.attribute("axes") or range(rank)
+        for axis, (start, end) in zip(axes, bounds, strict=True):
+            crops[axis % rank] = (start, end)
+    return crops
+
+
 def resized(operation: Operation) -> tuple[int, tuple[ResizedAxis, ...]]:
     """Return how many dimensions in front stay, and how the others are resized."""
-    is_old = operation.op_type == "Upsample" or operation.opset <= _OLD_RESIZE
+    is_old = _is_old(operation)
     rounding = "simple" if is_old else operation.attribute("nearest_mode", "round_prefer_floor")
     coordinates = "asymmetric" if is_old else _coordinates(operation)
     axes = [
-        ResizedAxis(old, new, scale, coordinates, rounding)
-        for old, new, scale in zip(
-            operation.shape(), operation.output_shape, _scales(operation), strict=True
+        ResizedAxis(old, new, scale, coordinates, rounding, crop)
+        for old, new, scale, crop in zip(
+            operation.shape(),
+            operation.output_shape,
+            _scales(operation),
+            _crops(operation),
+            strict=True,
         )
     ]
     stay = 0
-    while stay < len(axes) - 1 and axes[stay].extent == axes[stay].out and axes[stay].scale == 1:
+    while stay < len(axes) - 1 and axes[stay].stays:
         stay += 1
     return stay, tuple(axes[stay:])
 
@@ -434,7 +497,7 @@ def wish_resize(operation: Operation, _unit: VectorUnit) -> Wish:
 
 
 def lower_resize(assembler: Assembler, group: KernelGroup) -> None:
-    """Append nearest neighbours as a copy by tables, or linear interpolation."""
+    """Append nearest neighbours as a copy by tables, linear interpolation, or a weighted sum."""
     operation = group.anchor
     block = assembler.plan.blocks.get(group.result, 0)
     stay, axes = resized(operation)
@@ -449,9 +512,20 @@ def lower_resize(assembler: Assembler, group: KernelGroup) -> None:
     layouts = [view.layout for view in views]
     epilogue = fused.over(layouts[2:])
     outer = y.domain[:stay]
-    mode = operation.attribute("mode", "nearest")
-    spec: Remap | Linear
-    if mode == "nearest":
+    how = _filter(operation)
+    is_crop = _coordinates(operation) == _CROP
+    spec: Remap | Linear | Weighted
+    if (
+        is_crop
+        or how.mode == "cubic"
+        or (how.mode == "linear" and (how.antialias or how.exclude_outside))
+    ):
+        outside = operation.attribute("extrapolation_value", 0.0) if is_crop else None
+        spec = Weighted(
+            outer, axes, how, layouts[0], layouts[1], block or 1, outside, epilogue, assembler.unit
+        )
+        tables = resize.weighted_tables(spec)
+    elif how.mode == "nearest":
         spec, tables = resize.nearest(
             outer, axes, block or 1, layouts[0], layouts[1], epilogue, assembler.unit
         )
