@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from intarsia.codegen.lower import convolution, indices, movement, products, recipes, reductions
+from intarsia.codegen.lower import (
+    contraction,
+    convolution,
+    indices,
+    movement,
+    products,
+    recipes,
+    reductions,
+)
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.layouts import Wish
@@ -135,6 +143,9 @@ OPERATORS: dict[str, Operator] = {
     "CumProd": _SCAN,
     "CumSum": _SCAN,
     "DepthToSpace": Operator(movement.lower_shuffle, ANY),
+    "Einsum": Operator(
+        contraction.lower_einsum, WIDE, contraction.refuse_einsum, has_epilogue=True
+    ),
     "Expand": Operator(movement.lower_expand, ANY),
     "Gather": Operator(indices.lower_gather, ANY, indices.refuse_gather),
     "GatherElements": Operator(

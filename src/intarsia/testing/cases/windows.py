@@ -230,6 +230,9 @@ PRODUCTS: tuple[OperatorCase, ...] = (
     case("Gemm", "scalar_bias", fed(3, 5), fed(5, 4), fed()),
     case("Einsum", "batched", fed(2, 3, 4), fed(2, 4, 5), equation="bij,bjk->bik"),
     case("Einsum", "attention", fed(1, 3, 2, 4), fed(1, 5, 2, 4), equation="bqhd,bkhd->bhqk"),
+    case("Einsum", "two_summed", fed(2, 3, 4), weight(3, 4, 5), equation="bhd,hdm->bm"),
+    case("Einsum", "diagonal", fed(2, 4, 4), equation="bii->bi"),
+    case("Einsum", "three", fed(3, 4), fed(4, 5), fed(5, 2), equation="ij,jk,kl->il"),
 )
 
 NORMS: tuple[OperatorCase, ...] = (
