@@ -236,6 +236,18 @@ def test_the_first_of_equal_entries_come_first(run_both, dtype, axis, largest):
 
 
 @pytest.mark.parametrize(
+    ("k", "reason"), [(64, None), (65, "k is 65: it inserts"), (-1, "k is -1")]
+)
+def test_a_large_k_is_for_others(backends, k, reason):
+    model = small_model("y, i", "y, i = TopK(x, k)", {"x": (2, 100)}, {"k": ints(k)})
+    if reason is None:
+        assert intarsia.compile(model, "llvm", strict=True, backends=backends) is not None
+        return
+    with pytest.raises(UnsupportedError, match=reason):
+        intarsia.compile(model, "llvm", strict=True, backends=backends)
+
+
+@pytest.mark.parametrize(
     ("body", "region", "reason"),
     [
         ("y = Resize<{}>(x, o, , s)", [0, 0, 0.2, 0, 1, 1, 1, 1], "up to rounding"),

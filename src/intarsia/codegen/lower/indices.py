@@ -280,6 +280,9 @@ def lower_trilu(assembler: Assembler, group: KernelGroup) -> None:
 
 # TopK
 
+_MOST_INSERTED = 64
+"""Of 70,560 ascending entries the best 300 took 52 ms, and ONNX Runtime 3 ms."""
+
 
 def refuse_top_k(operation: Operation) -> str | None:
     """Say why a `TopK` is not taken."""
@@ -289,9 +292,14 @@ def refuse_top_k(operation: Operation) -> str | None:
     if node.outputs[0] == ABSENT:
         return "it has no values"
     problem = operation.why_computed({1: "k is"})
-    if problem is None and not 0 <= _count(operation) <= shape[_axis(operation, -1)]:
-        problem = f"k is {_count(operation)}, of {shape[_axis(operation, -1)]} entries"
-    return problem
+    if problem is not None:
+        return problem
+    count, extent = _count(operation), shape[_axis(operation, -1)]
+    if not 0 <= count <= extent:
+        return f"k is {count}, of {extent} entries"
+    if count > _MOST_INSERTED:
+        return f"k is {count}: it inserts entries one by one, which is slow beyond {_MOST_INSERTED}"
+    return None
 
 
 def _count(operation: Operation) -> int:
