@@ -86,6 +86,20 @@ BLOCKED = {
     "tile": ("t = Tile(c, r) y = Relu(t)", {"r": ints(1, 2, 1, 3)}),
     "cumsum": ("y = CumSum<reverse = 1>(c, a)", {"a": np.array(1, np.int64)}),
     "trilu": ("y = Trilu<upper = 0>(c)", {}),
+    "einsum": (
+        'e = Einsum<equation = "nchw,cm->nmhw">(c, m) r = Relu(e) y = Conv(r, w)',
+        {"m": (20, 20)},
+    ),
+    "einsum and blocked addend": (
+        'e = Einsum<equation = "nchw,cm->nmhw">(c, m) y = Add(e, c)',
+        {"m": (20, 20)},
+    ),
+    "turned by einsum": ('e = Einsum<equation = "nchw->nhwc">(c) y = Concat<axis = 1>(e, e)', {}),
+    "joined einsum": (
+        'e = Einsum<equation = "nchw,nchv->ncv">(c, c) f = ReduceMax<axes = [3], keepdims = 0>(c)'
+        ' g = Einsum<equation = "ncv,ncw->ncw">(f, f) y = Concat<axis = 2>(e, g)',
+        {},
+    ),
     "best channels": (
         "v, i = TopK<axis = 1>(c, k) r = Relu(v) f = Cast<to = 1>(i) y = Add(r, f)",
         {"k": ints(7)},
