@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Einsum: equations by table and at random, against numpy, ONNX's reference and onnxruntime."""
+"""Einsum: equations by table and at random, against ONNX's reference and numpy."""
 
 import numpy as np
 import onnx
