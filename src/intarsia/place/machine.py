@@ -112,17 +112,17 @@ def host_targets(config: CompilationConfig, backends: Backends) -> tuple[PlacedT
         BackendError: No backend serves the host that was asked for, or its runtime is missing.
     """
     host = config.placed_host
-    found = []
+    hosts = []
     if host not in config.targets:
         if asked_host(config):
             backends.for_target(config.host).version()
         if config.host.kind.name in backends.by_kind:
-            found.append(host)
-    known = {item.target.kind.name for item in (*config.targets, *found)}
+            hosts.append(host)
+    present = {placed.target.kind.name for placed in (*config.targets, *hosts)}
     stand_ins = (
-        kind for kind in list_stand_ins() if kind in backends.by_kind and kind not in known
+        kind for kind in list_stand_ins() if kind in backends.by_kind and kind not in present
     )
-    return (*found, *(PlacedTarget.parse(kind) for kind in stand_ins))
+    return (*hosts, *(PlacedTarget.parse(kind) for kind in stand_ins))
 
 
 def make_contexts(

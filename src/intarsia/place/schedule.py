@@ -274,13 +274,13 @@ def choose_layouts(regions: Sequence[AssignedRegion]) -> dict[int, str]:
         return {}
     graph = regions[0].region.graph
     nodes = frozenset(node for assigned in regions for node in assigned.region.nodes)
-    made = {value: i for i, assigned in enumerate(regions) for value in assigned.region.outputs}
+    makers = {value: i for i, assigned in enumerate(regions) for value in assigned.region.outputs}
     readers: dict[int, list[int]] = {}
     for i, assigned in enumerate(regions):
         for value in assigned.region.inputs:
             readers.setdefault(value, []).append(i)
-    found: dict[int, str] = {}
-    for value, maker in made.items():
+    layouts: dict[int, str] = {}
+    for value, maker in makers.items():
         ends = (maker, *readers.get(value, ()))
         if len(ends) == 1 or value in graph.output_set or not may_block(graph.values[value]):
             continue
@@ -296,8 +296,8 @@ def choose_layouts(regions: Sequence[AssignedRegion]) -> dict[int, str]:
                 others = list_layouts(regions[i].region, regions[i].capability).get(value, ())
                 liked = tuple(layout for layout in liked if layout in others)
         if liked:
-            found[value] = liked[0]
-    return found
+            layouts[value] = liked[0]
+    return layouts
 
 
 def may_block(value: Value) -> bool:
