@@ -29,6 +29,10 @@ NAMES = {
         (r"encoder/11/.*", 40),
         (r"embeddings/.*", 6),
     ],
+    "deit_small": [
+        (r"encoder/\d+/attention/heads/qkv/(matmul|add)", 24),
+        (r"encoder/\d+/attention/heads/(unbind|query|key|value)", 48),
+    ],
     "densenet121": [
         (r"block[1-4]/layer\d+/conv[12]", 2 * (6 + 12 + 24 + 16)),
         (r"transition[123]/(bn|conv|pool)", 9),
@@ -39,6 +43,11 @@ NAMES = {
         (r"backbone/sppf/pool[123]", 3),
         (r"neck/up[34]/resize", 2),
         (r"head/p[345]/sigmoid", 3),
+    ],
+    "efficientformer_l1": [
+        (r"stage[1-4]/\d/mixer/(pool|sub)", 28),
+        (r"stage[1-4]/\d/mlp/(up|down)", 28),
+        (r"stage4/3/attention/.*", 15),
     ],
     "gpt2": [(r"decoder/\d+/mlp/(up|down)/gemm", 24), (r"decoder/0/attention/.*", 25)],
     "inception_v1": [
@@ -64,6 +73,11 @@ NAMES = {
         (r"stage\d/\d/add", 10),
         (r"head/(conv|clip|pool|flatten|fc)", 5),
     ],
+    "mobilevit_small": [
+        (r"stage[345]/transformer/(un)?fold/.*", 30),
+        (r"stage[345]/transformer/layer/\d/attention/context", 9),
+        (r"stage\d/\d/(expand|depthwise)/silu", 14),
+    ],
     "resnet18": [
         (r"layer[1-4]/[01]/conv[12]", 16),
         (r"layer[234]/0/downsample/conv", 3),
@@ -76,6 +90,11 @@ NAMES = {
         (r"layer[1-4]/0/downsample/(conv|bn)", 8),
         (r"stem/(conv|bn|relu|pool)|head/(pool|flatten|fc|softmax)", 8),
     ],
+    "segformer_b0": [
+        (r"stage[1-4]/layer/[01]/mlp/(depthwise|gelu/erf)", 16),
+        (r"stage[1-3]/layer/[01]/attention/reduction/(conv|norm)", 12),
+        (r"head/(stage[1-4]/resize|concat|fuse|relu|classifier)", 8),
+    ],
     "shufflenet": [
         (r"stage[234]/\d/shuffle", 16),
         (r"stage[234]/0/(pool|concat)", 6),
@@ -85,6 +104,11 @@ NAMES = {
     "squeezenet": [
         (r"fire[2-9]/(squeeze1x1|expand1x1|expand3x3|concat)", 32),
         (r"stem/(conv|relu|pool)|head/(conv|relu|pool|softmax)", 7),
+    ],
+    "swin_tiny": [
+        (r"stage[1-4]/layer/\d/attention/(bias|softmax|context)", 36),
+        (r"stage[1-3]/layer/\d/(shift|back)/roll[12]", 20),
+        (r"stage[2-4]/merge/(concat|norm)", 6),
     ],
     "vgg19": [(r"conv[1-5]/conv[1-4]", 16), (r"conv[1-5]/pool", 5)],
     "vit_b16": [(r"encoder/\d+/mlp/gelu", 12), (r"embeddings/(patch|concat|add)", 3)],

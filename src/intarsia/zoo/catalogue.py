@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from intarsia.errors import ModelError
-from intarsia.zoo import convnets, naming
+from intarsia.zoo import convnets, naming, vision
 from intarsia.zoo import transformers as nets
 from intarsia.zoo.convnets import from_light
 from intarsia.zoo.random_net import random_net
@@ -55,10 +55,12 @@ ENTRIES: Mapping[str, Entry] = MappingProxyType(
     {
         "alexnet": Entry(_light("bvlc_alexnet", naming.PLAIN, 1.0), 60_965_224, _IMAGE),
         "bert_base": Entry(partial(nets.bert, nets.BERT_BASE), 109_482_246, _TOKENS),
+        "deit_small": Entry(vision.deit_small, 22_050_665, _IMAGE),
         "densenet121": Entry(
             _light("densenet121", naming.DENSENET, 1.0, "logits"), 8_146_152, _IMAGE
         ),
         "detector": Entry(convnets.detector, 1_871_631, {"data": (1, 3, 320, 320)}),
+        "efficientformer_l1": Entry(vision.efficientformer_l1, 12_276_826, _IMAGE),
         "gpt2": Entry(partial(nets.gpt2, nets.Gpt2()), 124_443_911, {"input_ids": (1, 64)}),
         "inception_v1": Entry(_light("inception_v1", naming.INCEPTION, 0.4), 6_998_552, _IMAGE),
         "inception_v2": Entry(_light("inception_v2", naming.INCEPTION, 0.05), 11_234_792, _IMAGE),
@@ -69,10 +71,13 @@ ENTRIES: Mapping[str, Entry] = MappingProxyType(
         ),
         "minilm": Entry(partial(nets.bert, nets.MINILM), 22_713_222, _TOKENS),
         "mobilenet_v2": Entry(convnets.mobilenet_v2, 3_487_818, _IMAGE),
+        "mobilevit_small": Entry(vision.mobilevit_small, 5_573_083, {"data": (1, 3, 256, 256)}),
         "resnet18": Entry(convnets.resnet18, 11_684_712, _IMAGE),
         "resnet50": Entry(_light("resnet50", naming.RESNET, 1.0), 25_610_152, _IMAGE),
+        "segformer_b0": Entry(vision.segformer_b0, 3_752_442, {"data": (1, 3, 512, 512)}),
         "shufflenet": Entry(_light("shufflenet", naming.SHUFFLENET, 0.5), 1_420_152, _IMAGE),
         "squeezenet": Entry(_light("squeezenet", naming.SQUEEZENET, 5.0), 1_235_496, _IMAGE),
+        "swin_tiny": Entry(vision.swin_tiny, 28_817_266, _IMAGE),
         "vgg19": Entry(_light("vgg19", naming.PLAIN, 1.0), 143_667_240, _IMAGE),
         "vit_b16": Entry(partial(nets.vit, nets.VIT_B16), 86_567_659, _IMAGE),
         "whisper_encoder": Entry(

@@ -96,10 +96,22 @@ class ModelDraft:
         return self._node("Split", name, len(sizes), [x, tuple(sizes)], {"axis": axis})
 
     def normal(
-        self, name: str, shape: Sequence[int], spread: float, centre: float = 0.0
+        self,
+        name: str,
+        shape: Sequence[int],
+        spread: float,
+        centre: float = 0.0,
+        *,
+        is_balanced: bool = False,
     ) -> ir.Value:
-        """Draw a float32 weight, called by its full name at this place."""
+        """Draw a float32 weight, called by its full name at this place.
+
+        A balanced one has filters, along its first axis, of the mean 0: what all inputs of a filter
+        have in common, as behind a ReLU, gives nothing.
+        """
         array = self._sheet.rng.standard_normal(shape, dtype=np.float32)
+        if is_balanced:
+            array -= array.mean(axis=tuple(range(1, len(shape))), keepdims=True)
         array *= np.float32(spread)
         array += np.float32(centre)
         return self.weight(name, array)
