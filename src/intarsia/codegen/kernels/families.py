@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from intarsia.arrays import Array
 from intarsia.codegen.ir import Function
 from intarsia.codegen.kernels import (
+    attention,
     bounds,
     conv,
     conv_plain,
@@ -109,6 +110,7 @@ WEIGHTED: tuple[WeightFamily, ...] = (conv, conv_plain, depthwise, gemm, winogra
 TUNABLE: tuple[TunableFamily, ...] = (*WEIGHTED, pool)
 FAMILIES: tuple[KernelFamily, ...] = (
     *TUNABLE,
+    attention,
     bounds,
     elementwise,
     fill,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transposes squares of lanes in registers."""
+"""Transposes squares of lanes in registers, and numbers lanes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import IrValue
+from intarsia.codegen.ir import IrValue, Type
 
 _PART_BYTES = 16
 """Shuffles inside parts of so many bytes are the cheapest on every vector unit."""
@@ -77,3 +77,15 @@ def _spread(builder: Builder, rows: list[IrValue], inside: int) -> list[IrValue]
         pairs = [(rows[2 * number], rows[2 * number + 1]) for number in range(count // 2)]
         rows = [builder.shuffle(*pair, mask) for mask in (even, odd) for pair in pairs]
     return rows
+
+
+def lane_numbers(builder: Builder, type_: Type) -> IrValue:
+    """Return 0, 1, 2, ... by lane, as integers of a type whose lanes are a power of two."""
+    numbers = builder.constant(0, type_)
+    # The IR has no constants that differ by lane: these grow by one bit of the lane at a time.
+    step = 1
+    while step < type_.lanes:
+        mask = [lane + type_.lanes * bool(lane & step) for lane in range(type_.lanes)]
+        numbers = builder.shuffle(numbers, builder.add(numbers, step), mask)
+        step *= 2
+    return numbers

@@ -18,6 +18,7 @@ from intarsia.codegen.body import NOTHING, Fused, Layout, load_lanes, store_lane
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Function, Index, IrValue, Type
 from intarsia.codegen.kernels.domain import plan_axes, simplify, turns, walk
+from intarsia.codegen.kernels.lane_transpose import lane_numbers
 from intarsia.codegen.kernels.reduce_kinds import fold, merge
 from intarsia.codegen.unit import AVX512, VectorUnit
 
@@ -287,15 +288,7 @@ class _RowsKernel:
         first = b.splat(b.cast(b.index(entry.offset), "int32"), self._lanes)
         if self._is_across:
             return first
-        lanes = b.constant(0, first.type)
-        # The IR has no constants that differ by lane: 0, 1, 2, ... grows by one bit of the lane at
-        # a time.
-        step = 1
-        while step < self._lanes:
-            mask = [i + self._lanes * bool(i & step) for i in range(self._lanes)]
-            lanes = b.shuffle(lanes, b.add(lanes, step), mask)
-            step *= 2
-        return b.add(first, lanes)
+        return b.add(first, lane_numbers(b, first.type))
 
     # Normalisations
 

@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention as one kernel: keys go by in blocks, and no matrix of scores is ever whole.
+
+Sums over keys are kept with the largest score so far and scaled anew when it grows: Milakov and
+Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022.
+
+Lanes are queries. A turn transposes its queries once and its result at the end; in between, scores
+are products of keys, read one by one where they lie, with the transposed queries, and sums are
+products of entries of values, read so too, with the exponentials. So keys and values are neither
+packed nor transposed, largest scores and sums are vectors, and nothing is reduced across lanes.
+Lanes beyond the last query compute that query again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from intarsia.codegen import maths
+from intarsia.codegen.body import load_lanes
+from intarsia.codegen.builder import Builder
+from intarsia.codegen.ir import INT64, Buffer, Function, Index, IrValue, Type
+from intarsia.codegen.kernels.attention.schedules import schedule
+from intarsia.codegen.kernels.attention.spec import Attention, EmptyRow, MaskKind
+from intarsia.codegen.kernels.lane_transpose import lane_numbers, transpose_lanes
+from intarsia.codegen.kernels.window import Run, Split
+from intarsia.codegen.tile import mma_step
+
+_DTYPE = "float32"
+_KEY = "int32"
+"""Numbers of keys and queries in vectors: as many lanes as there are scores."""
+_LOWEST = float(np.finfo(_DTYPE).min)
+"""Where largest scores start: minus infinity would make a first block without scores NaN."""
+
+
+def build(spec: Attention) -> Function:
+    """Return the kernel; its arguments are q, k, v, y, masks, lengths."""
+    return _Kernel(spec).function()
+
+
+class _Kernel:
+    """Makes one kernel."""
+
+    def __init__(self, spec: Attention) -> None:
+        self.spec = spec
+        self.plan = schedule(spec)
+        self.lanes = spec.unit.lanes(_DTYPE)
+        self.b = b = Builder("attention")
+        queries, keys = (*spec.batch, spec.queries), (*spec.batch, spec.keys)
+        self.q = spec.q.declare(b, "q", (*queries, spec.key_size))
+        self.k = spec.k.declare(b, "k", (*keys, spec.key_size))
+        self.v = spec.v.declare(b, "v", (*keys, spec.value_size))
+        self.y = spec.y.declare(b, "y", (*queries, spec.value_size), is_written=True)
+        self.masks = [
+            mask.layout.declare(b, f"mask{number}", (*queries, spec.keys))
+            for number, mask in enumerate(spec.masks)
+        ]
+        self.lengths = spec.lengths.declare(b, "lengths", spec.batch) if spec.lengths else None
+        self.blocks = Split.of(-(-spec.queries // self.lanes), self.plan.vectors)
+        width = max((run.size for run in self.blocks.runs), default=1) * self.lanes
+        self.turned = b.local("turned", _DTYPE, (max(1, spec.key_size), width))
+        self.scores = b.local("scores", _DTYPE, (self.plan.keys, width))
+        # What differs from query to query is turned, as queries are; else one number is for all.
+        self.turned_masks = [
+            b.local(f"turned{number}", _DTYPE, (self.plan.keys, width))
+            if mask.layout.strides[-2]
+            else None
+            for number, mask in enumerate(spec.masks)
+        ]
+        self.sums = b.local("sums", _DTYPE, (max(1, spec.value_size), width))
+
+    def function(self) -> Function:
+        b, spec = self.b, self.spec
+        b.note(
+            f"batch {spec.batch}, {spec.queries} queries, {spec.keys} keys, "
+            f"sizes {spec.key_size} and {spec.value_size}"
+        )
+        b.note(f"{self.plan}")
+        if 0 in (*spec.batch, spec.queries, spec.value_size):
+            return b.finish_empty()
+        shape = (*spec.batch, self.blocks.count)
+        with b.parallel(math.prod(shape)) as turn:
+            *batch, block = b.unravel(turn, shape)
+            for run, vector in self.blocks.at(b, block):
+                _Turn(self, batch, vector * self.lanes, run.size).append()
+        return b.finish()
+
+
+class _Turn:
+    """Makes what one turn does: some vectors of queries of one item against all keys."""
+
+    def __init__(self, kernel: _Kernel, batch: list[Index], first: Index, vectors: int) -> None:
+        self.kernel, self.spec, self.plan = kernel, kernel.spec, kernel.plan
+        self.b, self.lanes = kernel.b, kernel.lanes
+        self.batch, self.first, self.vectors = batch, first, vectors
+        self.type = Type(_DTYPE, self.lanes)
+        self.end = Index(self.spec.keys)
+        """Beyond the last key that any query of the turn sees."""
+        self.limits: list[tuple[str, list[IrValue]]] = []
+        """Comparisons that hold for keys that are seen, and what each vector's are compared to."""
+
+    def append(self) -> None:
+        b, spec = self.b, self.spec
+        self._limit()
+        self._turn_queries()
+        zero = b.constant(0.0, self.type)
+        with b.serial(0, spec.value_size) as entry:
+            for v in range(self.vectors):
+                b.store(zero, self.kernel.sums, (entry, v * self.lanes))
+        peaks = [b.constant(_LOWEST, self.type)] * self.vectors
+        state = [*peaks, *[zero] * self.vectors]
+        size = self.plan.keys
+
+        def block(begin: Index, *state: IrValue) -> Sequence[IrValue]:
+            return self._block(begin, size, state)
+
+        whole = spec.keys // size * size
+        state = b.loop(0, b.smaller(whole, self.end), state, block, step=size)
+        rest = spec.keys - whole
+        if rest:
+            state = b.loop(
+                whole, self.end, state, lambda at, *state: self._block(at, rest, state), step=rest
+            )
+        self._finish(state[self.vectors :])
+
+    def _row(self, lane: int) -> Index:
+        """Return the query of a lane, counted on from vector to vector."""
+        row = self.first + lane
+        if self.spec.queries % self.lanes == 0:
+            return row
+        return self.b.smaller(row, self.spec.queries - 1)
+
+    def _limit(self) -> None:
+        """Find out up to where keys are seen."""
+        b, spec, lengths = self.b, self.spec, self.kernel.lengths
+        shift = Index()
+        if lengths is not None:
+            length = b.cast(b.load(lengths, self.batch), INT64.dtype)
+            shift = Index.of(length) - spec.queries
+            self.end = b.smaller(self.end, Index.of(length))
+            self.limits.append(("lt", [b.cast(length, _KEY)] * self.vectors))
+        if spec.last is None and spec.first is None:
+            return
+        numbers = lane_numbers(b, Type(_KEY, self.lanes))
+        last_row = b.cast(b.index(spec.queries - 1), _KEY)
+        for predicate, distance in (("le", spec.last), ("ge", spec.first)):
+            if distance is None:
+                continue
+            bound = b.cast(b.index(shift + distance), _KEY)
+            rows = [b.cast(b.index(self.first + v * self.lanes), _KEY) for v in range(self.vectors)]
+            self.limits.append(
+                (predicate, [b.add(b.minimum(b.add(numbers, r), last_row), bound) for r in rows])
+            )
+        if spec.last is not None:
+            final = b.smaller(self.first + self.vectors * self.lanes, spec.queries)
+            self.end = b.smaller(self.end, final + shift + spec.last)
+
+    def _squares(self, extent: int, body: Callable[[Index, int, list[Index], int], None]) -> None:
+        """Append a step for each square of queries and entries; their rows are found once.
+
+        Args:
+            extent: Entries.
+            body: From the first entry, the number of entries, the rows of the lanes and the first
+                lane.
+        """
+        b, lanes = self.b, self.lanes
+        for v in range(self.vectors):
+            rows = [self._row(v * lanes + lane) for lane in range(lanes)]
+            whole = extent // lanes * lanes
+            with b.serial(0, whole, lanes) as entry:
+                body(entry, lanes, rows, v * lanes)
+            if extent > whole:
+                body(Index(whole), extent - whole, rows, v * lanes)
+
+    def _turn_queries(self) -> None:
+        """Transpose the queries and scale them."""
+        b, spec, q = self.b, self.spec, self.kernel.q
+        factor = spec.scale / spec.cap if spec.cap else spec.scale
+
+        def turn(entry: Index, count: int, rows: list[Index], lane: int) -> None:
+            loaded = [
+                b.load(q, (*self.batch, row, entry), self.lanes, stride=q.strides[-1], count=count)
+                for row in rows
+            ]
+            for number, value in enumerate(transpose_lanes(b, loaded)[:count]):
+                scaled = value if factor == 1 else b.mul(value, factor)
+                b.store(scaled, self.kernel.turned, (entry + number, lane))
+
+        self._squares(spec.key_size, turn)
+
+    def _block(self, begin: Index, size: int, state: Sequence[IrValue]) -> list[IrValue]:
+        """Append what a block of keys adds to the sums."""
+        b, count = self.b, self.vectors
+        before, totals = state[:count], state[count:]
+        self._turn_masks(begin, size)
+        peaks = self._scores(begin, size, before)
+        falls = [
+            maths.exp_nonpositive(b, b.sub(old, new))
+            for old, new in zip(before, peaks, strict=True)
+        ]
+        added = self._rise(size, peaks)
+        totals = [
+            b.fma(total, fall, new) for total, fall, new in zip(totals, falls, added, strict=True)
+        ]
+        self._add_values(begin, size, falls)
+        return [*peaks, *totals]
+
+    def _tiles(
+        self, extent: int, carried: Sequence[IrValue], tile: Callable[..., Sequence[IrValue]]
+    ) -> list[IrValue]:
+        """Append tiles of rows: `tile` maps the first row, their number and what is carried."""
+        values = list(carried)
+        for run in Split.of(extent, self.plan.rows).runs:
+
+            def part(index: Index, *inner: IrValue, run: Run = run) -> Sequence[IrValue]:
+                return tile(index * run.size + run.offset, run.size, inner)
+
+            values = self.b.loop(run.first, run.end, values, part)
+        return values
+
+    def _scores(self, begin: Index, size: int, peaks: Sequence[IrValue]) -> list[IrValue]:
+        """Write the scores of a block of keys; return the largest of each query so far."""
+        b, lanes, kernel, spec = self.b, self.lanes, self.kernel, self.spec
+
+        def tile(row: Index, rows: int, peaks: Sequence[IrValue]) -> Sequence[IrValue]:
+            def step(entry: Index, *sums: IrValue) -> Sequence[IrValue]:
+                return mma_step(
+                    b,
+                    sums,
+                    rows,
+                    self.vectors,
+                    lambda r: b.load(kernel.k, (*self.batch, begin + row + r, entry)),
+                    lambda v: b.load(kernel.turned, (entry, v * lanes), lanes),
+                )
+
+            zeros = [b.constant(0.0, self.type)] * (rows * self.vectors)
+            sums = b.loop(0, spec.key_size, zeros, step)
+            peaks = list(peaks)
+            for r in range(rows):
+                masked = self._masked(
+                    sums[r * self.vectors : (r + 1) * self.vectors], begin, row + r
+                )
+                for v, score in enumerate(masked):
+                    b.store(score, kernel.scores, (row + r, v * lanes))
+                    peaks[v] = b.maximum(score, peaks[v])
+            return peaks
+
+        return self._tiles(size, peaks, tile)
+
+    def _turn_masks(self, begin: Index, size: int) -> None:
+        """Transpose a block of keys of those masks that differ from query to query."""
+        b, kernel = self.b, self.kernel
+        for mask, buffer, turned in zip(
+            self.spec.masks, kernel.masks, kernel.turned_masks, strict=True
+        ):
+            if turned is None:
+                continue
+
+            def turn(
+                key: Index,
+                count: int,
+                rows: list[Index],
+                lane: int,
+                buffer: Buffer = buffer,
+                turned: Buffer = turned,
+                kind: MaskKind = mask.kind,
+            ) -> None:
+                loaded = []
+                for row in rows:
+                    at = (*self.batch, row, begin + key)
+                    value = load_lanes(b, buffer, at, self.lanes, count)
+                    loaded.append(b.cast(value, _DTYPE))
+                for number, value in enumerate(transpose_lanes(b, loaded)[:count]):
+                    b.store(value, turned, (key + number, lane))
+
+            self._squares(size, turn)
+
+    def _masked(self, scores: Sequence[IrValue], begin: Index, row: Index) -> list[IrValue]:
+        """Return the scores of a key, row of a block, as the softmax is to see them."""
+        b, spec, kernel = self.b, self.spec, self.kernel
+        out = list(scores)
+        if spec.cap:
+            out = [b.mul(maths.tanh(b, value), spec.cap) for value in out]
+        for mask, buffer, turned in zip(spec.masks, kernel.masks, kernel.turned_masks, strict=True):
+            if turned is None:
+                one = b.load(buffer, (*self.batch, self.first, begin + row))
+                items = [one] * self.vectors
+            else:
+                items = [
+                    b.load(turned, (row, v * self.lanes), self.lanes) for v in range(self.vectors)
+                ]
+            if mask.kind is MaskKind.ADDED:
+                out = [b.add(value, item) for value, item in zip(out, items, strict=True)]
+                continue
+            if turned is not None:
+                items = [b.compare("ne", item, 0.0) for item in items]
+            out = [b.select(item, value, mask.fill) for value, item in zip(out, items, strict=True)]
+        if self.limits:
+            key = b.cast(b.index(begin + row), _KEY)
+            for predicate, bounds in self.limits:
+                seen = [b.compare(predicate, key, bound) for bound in bounds]
+                out = [
+                    b.select(item, value, -math.inf) for value, item in zip(out, seen, strict=True)
+                ]
+        return out
+
+    def _rise(self, size: int, peaks: Sequence[IrValue]) -> list[IrValue]:
+        """Put exponentials in the place of the scores; return their sums."""
+        b, lanes, scores = self.b, self.lanes, self.kernel.scores
+
+        def rise(row: Index, *totals: IrValue) -> Sequence[IrValue]:
+            out = []
+            for v, total in enumerate(totals):
+                at = (row, v * lanes)
+                value = maths.exp_nonpositive(b, b.sub(b.load(scores, at, lanes), peaks[v]))
+                b.store(value, scores, at)
+                out.append(b.add(total, value))
+            return out
+
+        zeros = [b.constant(0.0, self.type)] * self.vectors
+        return b.loop(0, size, zeros, rise)
+
+    def _add_values(self, begin: Index, size: int, falls: Sequence[IrValue]) -> None:
+        """Add the values of a block of keys to the sums, which fall first."""
+        b, lanes, kernel = self.b, self.lanes, self.kernel
+
+        def tile(entry: Index, rows: int, _: Sequence[IrValue]) -> Sequence[IrValue]:
+            grid = [(entry + r, v * lanes) for r in range(rows) for v in range(self.vectors)]
+            sums = [
+                b.mul(b.load(kernel.sums, at, lanes), falls[number % self.vectors])
+                for number, at in enumerate(grid)
+            ]
+
+            def step(key: Index, *sums: IrValue) -> Sequence[IrValue]:
+                return mma_step(
+                    b,
+                    sums,
+                    rows,
+                    self.vectors,
+                    lambda r: b.load(kernel.v, (*self.batch, begin + key, entry + r)),
+                    lambda v: b.load(kernel.scores, (key, v * lanes), lanes),
+                )
+
+            for value, at in zip(b.loop(0, size, sums, step), grid, strict=True):
+                b.store(value, kernel.sums, at)
+            return ()
+
+        self._tiles(self.spec.value_size, (), tile)
+
+    def _finish(self, totals: Sequence[IrValue]) -> None:
+        """Divide the sums, and write them turned."""
+        b, kernel, y = self.b, self.kernel, self.kernel.y
+        parts = [b.div(1.0, total) for total in totals]
+        ends = {EmptyRow.ZERO: "ne", EmptyRow.CLEAN: "gt"}.get(self.spec.empty)
+        seen = [b.compare(ends, total, 0.0) if ends else None for total in totals]
+
+        def turn(entry: Index, count: int, rows: list[Index], lane: int) -> None:
+            v = lane // self.lanes
+            zero = b.constant(0.0, self.type)
+            columns = []
+            for number in range(count):
+                value = b.mul(b.load(kernel.sums, (entry + number, lane), self.lanes), parts[v])
+                condition = seen[v]
+                columns.append(value if condition is None else b.select(condition, value, 0.0))
+            columns += [zero] * (self.lanes - count)
+            for row, value in zip(rows, transpose_lanes(b, columns), strict=True):
+                b.store(value, y, (*self.batch, row, entry), stride=y.strides[-1] or 1, count=count)
+
+        self._squares(self.spec.value_size, turn)

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How attention is cut: picked from shapes and the vector unit, never from the host."""
+
+from __future__ import annotations
+
+from intarsia.codegen.kernels.attention.spec import Attention, AttentionSchedule
+from intarsia.codegen.kernels.window import Split
+from intarsia.codegen.tile import step_cost, tile_rows
+
+_VECTORS = (4, 3, 2, 1)
+"""In the order of preference between what is about equal."""
+_ABOUT = 1.03
+_KEYS = 64
+"""Keys of a block, about: their scores for a turn's queries are some kilobytes."""
+_LOCAL_BYTES = 64 << 10
+"""Of the queries, the scores and the sums of a turn together; they lie on a thread's stack."""
+
+
+def schedule(spec: Attention) -> AttentionSchedule:
+    """Return the schedule that a kernel has, or that is picked for it."""
+    return spec.schedule or _choose(spec)
+
+
+def _choose(spec: Attention) -> AttentionSchedule:
+    lanes = spec.unit.lanes("float32")
+    total = -(-spec.queries // lanes)
+    columns = spec.key_size + spec.value_size
+
+    def cost(vectors: int) -> int:
+        rows = tile_rows(vectors, spec.unit)
+        return sum(
+            (run.end - run.first)
+            * sum(
+                (tiles.end - tiles.first) * step_cost(tiles.size, run.size) * weight
+                for extent, weight in ((_KEYS, spec.key_size), (spec.value_size, _KEYS))
+                for tiles in Split.of(extent, rows).runs
+            )
+            for run in Split.of(total, vectors).runs
+        )
+
+    fitting = [
+        vectors
+        for vectors in _VECTORS
+        if 2 * vectors + 1 <= spec.unit.registers
+        and vectors * lanes * 4 * (columns + _KEYS) <= _LOCAL_BYTES
+    ]
+    costs = {vectors: cost(vectors) for vectors in fitting or [1]}
+    least = min(costs.values())
+    vectors = next(vectors for vectors in costs if costs[vectors] <= _ABOUT * least)
+    rows = tile_rows(vectors, spec.unit)
+    return AttentionSchedule(vectors, rows, max(1, min(spec.keys, -(-_KEYS // rows) * rows)))

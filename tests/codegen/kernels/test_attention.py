@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention against numpy in double precision."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from intarsia.codegen.body import Layout
+from intarsia.codegen.ir import row_major
+from intarsia.codegen.kernels.attention import (
+    Attention,
+    AttentionSchedule,
+    EmptyRow,
+    Mask,
+    MaskKind,
+    build,
+    flops,
+)
+from intarsia.codegen.unit import AVX2, AVX512, SCALAR, SSE
+
+UNITS = {"avx512": AVX512, "avx2": AVX2, "sse": SSE, "scalar": SCALAR}
+
+
+def layout(array, shape):
+    """How an array lies over a shape that it broadcasts to."""
+    strides = [
+        0 if extent == 1 else stride
+        for extent, stride in zip(array.shape, row_major(array.shape), strict=True)
+    ]
+    return Layout(array.dtype.name, tuple([0] * (len(shape) - array.ndim) + strides))
+
+
+def exact(spec, q, k, v, masks=(), lengths=None):
+    """The result, step by step."""
+    with np.errstate(all="ignore"):
+        scores = (q * spec.scale).astype("f8") @ np.swapaxes(k, -1, -2).astype("f8")
+        if spec.cap:
+            scores = spec.cap * np.tanh(scores / spec.cap)
+        for mask, array in zip(spec.masks, masks, strict=True):
+            added = mask.kind is MaskKind.ADDED
+            scores = scores + array if added else np.where(array, scores, mask.fill)
+        row, key = np.arange(spec.queries)[:, None], np.arange(spec.keys)
+        if lengths is not None:
+            lengths = np.broadcast_to(lengths, spec.batch)[..., None, None]
+            scores = np.where(key < lengths, scores, -np.inf)
+            row = row + lengths - spec.queries
+        if spec.last is not None:
+            scores = np.where(key <= row + spec.last, scores, -np.inf)
+        if spec.first is not None:
+            scores = np.where(key >= row + spec.first, scores, -np.inf)
+        risen = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
+        weights = risen / risen.sum(-1, keepdims=True)
+        if spec.empty is EmptyRow.CLEAN:
+            weights = np.where(np.isnan(weights), 0, weights)
+        if spec.empty is EmptyRow.ZERO:
+            weights = np.where((scores == -np.inf).all(-1, keepdims=True), 0, weights)
+        return weights @ v
+
+
+def check(run_kernel, spec, q, k, v, masks=(), lengths=None, *, interpreted=True):
+    """Run a kernel on dense arrays, and compare."""
+    arrays = [q, k, v, np.zeros((*spec.batch, spec.queries, spec.value_size), "f4"), *masks]
+    shapes = [(*spec.batch, *array.shape[-2:]) for array in arrays[:4]]
+    q_at, k_at, v_at, y_at = map(layout, arrays[:4], shapes)
+    scores = (*spec.batch, spec.queries, spec.keys)
+    placed = [replace(m, layout=layout(a, scores)) for m, a in zip(spec.masks, masks, strict=True)]
+    spec = replace(spec, q=q_at, k=k_at, v=v_at, y=y_at, masks=tuple(placed))
+    if lengths is not None:
+        spec = replace(spec, lengths=layout(lengths, spec.batch))
+        arrays.append(lengths)
+    got = run_kernel(build(spec), arrays, rtol=1e-5, interpreted=interpreted)[3]
+    want = exact(spec, q, k, v, masks, lengths)
+    scale = float(np.abs(np.nan_to_num(want)).max(initial=1))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5 * scale)
+
+
+def sketch(batch, queries, keys, key_size, value_size=None, masks=(), **options):
+    """A description whose layouts `check` fills in."""
+    value_size = key_size if value_size is None else value_size
+    nothing = Layout("float32", (0,) * (len(batch) + 2))
+    options["masks"] = tuple(replace(mask, layout=nothing) for mask in masks)
+    return Attention(
+        queries, keys, key_size, value_size, *[nothing] * 4, batch, key_size**-0.5, **options
+    )
+
+
+def numbers(spec, seed=0, heads=None):
+    """Queries, keys and values; keys and values of other extents in front if told."""
+    rng = np.random.default_rng(seed)
+    inner = spec.batch if heads is None else heads
+    shapes = [(*spec.batch, spec.queries, spec.key_size)]
+    shapes += [(*inner, spec.keys, size) for size in (spec.key_size, spec.value_size)]
+    return [rng.standard_normal(shape).astype("f4") * 2 for shape in shapes]
+
+
+ADDED = Mask(Layout("float32", ()))
+KEPT = Mask(Layout("bool", ()), MaskKind.KEPT)
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize(
+    ("queries", "keys", "size"),
+    [(1, 1, 1), (1, 9, 16), (3, 5, 7), (16, 16, 16), (17, 33, 20), (49, 49, 32), (70, 150, 64)],
+)
+def test_hard_shapes(run_kernel, unit, queries, keys, size):
+    spec = sketch((2,), queries, keys, size, unit=UNITS[unit])
+    is_small = queries * keys * size < 3000
+    check(run_kernel, spec, *numbers(spec), interpreted=is_small)
+
+
+@pytest.mark.parametrize("size", [32, 80, 96, 128, 256])
+def test_sizes_of_heads(run_kernel, size):
+    spec = sketch((3,), 20, 90, size, 40)
+    check(run_kernel, spec, *numbers(spec), interpreted=False)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("kind", [ADDED, KEPT], ids=["added", "kept"])
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 1, 1, 40), (2, 1, 1, 40), (2, 1, 21, 40), (1, 1, 21, 40), (2, 3, 21, 40), (2, 1, 21, 1)],
+)
+def test_masks_of_all_shapes(run_kernel, unit, kind, shape):
+    spec = sketch((2, 3), 21, 40, 8, unit=UNITS[unit], masks=(kind,))
+    mask = np.random.default_rng(1).standard_normal(shape).astype("f4")
+    mask = mask if kind is ADDED else mask > 0
+    check(run_kernel, spec, *numbers(spec), (mask,), interpreted=False)
+
+
+@pytest.mark.parametrize("empty", EmptyRow)
+@pytest.mark.parametrize("size", [4, 70])
+def test_rows_without_keys(run_kernel, empty, size):
+    spec = sketch((2,), 19, size, 5, masks=(ADDED,), empty=empty)
+    rng = np.random.default_rng(2)
+    mask = np.where(rng.random((2, 19, size)) < 0.5, -np.inf, 0).astype("f4")
+    mask[0, 3] = mask[1, 18] = -np.inf
+    check(run_kernel, spec, *numbers(spec), (mask,))
+
+
+@pytest.mark.parametrize("empty", EmptyRow)
+def test_scores_that_are_no_numbers(run_kernel, empty):
+    spec = sketch((1,), 5, 80, 4, empty=empty)
+    q, k, v = numbers(spec)
+    q[0, 1, 2], q[0, 3, 0] = np.nan, np.inf
+    check(run_kernel, spec, q, k, v)
+
+
+def test_a_mask_of_the_lowest_numbers_leaves_a_mean(run_kernel):
+    spec = sketch((1,), 5, 80, 4, masks=(ADDED,))
+    mask = np.full((1, 5, 80), np.finfo("f4").min, "f4")
+    mask[0, 0, 7] = 0
+    check(run_kernel, spec, *numbers(spec), (mask,))
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize(
+    "limits",
+    [{"last": 0}, {"last": 30}, {"last": -3}, {"first": -5}, {"first": -9, "last": 2}],
+    ids=str,
+)
+def test_queries_that_see_a_part(run_kernel, unit, limits):
+    for queries, keys in ((37, 37), (5, 35), (90, 130)):
+        spec = sketch((2,), queries, keys, 8, unit=UNITS[unit], empty=EmptyRow.ZERO, **limits)
+        check(run_kernel, spec, *numbers(spec), interpreted=False)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("limits", [{}, {"last": 0}, {"last": 0, "first": -3}], ids=str)
+def test_lengths_of_keys(run_kernel, dtype, limits):
+    spec = sketch((4, 2), 3, 75, 8, empty=EmptyRow.ZERO, **limits)
+    lengths = np.array([[75], [1], [40], [0]], dtype)
+    check(run_kernel, spec, *numbers(spec), lengths=lengths, interpreted=False)
+
+
+def test_a_cap_is_before_the_mask(run_kernel):
+    spec = sketch((2,), 9, 20, 8, cap=1.5, masks=(ADDED,))
+    mask = np.random.default_rng(4).standard_normal((9, 20)).astype("f4") * 5
+    check(run_kernel, spec, *numbers(spec), (mask,))
+
+
+def test_heads_that_share_keys(run_kernel):
+    spec = sketch((2, 3, 4), 9, 20, 8)
+    check(run_kernel, spec, *numbers(spec, heads=(2, 3, 1)))
+
+
+def test_nothing_to_do():
+    assert build(sketch((0, 3), 5, 5, 4)).extent == 0
+    assert build(sketch((2,), 0, 5, 4)).extent == 0
+    assert build(sketch((2,), 5, 5, 4, 0)).extent == 0
+
+
+def test_operations_are_those_of_both_products():
+    assert flops(sketch((2, 3), 5, 7, 4, 9)) == 2 * 6 * 5 * 7 * (4 + 9)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_random_kernels(run_kernel, data):
+    extent = st.integers(1, 40)
+    batch = tuple(data.draw(st.lists(st.integers(1, 2), max_size=2)))
+    queries, keys, key_size, value_size = (data.draw(extent) for _ in range(4))
+    limit = st.none() | st.integers(-5, 5)
+    kinds = data.draw(st.lists(st.sampled_from([ADDED, KEPT]), max_size=2))
+    spec = sketch(
+        batch,
+        queries,
+        keys,
+        key_size,
+        value_size,
+        kinds,
+        unit=UNITS[data.draw(st.sampled_from(list(UNITS)))],
+        last=data.draw(limit),
+        first=data.draw(limit),
+        cap=data.draw(st.sampled_from([0, 3.0])),
+        empty=data.draw(st.sampled_from(EmptyRow)),
+    )
+    if data.draw(st.booleans()):
+        plan = AttentionSchedule(*(data.draw(st.integers(1, 5)) for _ in range(3)))
+        spec = replace(spec, schedule=plan)
+    masks = []
+    rng = np.random.default_rng(data.draw(st.integers(0, 9)))
+    for kind in kinds:
+        shape = [data.draw(st.sampled_from([1, n])) for n in (*batch, queries, keys)]
+        mask = rng.standard_normal(shape).astype("f4")
+        masks.append(mask if kind is ADDED else mask > 0)
+    check(run_kernel, spec, *numbers(spec), masks, interpreted=False)
