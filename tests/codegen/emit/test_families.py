@@ -20,6 +20,7 @@ from tests.codegen.kernels import (
     test_reduce,
     test_resize,
     test_rows,
+    test_sampling,
     test_scan,
     test_top_k,
     test_winograd,
@@ -83,6 +84,8 @@ FAMILIES = {
         run, "cubic", (2, 2), True, False, test_resize.COORDINATES[0]
     ),
     "resize crop": lambda run: test_resize.test_crop(run, "linear", "float32"),
+    "grid sample": lambda run: test_sampling.test_grid_sample(run, "linear", "zeros"),
+    "roi align": lambda run: test_sampling.test_roi_align(run, "avg", AVX2),
     "softmax": lambda run: test_rows.test_softmax_and_kin(run, "Softmax", "float32", AVX512),
     "layer norm": lambda run: test_rows.test_layer_normalization(run, 96, "float32", AVX2),
     "cumsum": lambda run: test_scan.test_cumsum(run, (2, 5, 19), 1, 1, "float32", AVX2),

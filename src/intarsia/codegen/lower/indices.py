@@ -30,7 +30,7 @@ def _axis(operation: Operation, default: int = 0) -> int:
 
 
 @contextmanager
-def _dense_target(assembler: Assembler, group: KernelGroup) -> Iterator[View]:
+def dense_target(assembler: Assembler, group: KernelGroup) -> Iterator[View]:
     """Give memory without gaps to write the result to, and bring it to its place afterwards."""
     y = assembler.target(group.result)
     if y.is_dense:
@@ -87,7 +87,7 @@ def lower_gather(assembler: Assembler, group: KernelGroup) -> None:
     outer, inner, count = prod(shape[:axis]), prod(shape[axis + 1 :]), prod(indices)
     data = data.reshaped((outer, shape[axis], inner))
     picks = _read_indices(assembler, operation).reshaped((count,))
-    with _dense_target(assembler, group) as target:
+    with dense_target(assembler, group) as target:
         y = target.reshaped((outer, count, inner))
         spec = gather.Gather(
             outer,
@@ -125,7 +125,7 @@ def lower_gather_nd(assembler: Assembler, group: KernelGroup) -> None:
     extents, inner = data.shape[dims : dims + depth], prod(data.shape[dims + depth :])
     data = data.reshaped((batch, *extents, inner))
     picks = picks.reshaped((batch, count, depth))
-    with _dense_target(assembler, group) as target:
+    with dense_target(assembler, group) as target:
         y = target.reshaped((batch, count, inner))
         spec = gather.GatherND(
             batch,
@@ -158,7 +158,7 @@ def lower_one_hot(assembler: Assembler, group: KernelGroup) -> None:
     outer, inner = prod(shape[:axis]), prod(shape[axis:])
     picks = assembler.read_dense(operation.node.inputs[0]).reshaped((outer, inner))
     values = assembler.read(operation.node.inputs[2])
-    with _dense_target(assembler, group) as target:
+    with dense_target(assembler, group) as target:
         y = target.reshaped((outer, whole[axis], inner))
         spec = gather.OneHot(outer, whole[axis], inner, picks.layout, values.layout, y.layout)
         assembler.call(spec, (picks, values, y), group.names)
@@ -207,7 +207,7 @@ def lower_scatter_nd(assembler: Assembler, group: KernelGroup) -> None:
     count, inner = prod(picks.shape[:-1]), prod(data.shape[depth:])
     extents = data.shape[:depth]
     picks, updates = picks.reshaped((count, depth)), updates.reshaped((count, inner))
-    with _dense_target(assembler, group) as target:
+    with dense_target(assembler, group) as target:
         assembler.copy(data, target, group.names, "data")
         y = target.reshaped((*extents, inner))
         spec = scatter.ScatterND(
@@ -242,7 +242,7 @@ def lower_scan(assembler: Assembler, group: KernelGroup) -> None:
     axis = (operation.numbers(1) or (0,))[0] % len(shape)
     domain = (prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :]))
     x = x.reshaped(domain)
-    with _dense_target(assembler, group) as target:
+    with dense_target(assembler, group) as target:
         y = target.reshaped(domain)
         spec = scan.Scan(
             *domain,
@@ -271,7 +271,7 @@ def lower_trilu(assembler: Assembler, group: KernelGroup) -> None:
     domain = (prod(batch), rows, columns)
     x = x.reshaped(domain)
     (diagonal,) = operation.numbers(1) or (0,)
-    with _dense_target(assembler, group) as target:
+    with dense_target(assembler, group) as target:
         y = target.reshaped(domain)
         is_upper = bool(operation.attribute("upper", 1))
         spec = scan.Trilu(*domain, x.layout, y.layout, diagonal, is_upper)

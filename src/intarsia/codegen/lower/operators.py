@@ -17,6 +17,7 @@ from intarsia.codegen.lower import (
     products,
     recipes,
     reductions,
+    sampling,
 )
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
@@ -156,6 +157,7 @@ OPERATORS: dict[str, Operator] = {
     "GlobalAveragePool": _GLOBAL_POOL,
     "GlobalLpPool": _GLOBAL_POOL,
     "GlobalMaxPool": _GLOBAL_POOL,
+    "GridSample": Operator(sampling.lower_grid_sample, ANY, sampling.refuse_grid_sample),
     "GroupNormalization": _normalization(reductions.lower_group_normalization),
     "Hardmax": _SOFTMAX,
     "InstanceNormalization": _normalization(reductions.lower_instance, reductions.wish_instance),
@@ -179,6 +181,7 @@ OPERATORS: dict[str, Operator] = {
     "Pad": Operator(movement.lower_pad, ANY, movement.refuse_pad, movement.wish_pad),
     "RMSNormalization": _normalization(reductions.lower_normalization),
     "Resize": _RESIZE,
+    "RoiAlign": Operator(sampling.lower_roi_align, _REAL, sampling.refuse_roi_align),
     "Scatter": _SCATTER,
     "ScatterElements": _SCATTER,
     "ScatterND": Operator(indices.lower_scatter_nd, ANY, indices.refuse_scatter),

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators that read images between their entries: GridSample, RoiAlign."""
+
+from __future__ import annotations
+
+from math import prod
+
+from intarsia.codegen.kernels import sampling
+from intarsia.codegen.lower.assembler import Assembler
+from intarsia.codegen.lower.groups import KernelGroup
+from intarsia.codegen.lower.indices import dense_target
+from intarsia.codegen.lower.operation import Operation
+from intarsia.codegen.scalar_ops.operator import FLOATS
+from intarsia.graph.indices import find_outside
+
+_SPATIAL = 2
+"""Dimensions of a tensor before those of an image."""
+_MODES = {"bilinear": "linear", "bicubic": "cubic"}
+"""What modes of GridSample were called before operator set 20."""
+
+
+def _mode(operation: Operation) -> str:
+    mode: str = operation.attribute("mode", "linear")
+    return _MODES.get(mode, mode)
+
+
+def refuse_grid_sample(operation: Operation) -> str | None:
+    """Say why a `GridSample` is not taken."""
+    shape, (dtype, grid) = operation.shape(), (value.dtype for value in operation.inputs)
+    if _mode(operation) not in sampling.TAPS:
+        return f"GridSample in mode {_mode(operation)}"
+    if operation.attribute("padding_mode", "zeros") not in sampling.PADDINGS:
+        return f"GridSample with padding {operation.attribute('padding_mode')}"
+    if len(shape) <= _SPATIAL or len(operation.shape(1)) != len(shape):
+        return "its input is not a batch of images"
+    if operation.shape(1)[-1] != len(shape) - _SPATIAL:
+        return "its grid has other dimensions than its images"
+    if 0 in shape[_SPATIAL:]:
+        return "its images are empty"
+    if grid not in FLOATS:
+        return f"its grid is {grid}"
+    if _mode(operation) != "nearest" and dtype not in FLOATS:
+        return f"{_mode(operation)} GridSample of {dtype} has no native code"
+    return None
+
+
+def lower_grid_sample(assembler: Assembler, group: KernelGroup) -> None:
+    """Append samples of images at the points of a grid."""
+    operation = group.anchor
+    x = assembler.read_dense(operation.node.inputs[0])
+    grid = assembler.read_dense(operation.node.inputs[1])
+    batch, channels, *extents = x.shape
+    points = prod(grid.shape[1:-1])
+    grid = grid.reshaped((batch, points, len(extents)))
+    with dense_target(assembler, group) as target:
+        y = target.reshaped((batch, channels, points))
+        spec = sampling.GridSample(
+            batch,
+            channels,
+            tuple(extents),
+            points,
+            x.reshaped((prod(x.shape),)).layout,
+            grid.layout,
+            y.layout,
+            _mode(operation),
+            operation.attribute("padding_mode", "zeros"),
+            bool(operation.attribute("align_corners", 0)),
+        )
+        assembler.call(spec, (x, grid, y), group.names)
+
+
+_HALF_PIXEL = 16
+"""The operator set since which the centre of the first entry is at 0.5 unless a model says else."""
+
+
+def refuse_roi_align(operation: Operation) -> str | None:
+    """Say why a `RoiAlign` is not taken."""
+    if 0 in operation.shape():
+        return "its input is empty"
+    if len({value.dtype for value in operation.inputs[:2]}) > 1:
+        return "its regions are of another type than its input"
+    if operation.attribute("mode", "avg") not in ("avg", "max"):
+        return f"RoiAlign in mode {operation.attribute('mode')}"
+    if operation.is_constant(2):
+        outside = find_outside(operation.array(2), operation.shape()[:1])
+        if outside is not None:
+            return f"its index {outside[0]} is out of {outside[1]} entries"
+    return None
+
+
+def lower_roi_align(assembler: Assembler, group: KernelGroup) -> None:
+    """Append means or maxima of samples in the bins of regions."""
+    operation = group.anchor
+    x, boxes = (assembler.read(operation.node.inputs[i]) for i in (0, 1))
+    images, y = assembler.read_dense(operation.node.inputs[2]), assembler.target(group.result)
+    x, y = (view.permuted((0, 2, 3, 1)) for view in (x, y))  # channels are what vectors go along
+    batch, height, width, channels = x.shape
+    if not operation.is_constant(2):
+        names = (operation.node.name, operation.inputs[2].name)
+        assembler.check_indices(images, batch, *names)
+    default = "half_pixel" if operation.opset >= _HALF_PIXEL else "output_half_pixel"
+    spec = sampling.RoiAlign(
+        (batch, height, width, channels),
+        (y.shape[0], y.shape[1], y.shape[2]),
+        x.layout,
+        boxes.layout,
+        images.layout,
+        y.layout,
+        max(0, operation.attribute("sampling_ratio", 0)),
+        operation.attribute("spatial_scale", 1.0),
+        operation.attribute("mode", "avg") == "max",
+        operation.attribute("coordinate_transformation_mode", default) == "half_pixel",
+        assembler.unit,
+    )
+    assembler.call(spec, (x, boxes, images, y), group.names)

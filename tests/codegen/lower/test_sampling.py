@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GridSample and RoiAlign against onnxruntime; what lies outside of images, and is no number."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.codegen.lower.conftest import evaluate
+from tests.codegen.lower.small_models import small_model
+from tests.opencl import first_device
+
+import intarsia
+from intarsia.codegen.lower.region import refuse_node
+from intarsia.errors import InputError
+from intarsia.graph.load import load
+from intarsia.graph.snapshot import snapshot
+
+IMAGES = {"flat": (2, 3, 4, 5), "many channels": (1, 70, 3, 7), "deep": (1, 5, 3, 4, 5)}
+MODES = ("nearest", "linear", "cubic")
+PADDINGS = ("zeros", "border", "reflection")
+
+
+def grid_feeds(shape, points, dtype="float32", reach=2.5):
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal(shape) * 4).astype(dtype)
+    grid_dtype = dtype if dtype == "float64" else "float32"
+    grid = rng.uniform(-reach, reach, (shape[0], *points, len(shape) - 2)).astype(grid_dtype)
+    return {"x": x, "g": grid}
+
+
+def grid_model(feeds, mode, padding="zeros", aligned=0, body="y = Identity(s)", opset=20):
+    node = f's = GridSample<mode="{mode}", padding_mode="{padding}", align_corners={aligned}>(x, g)'
+    return small_model("y", f"{node} {body}", feeds, opset=opset)
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("aligned", [0, 1])
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize(
+    ("mode", "case"), [p for p in itertools.product(MODES, IMAGES) if p != ("cubic", "deep")]
+)
+def test_samples(run_both, mode, case, padding, aligned):
+    shape = IMAGES[case]
+    feeds = grid_feeds(shape, (9, 11) if len(shape) == 4 else (2, 7, 6))
+    run_both(grid_model(feeds, mode, padding, aligned), feeds)
+
+
+@settings(max_examples=25)
+@given(
+    st.tuples(*(st.integers(1, most) for most in (2, 9, 6, 6, 12, 12))),
+    st.sampled_from(MODES),
+    st.sampled_from(PADDINGS),
+    st.integers(0, 1),
+)
+def test_random_images(backends, sizes, mode, padding, aligned):
+    batch, channels, height, width, down, across = sizes
+    if padding == "reflection" and aligned and 1 in (height, width):
+        return  # onnxruntime divides by 0
+    feeds = grid_feeds((batch, channels, height, width), (down, across))
+    model = grid_model(feeds, mode, padding, aligned)
+    got = intarsia.compile(model, "llvm", num_threads=1, backends=backends).run(feeds)["y"]
+    np.testing.assert_allclose(got, evaluate(model, feeds)["y"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_any_dtype_is_copied(backends, padding):
+    single = grid_feeds((2, 5, 4, 6), (5, 9))
+    wanted = evaluate(grid_model(single, "nearest", padding), single)["y"]
+    for dtype in ("float64", "int64", "uint8", "float16", "bool"):
+        feeds = single | {"x": single["x"].astype(dtype)}
+        model = grid_model(feeds, "nearest", padding)
+        got = intarsia.compile(model, "llvm", num_threads=1, backends=backends).run(feeds)["y"]
+        np.testing.assert_array_equal(got, wanted.astype(dtype))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_float64(run_both, mode):
+    feeds = grid_feeds((1, 5, 4, 6), (5, 9), "float64")
+    run_both(grid_model(feeds, mode), feeds, rtol=1e-9)
+
+
+def test_infinity_outside_the_sample_is_not_seen(backends):
+    x = np.full((1, 1, 2, 2), np.inf, "float32")
+    grid = np.array([[[[-9, 0], [np.nan, 0], [np.inf, -np.inf]]]], "float32")
+    feeds = {"x": x, "g": grid}
+    for mode in MODES:
+        exe = intarsia.compile(grid_model(feeds, mode), "llvm", num_threads=1, backends=backends)
+        np.testing.assert_array_equal(exe.run(feeds)["y"], np.zeros((1, 1, 1, 3)))
+
+
+def test_old_names_of_modes(run_both):
+    feeds = grid_feeds((1, 2, 4, 6), (5, 9))
+    for mode in ("bilinear", "bicubic", "nearest"):
+        run_both(grid_model(feeds, mode, opset=16), feeds)
+
+
+def test_beside_blocked_tensors_and_joined(run_both):
+    rng = np.random.default_rng(1)
+    feeds = grid_feeds((2, 20, 5, 6), (5, 6), reach=1)
+    weights = {"w": (20, 20, 1, 1)}
+    body = "c = Conv(x, w) s = GridSample(c, g) d = Conv(s, w) t = Relu(s) y = Concat<axis=1>(d, t)"
+    run_both(small_model("y", body, feeds, weights, opset=20), feeds)
+    boxes = np.sort(rng.uniform(0, 6, (3, 2, 2)), 1).reshape(3, 4).astype("float32")
+    feeds = {"x": feeds["x"], "b": boxes, "i": np.array([1, 0, 1])}
+    body = (
+        "c = Conv(x, w) s = RoiAlign<output_height=2, output_width=3>(c, b, i) d = Conv(s, w)"
+        " t = Relu(s) y = Concat<axis=1>(d, t)"
+    )
+    model = small_model("y", body, feeds, weights)
+    wanted = evaluate(model, feeds)
+    got = intarsia.compile(model, "llvm", num_threads=1).run(feeds)
+    np.testing.assert_allclose(got["y"], wanted["y"], rtol=1e-4, atol=1e-4)
+
+
+def test_on_opencl(backends):
+    device = first_device()
+    feeds = grid_feeds((1, 5, 4, 6), (5, 9))
+    model = grid_model(feeds, "linear")
+    exe = intarsia.compile(model, device, backends=backends)
+    np.testing.assert_allclose(exe.run(feeds)["y"], evaluate(model, feeds)["y"], atol=1e-4)
+
+
+BOXES = [[0, 0, 3.5, 2], [-2, -3, 12, 40], [5, 4, 5, 4], [3, 3, 1, 1.5], [4.2, 0.3, 9, 4.9]]
+
+
+def box_feeds(dtype="float32", channels=19):
+    x = np.random.default_rng(0).standard_normal((3, channels, 5, 9)).astype(dtype)
+    return {"x": x, "b": np.array(BOXES, dtype), "i": np.array([0, 2, 1, 1, -1])}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("ratio", [0, 1, 3])
+@pytest.mark.parametrize("mode", ["avg", "max"])
+@pytest.mark.parametrize("place", ["half_pixel", "output_half_pixel"])
+def test_regions(backends, place, mode, ratio, dtype):
+    feeds = box_feeds(dtype) | {"i": np.array([0, 2, 1, 1, 2])}
+    attributes = (
+        f'coordinate_transformation_mode="{place}", mode="{mode}", sampling_ratio={ratio},'
+        " output_height=3, output_width=2, spatial_scale=0.75"
+    )
+    model = small_model("y", f"y = RoiAlign<{attributes}>(x, b, i)", feeds)
+    got = intarsia.compile(model, "llvm", num_threads=1, backends=backends).run(feeds)["y"]
+    np.testing.assert_allclose(got, evaluate(model, feeds)["y"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_region_of_no_image_is_an_error(backends):
+    feeds = box_feeds()
+    model = small_model("y", "y = RoiAlign(x, b, i)", feeds)
+    exe = intarsia.compile(model, "llvm", num_threads=1, backends=backends)
+    with pytest.raises(InputError, match="3"):
+        exe.run(feeds | {"i": np.array([0, 1, 2, 3, 0])})
+
+
+@pytest.mark.parametrize(
+    ("body", "inputs", "reason"),
+    [
+        ("y = GridSample(x, g)", {"x": (1, 2, 0, 3), "g": (1, 2, 2, 2)}, "empty"),
+        (
+            "y = GridSample(x, g)",
+            {"x": np.zeros((1, 2, 3, 3), "int32"), "g": (1, 2, 2, 2)},
+            "int32",
+        ),
+        (
+            "y = RoiAlign(x, b, i)",
+            {"x": (1, 0, 4, 3), "b": (2, 4), "i": np.zeros(2, "int64")},
+            "empty",
+        ),
+    ],
+)
+def test_what_is_refused(body, inputs, reason):
+    graph = snapshot(load(small_model("y", body, inputs, opset=20)))
+    assert reason in refuse_node(graph, graph.nodes[0])[1]
