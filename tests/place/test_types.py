@@ -90,8 +90,14 @@ def test_operators_of_a_runtime_stand_between_those_of_others(target, model, bac
         assert own & {"second", "exp", "last"}  # behind what only ONNX Runtime knows
 
 
-def test_what_stays_unknown_is_inside_of_a_region(model, monkeypatch):
+def forget_types(monkeypatch):
+    """Let nobody know the types of ONNX Runtime's operators."""
     monkeypatch.setattr(OnnxRuntimeBackend, "infer_types", lambda *_: {})
+    monkeypatch.setattr("intarsia.graph.contributed.CONTRIBUTED", {})
+
+
+def test_what_stays_unknown_is_inside_of_a_region(model, monkeypatch):
+    forget_types(monkeypatch)
     backends = load_backends(Settings.from_environment())
     exe = intarsia.compile(model, "llvm, onnxruntime", backends=backends)
     feeds = feeds_of(model)
@@ -118,7 +124,7 @@ def test_a_backend_that_cannot_tell_types_costs_no_more_than_a_line(model, monke
 
 
 def test_the_fallback_swallows_the_neighbours_of_unknown_types(monkeypatch):
-    monkeypatch.setattr(OnnxRuntimeBackend, "infer_types", lambda *_: {})
+    forget_types(monkeypatch)
     backends = load_backends(Settings.from_environment())
     text = """g (float[4] x) => (float[4] y) {
         [one] a = com.microsoft.Gelu(x) [two] b = Relu(a) [three] y = com.microsoft.Gelu(b) }"""

@@ -19,6 +19,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from intarsia.errors import ModelError
+from intarsia.graph.contributed import with_stand_ins
 from intarsia.graph.metadata import CLAIM_KEY
 from intarsia.graph.ops import Family, Part, operator_of
 from intarsia.graph.propagation import (
@@ -118,6 +119,7 @@ def infer_shapes(model: ir.Model, proto: onnx.ModelProto | None = None) -> None:
     if strict and any(node.domain == _TRADITIONAL for node in model.graph):
         _drop_claims(model, proto)
     _drop_guesses(model, proto)
+    proto = with_stand_ins(proto)
     try:
         inferred = _infer_bounded(proto, strict=strict)
     except onnx.shape_inference.InferenceError:

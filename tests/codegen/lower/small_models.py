@@ -11,7 +11,7 @@ def small_model(outputs, body, inputs=None, weights=None, opset=17):
 
     Args:
         outputs: Names of the outputs, with commas; types and shapes follow from the nodes.
-        body: Nodes in ONNX's text form.
+        body: Nodes in ONNX's text form, also of ONNX Runtime's domain.
         inputs: A shape, or an array of that dtype and shape, by name.
         weights: An array, or the shape of random weights, by name.
         opset: Of ONNX's main domain.
@@ -22,7 +22,9 @@ def small_model(outputs, body, inputs=None, weights=None, opset=17):
     for name, given in (weights or {}).items():
         is_shape = isinstance(given, tuple)
         arrays[name] = rng.standard_normal(given).astype(np.float32) if is_shape else given
-    header = f'<ir_version: 8, opset_import: ["": {opset}]>'
+    is_plain = "com.microsoft." not in body
+    others = "" if is_plain else ', "com.microsoft": 1'
+    header = f'<ir_version: 8, opset_import: ["": {opset}{others}]>'
     model = onnx.parser.parse_model(f"{header} g () => () {{ {body} }}")
     model.graph.input.extend(_declare(name, given) for name, given in inputs.items())
     for number, node in enumerate(model.graph.node):
@@ -30,9 +32,13 @@ def small_model(outputs, body, inputs=None, weights=None, opset=17):
     for name, array in arrays.items():
         model.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
     for name in outputs.split(", "):
-        model.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
-    model = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
-    onnx.checker.check_model(model)
+        # What ONNX Runtime's operators make has to be stated.
+        empty = onnx.helper.make_empty_tensor_value_info(name)
+        number = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
+        model.graph.output.append(empty if is_plain else number)
+    model = onnx.shape_inference.infer_shapes(model, strict_mode=is_plain, data_prop=True)
+    if is_plain:  # else the shapes of outputs are not known
+        onnx.checker.check_model(model)
     return model
 
 

@@ -30,8 +30,9 @@ class Operation:
 
     @property
     def op_type(self) -> str:
-        """The operator."""
-        return self.node.op_type
+        """The operator; of another domain than ONNX's main one with the domain before it."""
+        node = self.node
+        return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
 
     @cached_property
     def opset(self) -> int:

@@ -74,8 +74,6 @@ FLOATS = frozenset(("float32",))
 
 def find(operation: Operation) -> Operator | None:
     """Return the entry of an operation's operator, or None if there is none."""
-    if operation.node.domain:
-        return None
     entry = OPERATORS.get(operation.op_type)
     if entry is None and is_elementwise(operation):
         return _ELEMENTWISE

@@ -17,6 +17,7 @@ from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.views import CHANNELS, View
 from intarsia.codegen.scalar_ops import SCALAR_OPS, supported_dtypes
+from intarsia.codegen.scalar_ops.operator import FLOATS
 from intarsia.graph.extract import constant_array
 from intarsia.graph.graph import Graph
 from intarsia.graph.ops import names_of
@@ -111,7 +112,43 @@ def _cast(operation: Operation) -> Recipe:
     return Recipe((operation.node.inputs[0],), (step,))
 
 
+_TANH = (("approximate", "tanh"),)
+_SEVERAL_STEPS: dict[tuple[str, int], tuple[Apply, ...]] = {
+    ("com.microsoft.BiasGelu", 2): (Apply("Add", (0, 1)), Apply("Gelu", (2,))),
+    ("com.microsoft.FastGelu", 1): (Apply("Gelu", (0,), _TANH),),
+    ("com.microsoft.FastGelu", 2): (Apply("Add", (0, 1)), Apply("Gelu", (2,), _TANH)),
+    ("com.microsoft.Gelu", 1): (Apply("Gelu", (0,)),),
+    ("com.microsoft.QuickGelu", 1): (Apply("Swish", (0,)),),
+}
+"""What operators of ONNX Runtime's domain do, by their number of operands."""
+_DEFAULTS = {"com.microsoft.QuickGelu": {"alpha": float(np.float32(1.702))}}
+"""Attributes of theirs that their last step has."""
+
+
+def _several_steps(operation: Operation) -> Recipe:
+    """Return the steps of an operator that stands for several; float16 is computed in float32."""
+    sources = tuple(value.id for value in operation.inputs)
+    dtype = operation.output.dtype
+    wide = _WIDER.get(dtype, dtype)
+    *steps, last = _SEVERAL_STEPS[operation.op_type, len(sources)]
+    names = _DEFAULTS.get(operation.op_type, {})
+    attributes = tuple((name, operation.attribute(name, names[name])) for name in sorted(names))
+    steps = [*steps, replace(last, attributes=last.attributes + attributes)]
+    if wide == dtype:
+        return Recipe(sources, tuple(replace(step, dtype=dtype) for step in steps))
+    count = len(sources)
+    casts = [Apply("Cast", (number,), (), wide) for number in range(count)]
+    # what an operand's number was is now its conversion's, and what a step's was comes behind it
+    moved = [
+        replace(step, arguments=tuple(number + count for number in step.arguments))
+        for step in steps
+    ]
+    narrow = Apply("Cast", (2 * count + len(moved) - 1,), (), dtype)
+    return Recipe(sources, (*casts, *moved, narrow))
+
+
 _SPECIAL: dict[str, Callable[[Operation], Recipe]] = {
+    **{name: _several_steps for name, _ in _SEVERAL_STEPS},
     "BatchNormalization": _batch_normalization,
     **dict.fromkeys(names_of(lambda operator: operator.casts), _cast),
     "Dropout": _first_input,
@@ -316,7 +353,8 @@ def _is_old(operation: Operation) -> bool:
 
 def _refuse_dtypes(operation: Operation) -> str | None:
     """Say why the dtypes of the operands are not taken; float16 is computed in float32."""
-    taken = supported_dtypes(operation.op_type)
+    is_several = (operation.op_type, len(operation.inputs)) in _SEVERAL_STEPS
+    taken = FLOATS if is_several else supported_dtypes(operation.op_type)
     first = 1 if operation.op_type == "Where" else 0  # after its condition
     for value in operation.inputs[first:] if taken else ():
         if not {value.dtype, _WIDER.get(value.dtype, value.dtype)} & taken:

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The types of operators of ONNX Runtime's own domain, which exporters and its optimiser write.
+
+`onnx.shape_inference` does not know them. For each that is listed here it gets a function of ONNX's
+operators in its place, whose results have the same types and shapes, though not the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import onnx
+import onnx.parser
+
+MICROSOFT = "com.microsoft"
+_STAND_INS = "intarsia.types"
+_OPSET = 17
+Stated = Callable[[onnx.NodeProto], str]
+
+
+def _kept(node: onnx.NodeProto, names: Sequence[str]) -> str:
+    """Return some attributes of a node as ONNX's text has them, in angle brackets."""
+    stated = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
+    pairs = []
+    for name in names:
+        if name in stated:
+            value = stated[name]
+            if isinstance(value, bytes):
+                text = f'"{value.decode()}"'
+            else:
+                text = str(list(value)) if isinstance(value, Sequence) else str(value)
+            pairs.append(f"{name} = {text}")
+    return f"<{', '.join(pairs)}>" if pairs else ""
+
+
+def _like(text: str) -> Stated:
+    return lambda _node: text
+
+
+def _product(node: onnx.NodeProto) -> str:
+    flags = {item.name: item.i for item in node.attribute}
+    orders = ("kr" if flags.get("transA") else "rk", "ck" if flags.get("transB") else "kc")
+    texts = []
+    for number, (order, wanted) in enumerate(zip(orders, ("rk", "kc"), strict=True)):
+        is_split = flags.get(f"transBatch{'AB'[number]}")
+        given = f"{order[0]}...{order[1]}" if is_split else f"...{order}"
+        texts.append(f'm{number} = Einsum<equation = "{given}->...{wanted}">(i{number})')
+    return f"{' '.join(texts)} o0 = MatMul(m0, m1)"
+
+
+_WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+_FIRST = _like("o0 = Identity(i0)")
+_SUM = _like("o3 = Identity(i0)")
+
+CONTRIBUTED: Mapping[str, Mapping[int, Stated]] = {
+    "BiasGelu": {0: _like("o0 = Add(i0, i1)")},
+    "BiasSoftmax": {0: _FIRST},
+    "EmbedLayerNormalization": {0: _like("o0 = Gather(i2, i0)"), 2: _like("o2 = Gather(i2, i0)")},
+    "FastGelu": {0: _FIRST},
+    "FusedConv": {0: lambda node: f"o0 = Conv{_kept(node, _WINDOW)}(i0, i1)"},
+    "FusedGemm": {0: lambda node: f"o0 = Gemm{_kept(node, ('transA', 'transB'))}(i0, i1)"},
+    "FusedMatMul": {0: _product},
+    "GatherND": {0: _like("o0 = GatherND(i0, i1)")},
+    "Gelu": {0: _FIRST},
+    "QuickGelu": {0: _FIRST},
+    "RotaryEmbedding": {0: _FIRST},
+    "SkipLayerNormalization": {0: _FIRST, 3: _SUM},
+    "SkipSimplifiedLayerNormalization": {0: _FIRST, 3: _SUM},
+    "TransposeMatMul": {0: _product},
+}
+"""By operator and output, the nodes that make what has its type: `o0`, `o1`, ... of the inputs
+`i0`, `i1`, ..."""
+
+
+def with_stand_ins(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a skeleton in which functions stand in for the listed operators; itself without any.
+
+    Operators that the model has functions for are its own.
+
+    Args:
+        proto: A skeleton; stays as it is.
+    """
+    own = {(function.domain, function.name) for function in proto.functions}
+    places = [
+        place
+        for place, node in enumerate(proto.graph.node)
+        if node.domain == MICROSOFT
+        and node.op_type in CONTRIBUTED
+        and (node.domain, node.op_type) not in own
+    ]
+    if not places:
+        return proto
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    copy.opset_import.add(domain=_STAND_INS, version=1)
+    for place in places:
+        node = copy.graph.node[place]
+        name = f"{node.op_type}_{place}"
+        copy.functions.append(_function(node, name))
+        node.domain, node.op_type = _STAND_INS, name
+        del node.attribute[:]
+    return copy
+
+
+def _function(node: onnx.NodeProto, name: str) -> onnx.FunctionProto:
+    """Return a function for one node, with as many inputs and outputs."""
+    bodies = CONTRIBUTED[node.op_type]
+    inputs = ", ".join(f"i{number}" for number in range(len(node.input)))
+    outputs = ", ".join(f"o{number}" for number in range(len(node.output)))
+    lines = (
+        stated(node)
+        for number, stated in bodies.items()
+        if number < len(node.output) and node.output[number]
+    )
+    header = f'<domain: "{_STAND_INS}", opset_import: ["": {_OPSET}]>'
+    return onnx.parser.parse_function(
+        f"{header} {name} ({inputs}) => ({outputs}) {{ {' '.join(lines)} }}"
+    )
