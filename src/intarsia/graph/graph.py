@@ -14,6 +14,7 @@ from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING
 
+from intarsia.extents import Extent
 from intarsia.graph.region import Region
 
 if TYPE_CHECKING:
@@ -63,6 +64,9 @@ class Value:
         constant: The tensor, if the value is an initializer.
         is_tensor: False for sequences, optionals, maps and sparse tensors.
         ir: The value that it was made from; not to be changed.
+        extents: In a graph with free dimensions, the dimensions for all sizes; `shape` has what
+            they are for nominal ones. None if they are those of `shape`.
+        entries: What a small vector or scalar of integers holds for all sizes, if that is known.
     """
 
     id: int
@@ -74,6 +78,13 @@ class Value:
     constant: ir.TensorProtocol | None
     is_tensor: bool
     ir: ir.Value
+    extents: tuple[Extent, ...] | None = None
+    entries: tuple[Extent, ...] | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether one of its dimensions is known only when it runs."""
+        return self.extents is not None
 
     @property
     def is_static(self) -> bool:

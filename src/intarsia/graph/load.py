@@ -19,6 +19,7 @@ from intarsia.errors import IntarsiaError, ModelError
 from intarsia.graph.check import check_structure, nearest
 from intarsia.graph.external import check_external_data
 from intarsia.graph.infer import check_model, infer_shapes, skeleton
+from intarsia.graph.infer_free import name_free_dimensions
 from intarsia.graph.inline import inline_functions
 from intarsia.graph.order import sort_nodes
 from intarsia.graph.read import read_bytes, read_file
@@ -32,14 +33,17 @@ ModelLike: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Mo
 """Every form in which a model can be given."""
 
 
-def load(model: ModelLike, shapes: Mapping[str, Sequence[int]] | None = None) -> ir.Model:
-    """Return the model ready for placement: static inputs, functions inlined, inferred shapes.
+def load(
+    model: ModelLike, shapes: Mapping[str, Sequence[int]] | None = None, *, stays_free: bool = False
+) -> ir.Model:
+    """Return the model ready for placement: functions inlined, inferred shapes.
 
     The caller's model is never changed. Graph inputs that have an initializer become constants.
 
     Args:
         model: A path, the bytes of a file, a `ModelProto` or an `onnx_ir.Model`.
         shapes: The shapes of inputs with dynamic dimensions.
+        stays_free: Whether dimensions of inputs may be free; nameless ones get names then.
 
     Raises:
         ModelError: The model cannot be read or is invalid, or a shape is missing or contradicts.
@@ -51,7 +55,10 @@ def load(model: ModelLike, shapes: Mapping[str, Sequence[int]] | None = None) ->
             name_nodes(loaded.graph)
         if shapes:
             specialise_shapes(loaded, shapes)
-        check_shapes(loaded)
+        if stays_free:
+            name_free_dimensions(loaded)
+        else:
+            check_shapes(loaded)
         infer_shapes(loaded, None if shapes or is_inlined else checked)
     return loaded
 

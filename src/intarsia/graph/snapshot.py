@@ -4,19 +4,34 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 from intarsia.errors import InternalError, ModelError
+from intarsia.extents import evaluate_all, is_free
 from intarsia.graph.graph import ABSENT, Graph, Node, Value
 from intarsia.graph.metadata import DEVICE_KEY, ORIGIN_KEY
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
-def snapshot(model: ir.Model) -> Graph:
+    from intarsia.graph.infer_free import FreeShapes
+
+
+def snapshot(
+    model: ir.Model, free: FreeShapes | None = None, nominal: Mapping[str, int] | None = None
+) -> Graph:
     """Make the snapshot of a model whose nodes are in topological order.
 
     Graph inputs get the first ids, then the constants, then the outputs of the nodes.
+
+    Args:
+        model: What `load` returned, or what passes made of it.
+        free: Of a model with free dimensions, its shapes for all sizes.
+        nominal: The sizes of its symbols for which `Value.shape` is.
 
     Raises:
         ModelError: A result would have a negative extent: inputs are too small for the model.
@@ -42,7 +57,10 @@ def snapshot(model: ir.Model) -> Graph:
         name=graph.name or "",
         nodes=tuple(nodes),
         values=tuple(
-            _possible(_value(position, value, producers[position], tuple(readers)), nodes)
+            _possible(
+                _free(_value(position, value, producers[position], tuple(readers)), free, nominal),
+                nodes,
+            )
             for position, (value, readers) in enumerate(zip(values, consumers, strict=True))
         ),
         inputs=tuple(range(len(inputs))),
@@ -51,6 +69,17 @@ def snapshot(model: ir.Model) -> Graph:
         predecessors=_predecessors(nodes, producers),
         successors=_successors(nodes, consumers),
     )
+
+
+def _free(value: Value, free: FreeShapes | None, nominal: Mapping[str, int] | None) -> Value:
+    """Return a value with what is known of it for all sizes."""
+    if free is None:
+        return value
+    extents, entries = free.extents.get(value.ir), free.entries.get(value.ir)
+    if value.constant is None and extents is not None and value.is_tensor:
+        shape = evaluate_all(extents, nominal or {})
+        value = replace(value, shape=shape, extents=extents if is_free(extents) else None)
+    return value if entries is None else replace(value, entries=entries)
 
 
 def _node(position: int, source: ir.Node, ids: dict[ir.Value, int], values: list[ir.Value]) -> Node:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from intarsia.errors import ModelError
-from intarsia.zoo import convnets, naming, vision
+from intarsia.zoo import convnets, free, naming, vision
 from intarsia.zoo import transformers as nets
 from intarsia.zoo.convnets import from_light
 from intarsia.zoo.random_net import random_net
@@ -22,6 +22,7 @@ Builder = Callable[[np.random.Generator], onnx.ModelProto]
 Inputs = Mapping[str, tuple[int, ...]]
 
 RANDOM = "random:"
+FREE = ":free"
 _SMALL = 64  # elements of an initializer that may be a shape
 _RANDOM_HINT = "give a seed of 0 or more, as in random:7"
 
@@ -90,6 +91,10 @@ ENTRIES: Mapping[str, Entry] = MappingProxyType(
 )
 
 
+FREE_ENCODERS = {f"{size.name}{FREE}": size for size in (nets.MINILM, nets.BERT_BASE)}
+"""Networks beside `ENTRIES` whose inputs have free dimensions."""
+
+
 def models() -> tuple[str, ...]:
     """Return the names that `build` knows, sorted; `random:SEED` is one more for every seed."""
     return tuple(sorted(ENTRIES))
@@ -99,11 +104,14 @@ def find(name: str) -> Builder:
     """Return the function that builds a network.
 
     Args:
-        name: One of `models()`, or `random:SEED`.
+        name: One of `models()`, or `random:SEED`; `minilm:free` and `bert_base:free` have a free
+            batch and length.
 
     Raises:
         ModelError: If there is no such network.
     """
+    if name in FREE_ENCODERS:
+        return partial(free.bert, FREE_ENCODERS[name])
     if name.startswith(RANDOM):
         text = name.removeprefix(RANDOM)
         if not (text.isascii() and text.isdigit()):
@@ -124,7 +132,8 @@ def build(name: str, seed: int = 0) -> onnx.ModelProto:
         seed: Seeds every weight; not negative.
 
     Returns:
-        A checked model with static shapes; an image input is called `data`.
+        A checked model, with static shapes unless its name ends in `:free`; an image input is
+        called `data`.
 
     Raises:
         ModelError: If there is no such network, or the seed is negative.

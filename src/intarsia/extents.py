@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dimensions that are not known before a model runs, and what can be said of them all the same.
+
+A `Symbol` is one free dimension of a model. An `Extent` is an int or an `Expression`: a polynomial
+of symbols, and of rounded-down quotients of such, with integer coefficients. Expressions are
+canonical: two that are equal as polynomials are equal as values, so that "is this tensor dense?"
+and "do these shapes fit?" have an answer for all sizes at once. A comparison that sizes within the
+symbols' bounds answer differently raises `UndecidedError` instead of guessing.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd, inf, prod
+from typing import TypeAlias
+
+from intarsia.errors import IntarsiaError
+
+
+class UndecidedError(IntarsiaError, ValueError):
+    """A question about a free extent has different answers for different sizes."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Symbol:
+    """One free dimension.
+
+    Attributes:
+        name: Of the dimension in the model, or one made from its input and axis.
+        low: The smallest size, inclusive.
+        high: The largest size, inclusive; None if there is none.
+    """
+
+    name: str
+    low: int = 1
+    high: int | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The smallest and the largest size; infinity where there is none."""
+        return self.low, inf if self.high is None else self.high
+
+    def evaluate(self, sizes: Mapping[str, int]) -> int:
+        """Return its size."""
+        return sizes[self.name]
+
+
+@dataclass(frozen=True, slots=True)
+class Quotient:
+    """An expression divided by a positive int, rounded down."""
+
+    dividend: Expression
+    divisor: int
+
+    def __str__(self) -> str:
+        return f"(({self.dividend})//{self.divisor})"
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Between which numbers it is."""
+        low, high = self.dividend.bounds
+        return _divided(low, self.divisor), _divided(high, self.divisor)
+
+    def evaluate(self, sizes: Mapping[str, int]) -> int:
+        """Return what it is for sizes."""
+        return self.dividend.evaluate(sizes) // self.divisor
+
+
+Factor: TypeAlias = "Symbol | Quotient"
+Monomial: TypeAlias = tuple[Factor, ...]
+"""A product of factors, sorted by their text; () is 1."""
+
+
+@dataclass(frozen=True, eq=True)
+class Expression:
+    """A polynomial that has at least one symbol; see `extent_of`, which makes one or an int.
+
+    Attributes:
+        terms: Products and their coefficients, none 0, sorted by text.
+    """
+
+    terms: tuple[tuple[Monomial, int], ...]
+
+    @classmethod
+    def of(cls, symbol: Factor) -> Expression:
+        """Return a symbol as an expression."""
+        return cls((((symbol,), 1),))
+
+    def __str__(self) -> str:
+        parts: list[str] = []
+        for factors, coefficient in self.terms:
+            names = "*".join(map(str, factors))
+            if not names:
+                text = str(abs(coefficient))
+            else:
+                text = names if abs(coefficient) == 1 else f"{abs(coefficient)}*{names}"
+            sign = "-" if coefficient < 0 else "+"
+            parts.append(text if not parts and sign == "+" else f"{sign}{text}")
+        return "".join(parts)
+
+    __repr__ = __str__
+
+    # Arithmetic
+
+    def __add__(self, other: Extent) -> Extent:
+        if not isinstance(other, int | Expression):
+            return NotImplemented
+        merged = dict(self.terms)
+        for factors, coefficient in _terms(other):
+            merged[factors] = merged.get(factors, 0) + coefficient
+        return extent_of(merged)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Extent:
+        return self * -1
+
+    def __sub__(self, other: Extent) -> Extent:
+        return self + other * -1
+
+    def __rsub__(self, other: Extent) -> Extent:
+        return self * -1 + other
+
+    def __mul__(self, other: Extent) -> Extent:
+        if not isinstance(other, int | Expression):
+            return NotImplemented
+        merged: dict[Monomial, int] = {}
+        for left, first in self.terms:
+            for right, second in _terms(other):
+                factors = tuple(sorted((*left, *right), key=str))
+                merged[factors] = merged.get(factors, 0) + first * second
+        return extent_of(merged)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, divisor: Extent) -> Extent:
+        """Divide and round down.
+
+        Raises:
+            UndecidedError: The divisor is an expression that does not divide without a rest.
+        """
+        exact = divide(self, divisor)
+        if exact is not None:
+            return exact
+        if isinstance(divisor, Expression) or divisor <= 0:
+            raise UndecidedError(f"{self} divided by {divisor} is not a polynomial")
+        whole = {factors: number for factors, number in self.terms if number % divisor == 0}
+        rest = {factors: number for factors, number in self.terms if number % divisor}
+        common = gcd(divisor, *rest.values())
+        inner = extent_of({factors: number // common for factors, number in rest.items()})
+        outer = extent_of({factors: number // divisor for factors, number in whole.items()})
+        if isinstance(inner, int):
+            return outer + inner // (divisor // common)
+        return outer + Expression.of(Quotient(inner, divisor // common))
+
+    def __rfloordiv__(self, dividend: int) -> Extent:
+        if dividend == 0:
+            return 0
+        raise UndecidedError(f"{dividend} divided by {self} is not a polynomial")
+
+    def __mod__(self, divisor: Extent) -> Extent:
+        return self - self // divisor * divisor
+
+    # Questions
+
+    @cached_property
+    def bounds(self) -> tuple[float, float]:
+        """Between which numbers it is, for all sizes within the bounds of the symbols."""
+        low = high = 0.0
+        for factors, coefficient in self.terms:
+            ends = {1.0}
+            for factor in factors:
+                ends = {_times(end, bound) for end in ends for bound in factor.bounds}
+            products = [_times(coefficient, end) for end in ends]
+            low, high = low + min(products), high + max(products)
+        return low, high
+
+    def _decide(self, other: Extent, relation: str, *, below: bool) -> bool:
+        """Tell whether the difference to another one is negative (`below`) or at most 0."""
+        if not isinstance(other, int | Expression):
+            return NotImplemented
+        difference = self - other
+        low, high = difference.bounds if isinstance(difference, Expression) else (difference,) * 2
+        if (high < 0) if below else (high <= 0):
+            return True
+        if (low >= 0) if below else (low > 0):
+            return False
+        raise UndecidedError(f"whether {self} {relation} {other} depends on the sizes")
+
+    def __lt__(self, other: Extent) -> bool:
+        return self._decide(other, "<", below=True)
+
+    def __le__(self, other: Extent) -> bool:
+        return self._decide(other, "<=", below=False)
+
+    def __gt__(self, other: Extent) -> bool:
+        return not self._decide(other, "<=", below=False)
+
+    def __ge__(self, other: Extent) -> bool:
+        return not self._decide(other, "<", below=True)
+
+    def __bool__(self) -> bool:
+        low, high = self.bounds
+        if low > 0 or high < 0:
+            return True
+        raise UndecidedError(f"whether {self} is 0 depends on the sizes")
+
+    @property
+    def symbols(self) -> frozenset[Symbol]:
+        """What it depends on."""
+        return frozenset(
+            symbol
+            for factors, _ in self.terms
+            for factor in factors
+            for symbol in ((factor,) if isinstance(factor, Symbol) else factor.dividend.symbols)
+        )
+
+    def evaluate(self, sizes: Mapping[str, int]) -> int:
+        """Return what it is for sizes."""
+        return sum(
+            coefficient * prod([factor.evaluate(sizes) for factor in factors])
+            for factors, coefficient in self.terms
+        )
+
+
+Extent: TypeAlias = "int | Expression"
+"""A dimension, a stride or an offset: known, or known only when it runs."""
+
+
+def extent_of(terms: Mapping[Monomial, int]) -> Extent:
+    """Return the sum of products with coefficients: an int if nothing of it is free."""
+    left = {factors: coefficient for factors, coefficient in terms.items() if coefficient}
+    if not left.keys() - {()}:
+        return left.get((), 0)
+    # The constant last, as people write it.
+    return Expression(tuple(sorted(left.items(), key=lambda term: (not term[0], str(term[0])))))
+
+
+def symbol(name: str, low: int = 1, high: int | None = None) -> Expression:
+    """Return a free dimension as an expression."""
+    return Expression.of(Symbol(name, low, high))
+
+
+def _terms(extent: Extent) -> Sequence[tuple[Monomial, int]]:
+    return extent.terms if isinstance(extent, Expression) else (((), extent),)
+
+
+def _times(left: float, right: float) -> float:
+    return 0.0 if 0 in (left, right) else left * right  # infinity times 0 is not a number
+
+
+def _divided(bound: float, divisor: int) -> float:
+    return bound if abs(bound) == inf else bound // divisor  # infinity // 2 is not a number
+
+
+def divide(dividend: Extent, divisor: Extent) -> Extent | None:
+    """Return the quotient if there is no rest for any sizes, else None.
+
+    Raises:
+        ZeroDivisionError: The divisor is 0.
+    """
+    if isinstance(dividend, int) and isinstance(divisor, int):
+        return None if dividend % divisor else dividend // divisor
+    if dividend == divisor:
+        return 1
+    # Long division by the leading term; as terms have no order here that is right for any sum, a
+    # divisor of several terms must divide by their first one.
+    (lead, scale), *_ = _terms(divisor)
+    rest, quotient = dict(_terms(dividend)), extent_of({})
+    for _ in range(len(rest)):
+        found = next((item for item in rest.items() if item[1]), None)
+        if found is None:
+            break
+        factors, coefficient = found
+        others = list(factors)
+        for factor in lead:
+            if factor not in others:
+                return None
+            others.remove(factor)
+        if coefficient % scale:
+            return None
+        part = extent_of({tuple(others): coefficient // scale})
+        quotient = part + quotient
+        remaining = extent_of(rest) - part * divisor
+        rest = dict(_terms(remaining))
+    return quotient if not any(rest.values()) else None
+
+
+def evaluate(extent: Extent, sizes: Mapping[str, int]) -> int:
+    """Return what an extent is for sizes, given by the symbols' names."""
+    return extent.evaluate(sizes) if isinstance(extent, Expression) else extent
+
+
+def evaluate_all(extents: Iterable[Extent], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Return what extents are for sizes, given by the symbols' names."""
+    return tuple([evaluate(extent, sizes) for extent in extents])
+
+
+def is_free(extents: Iterable[Extent]) -> bool:
+    """Tell whether one of some extents is known only when it runs."""
+    return any(isinstance(extent, Expression) for extent in extents)
+
+
+def free_symbols(extents: Iterable[Extent]) -> frozenset[Symbol]:
+    """Return what some extents depend on."""
+    parts = [extent.symbols for extent in extents if isinstance(extent, Expression)]
+    return frozenset().union(*parts)
+
+
+def parse_extent(text: str, symbols: Mapping[str, Symbol]) -> Extent:
+    """Read what a model calls a dimension: `seq`, `2*seq+1`, or any other text as one name.
+
+    Args:
+        text: Of the dimension.
+        symbols: Those that have bounds; others get none.
+    """
+    try:
+        return _read(ast.parse(text.strip(), mode="eval").body, symbols)
+    except (SyntaxError, ValueError, RecursionError):
+        return Expression.of(symbols.get(text) or Symbol(text))
+
+
+def _read(tree: ast.expr, symbols: Mapping[str, Symbol]) -> Extent:
+    """Read the tree of an expression.
+
+    Raises:
+        ValueError: It has something else than sums, products and quotients.
+    """
+    match tree:
+        case ast.Constant(value=int(number)) if not isinstance(number, bool):
+            return number
+        case ast.Name(id=name):
+            return Expression.of(symbols.get(name) or Symbol(name))
+        case ast.BinOp(left=left, op=operator, right=right):
+            first, second = _read(left, symbols), _read(right, symbols)
+            match operator:
+                case ast.Add():
+                    return first + second
+                case ast.Sub():
+                    return first - second
+                case ast.Mult():
+                    return first * second
+                case ast.FloorDiv():
+                    return first // second
+                case _:
+                    pass
+        case _:
+            pass
+    raise ValueError(f"{ast.unparse(tree)} is not a sum of products")

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, parser
+
+from intarsia.extents import evaluate_all
+from intarsia.graph.infer_free import infer_free_shapes
+from intarsia.graph.load import load
+from intarsia.passes.free_shapes import prepare_free
+from intarsia.zoo import free
+from intarsia.zoo.transformers import Encoder
+
+SIZES = ({"batch": 1, "seq": 1}, {"batch": 3, "seq": 17}, {"batch": 2, "seq": 64})
+
+
+def _inferred(model: onnx.ModelProto, sizes: dict[str, int]) -> dict[str, tuple[int, ...]]:
+    """Return what the inference of a static model says, by the values' names."""
+    shapes = {
+        value.name: [
+            sizes[dim.dim_param] if dim.dim_param else dim.dim_value
+            for dim in value.type.tensor_type.shape.dim
+        ]
+        for value in model.graph.input
+    }
+    static = load(model, shapes)
+    return {
+        value.name: tuple(value.shape)
+        for node in static.graph
+        for value in node.outputs
+        if value.shape is not None and value.shape.is_static()
+    }
+
+
+def _check(model: onnx.ModelProto, sizes: dict[str, int]) -> int:
+    shapes = infer_free_shapes(load(model, stays_free=True))
+    static, compared = _inferred(model, sizes), 0
+    for value, extents in shapes.extents.items():
+        if value.name in static and value.producer() is not None:
+            assert evaluate_all(extents, sizes) == static[value.name], value.name
+            compared += 1
+    return compared
+
+
+def test_an_encoder_has_an_answer_for_every_value():
+    model = free.bert(Encoder("tiny", 2, 64, 4, 100), np.random.default_rng(0))
+    for sizes in SIZES:
+        prepared, shapes = prepare_free(load(model, stays_free=True), sizes)
+        assert not shapes.problems
+        static = _inferred(model, sizes)
+        for value in prepared.graph.values:
+            if value.producer >= 0 and value.name in static:
+                assert value.shape == static[value.name]
+    assert shapes.symbols["seq"].high == 512  # the table of positions has no more rows
+    assert shapes.symbols["batch"].high is None
+    counts = [node.op_type for node in prepared.graph.nodes]
+    assert counts.count("Shape") == 1  # of the positions' Slice; the Reshapes' are constants
+
+
+_BODIES = {
+    "concat": "y = Concat<axis=1>(x, x)",
+    "slice": """
+        a = Constant<value_ints=[1]>() b = Constant<value_ints=[-1]>()
+        y = Slice(x, a, b, a)""",
+    "reversed": """
+        a = Constant<value_ints=[-1]>() b = Constant<value_ints=[-9223372036854775807]>()
+        i = Constant<value_ints=[1]>()
+        y = Slice(x, a, b, i, a)""",
+    "flatten": "y = Flatten<axis=2>(x)",
+    "range": """
+        s = Shape<start=1, end=2>(x)
+        n = Squeeze(s)
+        a = Constant<value_int=0>() b = Constant<value_int=2>()
+        y = Range(a, n, b)""",
+    "expand": """
+        s = Shape(x) one = Constant<value_ints=[1]>() t = Concat<axis=0>(one, s)
+        y = Expand(x, t)""",
+    "split": "y, z = Split<axis=2, num_outputs=2>(x)",
+    "pad": """
+        p = Constant<value_ints=[0, 1, 0, 0, 2, 0]>()
+        y = Pad(x, p)""",
+    "convolution": """
+        w = ConstantOfShape<value=float[1] {0.5}>(k)
+        u = Transpose<perm=[0, 2, 1]>(x)
+        y = Conv<kernel_shape=[3], strides=[2], pads=[1, 1]>(u, w)""",
+    "tile": """
+        r = Constant<value_ints=[1, 3, 1]>()
+        y = Tile(x, r)""",
+    "matmul": """
+        t = Transpose<perm=[0, 2, 1]>(x)
+        z = MatMul(x, t) y = Softmax(z)""",
+    "mean": """
+        a = Constant<value_ints=[1]>()
+        y = ReduceMean<keepdims=0>(x, a)""",
+}
+
+
+@pytest.mark.parametrize("name", _BODIES)
+def test_rules_say_what_static_inference_says(name):
+    model = parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 18]>
+        g (float[batch, seq, 8] x) => (y) <int64[3] k = {{4, 8, 3}}> {{ {_BODIES[name]} }}"""
+    )
+    kind = TensorProto.INT64 if name == "range" else TensorProto.FLOAT
+    model.graph.output[0].type.tensor_type.elem_type = kind
+    if name == "concat":
+        model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "seq"
+    for sizes in ({"batch": 1, "seq": 4}, {"batch": 3, "seq": 17}, {"batch": 2, "seq": 64}):
+        assert _check(model, sizes) >= 1
+
+
+def test_nameless_dimensions_get_names_of_their_own():
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, 3, None])
+    z = helper.make_tensor_value_info("z", TensorProto.FLOAT, ["x.0", 3])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x, z], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    loaded = load(model, stays_free=True)
+    assert [str(dim) for dim in loaded.graph.inputs[0].shape] == ["x.0_", "3", "x.2"]
+    shapes = infer_free_shapes(loaded)
+    assert set(shapes.symbols) == {"x.0_", "x.2", "x.0"}

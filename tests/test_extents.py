@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from intarsia.extents import (
+    Expression,
+    Extent,
+    UndecidedError,
+    divide,
+    evaluate,
+    free_symbols,
+    parse_extent,
+    symbol,
+)
+
+B, S = symbol("batch"), symbol("seq", 1, 512)
+SIZES = st.fixed_dictionaries({"batch": st.integers(1, 9), "seq": st.integers(1, 512)})
+LEAVES = st.one_of(st.integers(-7, 7), st.sampled_from([B, S]))
+
+
+def _grown(inner: st.SearchStrategy[Extent]) -> st.SearchStrategy[Extent]:
+    pairs = st.tuples(inner, inner)
+    return st.one_of(
+        pairs.map(lambda pair: pair[0] + pair[1]),
+        pairs.map(lambda pair: pair[0] - pair[1]),
+        pairs.map(lambda pair: pair[0] * pair[1]),
+        st.tuples(inner, st.integers(1, 9)).map(lambda pair: pair[0] // pair[1]),
+        st.tuples(inner, st.integers(1, 9)).map(lambda pair: pair[0] % pair[1]),
+    )
+
+
+EXTENTS = st.recursive(LEAVES, _grown, max_leaves=6)
+
+
+@given(EXTENTS, EXTENTS, st.integers(1, 9), SIZES)
+def test_arithmetic_is_that_of_numbers(left, right, divisor, sizes):
+    a, b = evaluate(left, sizes), evaluate(right, sizes)
+    assert evaluate(left + right, sizes) == a + b
+    assert evaluate(left - right, sizes) == a - b
+    assert evaluate(left * right, sizes) == a * b
+    assert evaluate(left // divisor, sizes) == a // divisor
+    assert evaluate(left % divisor, sizes) == a % divisor
+
+
+@given(EXTENTS, EXTENTS, SIZES)
+def test_a_comparison_holds_for_all_sizes_or_is_undecided(left, right, sizes):
+    a, b = evaluate(left, sizes), evaluate(right, sizes)
+    for of_extents, of_numbers in (
+        (lambda: left < right, a < b),
+        (lambda: left <= right, a <= b),
+        (lambda: left > right, a > b),
+        (lambda: left >= right, a >= b),
+    ):
+        try:
+            assert of_extents() == of_numbers
+        except UndecidedError:
+            assert isinstance(left - right, Expression)
+
+
+@given(EXTENTS, EXTENTS, SIZES)
+def test_an_exact_quotient_is_one(left, right, sizes):
+    if right == 0:
+        return
+    quotient = divide(left * right, right)
+    if quotient is not None:
+        assert evaluate(quotient * right, sizes) == evaluate(left * right, sizes)
+
+
+def test_equal_polynomials_are_equal_values():
+    assert (B + 1) * (B - 1) == B * B - 1
+    assert hash(2 * S + B) == hash(B + S + S)
+    assert B * S != S
+    assert divide(B * S * 768, B * 12) == 64 * S
+    assert divide(S, 2) is None
+    assert (B - B) == 0
+
+
+def test_questions_are_answered_within_bounds_only():
+    assert S >= 1
+    assert S <= 512
+    with pytest.raises(UndecidedError, match="seq < 2 depends on the sizes"):
+        _ = S < 2
+    assert {item.name for item in free_symbols((S * B, 3))} == {"seq", "batch"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("2*seq + 1", 2 * S + 1), ("seq//2", S // 2), ("12", 12), ("batch*(seq-1)", B * S - B)],
+)
+def test_expressions_are_read(text, expected):
+    symbols = {item.name: item for item in free_symbols((S, B))}
+    assert parse_extent(text, symbols) == expected
+    assert parse_extent(str(parse_extent(text, symbols)), symbols) == expected
+
+
+@pytest.mark.parametrize("text", ["unk__1.3", "a b", "f(x)", "decoder.45_dim_1", ""])
+def test_any_other_text_is_one_name(text):
+    assert parse_extent(text, {}) == symbol(text)
