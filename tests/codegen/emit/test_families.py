@@ -17,6 +17,7 @@ from tests.codegen.kernels import (
     test_global_pool,
     test_lrn,
     test_pool,
+    test_recurrence,
     test_reduce,
     test_resize,
     test_rows,
@@ -79,6 +80,8 @@ FAMILIES = {
     "pool indices": lambda run: test_pool.test_indices(run, (2, 3, 6, 9), 0, *test_pool.LAYOUTS[0]),
     "reduce": lambda run: test_reduce.test_kinds(run, "LogSumExp", AVX2),
     "arg max": lambda run: test_reduce.test_arguments(run, "ArgMax", "float32", AVX2),
+    "lstm": lambda run: test_recurrence.check(run, "LSTM", (2, 3, 5, 17), AVX2),
+    "gru": lambda run: test_recurrence.check(run, "GRU", (1, 3, 1, 17), AVX512, shares=2),
     "resize": lambda run: test_resize.test_linear(run, (3, 9), test_resize.COORDINATES[0]),
     "resize cubic": lambda run: test_resize.test_weighted(
         run, "cubic", (2, 2), True, False, test_resize.COORDINATES[0]
@@ -99,7 +102,7 @@ FAMILIES = {
 
 SHARED = (
     *("conv", "depthwise", "turns", "blocked", "fill", "pad", "gather", "max pool", "winograd"),
-    *("softmax", "layer norm", "reduce", "global pool"),
+    *("softmax", "layer norm", "reduce", "global pool", "lstm", "gru"),
 )
 """Families whose turns several work-items share, or whose own buffers they do."""
 

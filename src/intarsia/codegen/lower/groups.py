@@ -34,8 +34,8 @@ class KernelGroup:
 
     @property
     def result(self) -> int:
-        """The id of the value that it yields; the first, if the anchor yields several."""
-        return self.members[-1].node.outputs[0]
+        """The id of the value that it yields; the first that is wanted, if there are several."""
+        return self.members[-1].outputs[0].id
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from intarsia.codegen.kernels.recurrence import GATES
 from intarsia.codegen.lower import (
     contraction,
     convolution,
@@ -16,6 +17,7 @@ from intarsia.codegen.lower import (
     movement,
     products,
     recipes,
+    recurrent,
     reductions,
     sampling,
 )
@@ -108,6 +110,7 @@ _REDUCTION = Operator(
 _CONSTANT = Operator(movement.lower_constant, ANY)
 _REAL = frozenset(("float32", "float64"))
 _SOFTMAX = Operator(reductions.lower_softmax, _REAL, reductions.refuse_softmax, has_epilogue=True)
+_RECURRENT = Operator(recurrent.lower_recurrent, _REAL, recurrent.refuse_recurrent)
 _RESIZE = Operator(
     movement.lower_resize, ANY, movement.refuse_resize, movement.wish_resize, has_epilogue=True
 )
@@ -146,6 +149,7 @@ OPERATORS: dict[str, Operator] = {
         contraction.lower_einsum, WIDE, contraction.refuse_einsum, has_epilogue=True
     ),
     "Expand": Operator(movement.lower_expand, ANY),
+    **dict.fromkeys(GATES, _RECURRENT),
     "Gather": Operator(indices.lower_gather, ANY, indices.refuse_gather),
     "GatherElements": Operator(
         indices.lower_gather_elements, ANY, indices.refuse_gather, has_epilogue=True

@@ -52,7 +52,7 @@ def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
         weights = operation.array(1)
         weights = weights[:, None] if is_column else weights
         spec = replace(spec, b=Panels(dtype, weights.shape[:-2]))
-        spec, b, note = _pack(assembler, spec, weights, f"{b_value.name}/")
+        spec, b, note = pack_weights(assembler, spec, weights, f"{b_value.name}/")
     else:
         b = assembler.read(b_value.id)
         if is_column:
@@ -62,7 +62,9 @@ def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
     assembler.call(spec, (a, b, c, *views[1:]), group.names, note)
 
 
-def _pack(assembler: Assembler, spec: Gemm, weights: Array, name: str) -> tuple[Gemm, View, str]:
+def pack_weights(
+    assembler: Assembler, spec: Gemm, weights: Array, name: str
+) -> tuple[Gemm, View, str]:
     """Return a product with constant weights as it is to run, the weights packed, and a note.
 
     Args:
@@ -108,7 +110,7 @@ def lower_gemm(assembler: Assembler, group: KernelGroup) -> None:
         weights = weights.T if operation.attribute("transB", 0) else weights
         scaled = weights if alpha == 1 else (weights * alpha).astype(dtype)
         turned = "t" if operation.attribute("transB", 0) else ""
-        spec, b, note = _pack(assembler, spec, scaled, f"{b_value.name}/{turned}{alpha}")
+        spec, b, note = pack_weights(assembler, spec, scaled, f"{b_value.name}/{turned}{alpha}")
     else:
         b = assembler.read(b_value.id)
         if operation.attribute("transB", 0):

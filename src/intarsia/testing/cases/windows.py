@@ -338,4 +338,36 @@ REDUCTIONS: tuple[OperatorCase, ...] = (
     case("CumProd", "reverse", fed(3, 5), constant(0, "int64"), exclusive=1, reverse=1, opset=26),
 )
 
-LINEAR: tuple[OperatorCase, ...] = (*PRODUCTS, *NORMS, *REDUCTIONS)
+_SEQUENCE = fed(4, 3, 5)
+
+RECURRENT: tuple[OperatorCase, ...] = (
+    case("LSTM", "plain", _SEQUENCE, weight(1, 28, 5), weight(1, 28, 7), weight(1, 56), outputs=3),
+    case(
+        "LSTM",
+        "both_ways",
+        _SEQUENCE,
+        weight(2, 12, 5),
+        weight(2, 12, 3),
+        None,
+        None,
+        fed(2, 3, 3),
+        fed(2, 3, 3),
+        outputs=3,
+        direction="bidirectional",
+    ),
+    case("GRU", "plain", _SEQUENCE, weight(1, 12, 5), weight(1, 12, 4), weight(1, 24), outputs=2),
+    case(
+        "GRU",
+        "linear_before_reset",
+        _SEQUENCE,
+        weight(1, 27, 5),
+        weight(1, 27, 9),
+        weight(1, 54),
+        outputs=2,
+        linear_before_reset=1,
+        direction="reverse",
+    ),
+    case("RNN", "plain", _SEQUENCE, weight(1, 3, 5), weight(1, 3, 3), weight(1, 6), outputs=2),
+)
+
+LINEAR: tuple[OperatorCase, ...] = (*PRODUCTS, *NORMS, *REDUCTIONS, *RECURRENT)
