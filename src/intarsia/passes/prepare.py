@@ -20,6 +20,7 @@ from intarsia.graph.infer import infer_shapes
 from intarsia.graph.model_info import ModelInfo, read_model_info
 from intarsia.graph.ops import ViewKind, operator_of
 from intarsia.graph.snapshot import node_bodies, snapshot
+from intarsia.passes.convolve_before_resizing import convolve_before_resizing
 from intarsia.passes.fold_constants import fold_constants, lift_constants
 from intarsia.passes.provenance import device_of, hidden, makes_output, record_origins, stand_for
 from intarsia.target.pipeline import STANDARD_PIPELINE, Stage, split_pass
@@ -115,9 +116,11 @@ def eliminate_duplicates(model: ir.Model) -> None:
 def _is_idle(node: ir.Node, version: int) -> bool:
     """Whether a node that onnxscript's folding does not look at returns its input as it is."""
     view = operator_of(node).view
-    if view is ViewKind.NONE or node.inputs[0] is None:
+    source, result = node.inputs[0] if node.inputs else None, node.outputs[0]
+    if node.op_type == "Resize" and source is not None:
+        return _keeps_size(node, source)
+    if view is ViewKind.NONE or source is None:
         return False
-    source, result = node.inputs[0], node.outputs[0]
     if node.op_type == "Dropout":  # later versions have `training_mode`, which the folding reads
         used = any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
         return not used and version in _DROPOUTS_IN_INFERENCE
@@ -126,6 +129,20 @@ def _is_idle(node: ir.Node, version: int) -> bool:
         return bool(perm) and list(perm) == sorted(perm)
     is_static = source.shape is not None and source.shape.is_static()
     return is_static and view is ViewKind.RESHAPED and source.shape == result.shape
+
+
+def _keeps_size(node: ir.Node, source: ir.Value) -> bool:
+    """Whether a resize is to the sizes that there are: each entry is then just where it was.
+
+    Scales would tell less: one a little above 1 leaves the extents, and moves the entries.
+    """
+    sizes = node.inputs[3] if len(node.inputs) > 3 else None  # noqa: PLR2004 - x, roi, scales, sizes
+    is_crop = (
+        node.attributes.get_string("coordinate_transformation_mode", "") == "tf_crop_and_resize"
+    )
+    is_static = source.shape is not None and source.shape.is_static()
+    is_given = sizes is not None and sizes.is_initializer()
+    return is_given and is_static and not is_crop and source.shape == node.outputs[0].shape
 
 
 def _kept_identities(model: ir.Model) -> set[ir.Node]:
@@ -294,6 +311,7 @@ PASSES: Mapping[str, Callable[[ir.Model], object]] = {
     "fold-constants": fold_constants,
     "eliminate-identities": eliminate_identities,
     "fuse-affine": fuse_affine,
+    "convolve-before-resizing": convolve_before_resizing,
     "eliminate-duplicates": eliminate_duplicates,
     _ON_CONSTANTS: deduplicate_initializers,
 }

@@ -26,6 +26,7 @@ STANDARD_PIPELINE = (
     "before placement: fold-constants",
     "before placement: eliminate-identities",
     "before placement: fuse-affine",
+    "before placement: convolve-before-resizing",
     "before placement: eliminate-duplicates",
     "before placement: remove-unused",
     "before placement: deduplicate-initializers",
