@@ -94,6 +94,10 @@ FAMILIES = {
     "cumsum": lambda run: test_scan.test_cumsum(run, (2, 5, 19), 1, 1, "float32", AVX2),
     "cumprod": lambda run: test_scan.test_cumprod(run, (2, 5, 19), 1, 1, "float32", AVX2),
     "top k": lambda run: test_top_k.test_top_k(run, (3, 40), 1, 7, "float32", True),
+    "top k of many": lambda run: test_top_k.test_many_are_sorted(run, (3, 40), 1, 30, "int8", True),
+    "top k on a heap": lambda run: test_top_k.test_many_are_sorted(
+        run, (2, 200), 1, 3, "float32", False
+    ),
     "winograd": lambda run: test_winograd.test_agrees_with_the_reference(
         run, next(iter(test_winograd.CASES)), "avx2", 4
     ),

@@ -249,14 +249,15 @@ def test_the_first_of_equal_entries_come_first(run_both, dtype, axis, largest):
         run_both(small_model("y, i", body, {"x": x}, {"k": k}), {"x": x})
 
 
-def test_a_large_k_is_for_others(backends, run_both):
-    x = np.random.default_rng(0).standard_normal((2, 100)).astype(np.float32)
-    most, more = (
-        small_model("y, i", "y, i = TopK(x, k)", {"x": x}, {"k": ints(k)}) for k in (64, 65)
-    )
-    run_both(most, {"x": x})
-    with pytest.raises(UnsupportedError, match="k is 65: it inserts"):
-        intarsia.compile(more, "llvm", strict=True, backends=backends)
+@pytest.mark.parametrize("shape", [(2, 100), (3, 9000), (100, 3)])
+@pytest.mark.parametrize("largest", [0, 1])
+def test_a_large_k(run_both, shape, largest):
+    axis = int(shape[0] < shape[1])
+    x = np.random.default_rng(0).integers(-5000, 5000, shape).astype(np.float32)
+    for k in (64, 65, 100):
+        body = f"y, i = TopK<axis = {axis}, largest = {largest}>(x, k)"
+        model = small_model("y, i", body, {"x": x}, {"k": ints(k)})
+        run_both(model, {"x": x})
 
 
 @pytest.mark.parametrize(
