@@ -195,3 +195,29 @@ def test_a_predicate_that_gives_a_reason_declines(parse_model):
     assert matches.taken == {}
     assert matches.declined == {2: "wide"}
     assert matches.reasons == {2: "it is too narrow"}
+
+
+SQUARES = """g (float[2] x, float[2] z) => (float[2] y) {
+    [same] a = Neg(x) [twice] b = Mul(a, a)
+    [first] c = Neg(z) [second] d = Neg(z) [product] e = Mul(c, d) [sum] y = Add(b, e)
+}"""
+
+
+def test_one_object_at_two_places_may_be_one_node(find):
+    negated = Op("Neg", SOURCE)
+    taken, _ = find(SQUARES, Pattern("square", Op("Mul", negated, negated)))
+    assert set(taken) == {"same", "twice", "first", "second", "product"}
+
+
+def test_two_objects_are_two_nodes(find):
+    taken, _ = find(SQUARES, Pattern("square", Op("Mul", Op("Neg", SOURCE), Op("Neg", SOURCE))))
+    assert set(taken) == {"first", "second", "product"}
+
+
+def test_a_node_at_two_places_comes_once(parse_model):
+    graph = snapshot(load(parse_model(SQUARES)))
+    negated = Op("Neg", SOURCE)
+    region = Region.of(graph, range(len(graph.nodes)))
+    matches = match_region(region, (Pattern("square", Op("Mul", negated, negated)),))
+    names = [[node.name for node in match.nodes] for match in matches]
+    assert sorted(names) == [["product", "first", "second"], ["twice", "same"]]

@@ -339,12 +339,12 @@ def native_groups(region: Region, unit: VectorUnit) -> tuple[FusedGroup, ...]:
     fused = fuse_region(region, unit)
     in_chains = {group.result for chain in fused.chains.values() for group in chain.groups}
     groups = [
-        FusedGroup(tuple(sorted(op.node.id for op in group.members)), group.anchor.op_type)
+        FusedGroup(tuple(sorted(node.id for node in group.nodes)), group.anchor.op_type)
         for group in fused.groups
-        if len(group.members) > 1 and group.result not in in_chains
+        if len(group.nodes) > 1 and group.result not in in_chains
     ]
     for chain in fused.chains.values():
-        nodes = sorted(op.node.id for group in chain.groups for op in group.members)
+        nodes = sorted(node.id for group in chain.groups for node in group.nodes)
         groups.append(
             FusedGroup(tuple(nodes), "+".join(group.anchor.op_type for group in chain.groups))
         )

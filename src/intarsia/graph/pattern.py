@@ -8,7 +8,7 @@ followers, which become a part of the match that they follow, one after another.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -36,7 +36,8 @@ class Op:
     Attributes:
         types: Operator types, one of which the node has.
         inputs: Per input an `Op`, `ANY`, `CONSTANT` or `SOURCE`; further inputs may be anything.
-            Two inputs of a commutative operator may stand in either order.
+            Two inputs of a commutative operator may stand in either order. Nodes of different
+            places in a shape are different, unless the same object stands at these places.
         domain: The operator's domain.
         names: Domain and type of each operator.
     """
@@ -239,21 +240,21 @@ class _Matcher:
             yield (root,), -1
             return
         for nodes, source in _fits(self.graph, root, shape, -1):
-            members = {node.id for node in nodes}
+            members = {node.id: node for node in nodes}
             if len(nodes) == 1 or (
-                len(members) == len(nodes)
+                (len(members) == len(nodes) or _is_shared(nodes, shape))
                 and all(
-                    self._is_read_inside(output, members)
+                    self._is_read_inside(output, members.keys())
                     for node in nodes[1:]
                     for output in node.outputs
                     if output >= 0
                 )
             ):
-                yield nodes, source
+                yield tuple(members.values()), source
 
-    def _is_read_inside(self, value: int, members: set[int]) -> bool:
-        return value not in self.graph.output_set and members.issuperset(
-            self.graph.values[value].consumers
+    def _is_read_inside(self, value: int, members: Collection[int]) -> bool:
+        return value not in self.graph.output_set and all(
+            reader in members for reader in self.graph.values[value].consumers
         )
 
     def _is_used(self, nodes: tuple[Node, ...]) -> bool:
@@ -306,6 +307,18 @@ class _Matcher:
             fits = tuple(fit for root in self._roots(shape) for fit in self._fits(root, shape))
             self._fits_of[id(shape)] = fits
         return fits
+
+
+def _is_shared(nodes: Sequence[Node], shape: Op) -> bool:
+    """Tell whether a node that is found twice is found where the shape has one object twice."""
+    places: list[Op] = []
+    stack = [shape]
+    while stack:
+        place = stack.pop()
+        places.append(place)
+        stack += [item for item in reversed(place.inputs) if isinstance(item, Op)]
+    ops = dict(zip((node.id for node in nodes), places, strict=True))
+    return all(ops[node.id] is place for node, place in zip(nodes, places, strict=True))
 
 
 def _fits(graph: Graph, node: Node, shape: Op, source: int) -> Iterator[_Fit]:

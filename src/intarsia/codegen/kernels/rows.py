@@ -294,21 +294,25 @@ class _RowsKernel:
 
     def _normalize(self, place: list[Index], count: int) -> None:
         b, spec, length = self._b, self._spec, prod(self._gone.extents)
-        mean = None
+        first = mean = None
         if spec.kind == "Normalize":
-            mean = b.mul(self._reduce(place, count, 0.0, self._add, b.add), 1.0 / length)
-            self._write_statistic(0, mean, place, count)
-            mean = self._spread(mean)
+            (total,) = self._sums(place, count, self._add, 1)
+            first = b.mul(total, 1.0 / length)
+            mean = self._spread(first)
 
         # Two passes: the mean of squares less the square of the mean cancels where the mean is
         # large (Chan, Golub and LeVeque, "Algorithms for computing the sample variance", The
         # American Statistician 37(3), 1983). The second one finds the row in registers or in a
-        # cache.
-        def square(entry: RowVector, total: tuple[IrValue, ...]) -> list[IrValue]:
+        # cache. It also finds by how much the mean was rounded (their corrected algorithm).
+        def square(entry: RowVector, totals: tuple[IrValue, ...]) -> list[IrValue]:
             value = self._centred(entry, mean)
-            return [b.fma(value, value, total[0])]
+            rest = [] if mean is None else [b.add(totals[1], value)]
+            return [b.fma(value, value, totals[0]), *rest]
 
-        variance = b.mul(self._reduce(place, count, 0.0, square, b.add), 1.0 / length)
+        sums = self._sums(place, count, square, 1 if mean is None else 2)
+        variance, *rests = (b.mul(total, 1.0 / length) for total in sums)
+        for rest in rests:
+            variance = b.maximum(0.0, b.sub(variance, b.mul(rest, rest)))
         if spec.adds_to_deviation:
             deviation = b.add(b.unary("sqrt", variance), spec.epsilon)
         else:
@@ -316,9 +320,13 @@ class _RowsKernel:
         inverse = b.div(1.0, deviation)
         self._write_statistic(1, inverse, place, count)
         factor = self._spread(inverse)
+        moved = [self._spread(b.mul(b.unary("neg", rest), inverse)) for rest in rests]
+        if first is not None:
+            self._write_statistic(0, b.add(first, rests[0]), place, count)
 
         def write(entry: RowVector, carried: tuple[IrValue, ...]) -> list[IrValue]:
-            value = b.mul(self._centred(entry, mean), factor)
+            value = self._centred(entry, mean)
+            value = b.fma(value, factor, moved[0]) if moved else b.mul(value, factor)
             self._store(self._scaled(value, entry), entry)
             return []
 
@@ -366,6 +374,17 @@ class _RowsKernel:
 
     def _spread(self, value: IrValue) -> IrValue:
         return self._b.splat(value, self._lanes)
+
+    def _sums(self, place: list[Index], count: int, step: Step, number: int) -> list[IrValue]:
+        """Return so many sums over all entries of a row, as `_reduce` does."""
+        b = self._b
+        slots = self._visit(
+            place, count, [b.constant(0.0, Type(self._dtype, self._lanes))] * number, step
+        )
+        wholes = [merge(slots[start::number], b.add) for start in range(number)]
+        if self._is_across:
+            return wholes
+        return [fold(b, whole, lambda b, left, right: b.add(left, right)) for whole in wholes]
 
     def _reduce(
         self,

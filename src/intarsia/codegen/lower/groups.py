@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from intarsia.codegen.lower.operation import Operation
-from intarsia.graph.graph import Graph
+from intarsia.graph.graph import Graph, Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,12 @@ class KernelGroup:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of its nodes."""
-        return tuple(member.node.name for member in self.members)
+        return tuple(node.name for node in self.nodes)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes that it computes."""
+        return tuple(node for member in self.members for node in member.nodes)
 
 
 def make_groups(
@@ -83,7 +88,7 @@ def _producer(
     accepts: Callable[[Operation], bool],
 ) -> KernelGroup | None:
     """Return the group whose result only this one reads, the latest if there are several."""
-    members = {member.node.id for member in group.members}
+    members = {node.id for node in group.nodes}
     shape = graph.values[group.result].shape
     producers = []
     for value_id in {i for member in group.members for i in member.node.inputs}:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -18,15 +18,25 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """A node with its graph.
+    """A node with its graph, or several nodes that spell one operator.
 
     Attributes:
         graph: Where it is from.
-        node: The node.
+        node: The node; of several the one whose result is theirs, with the operator and the inputs
+            of what they spell.
+        spelling: The several nodes.
+        meant: Attributes of what they spell.
     """
 
     graph: Graph
     node: Node
+    spelling: tuple[Node, ...] = ()
+    meant: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes that it stands for."""
+        return self.spelling or (self.node,)
 
     @property
     def op_type(self) -> str:
@@ -42,12 +52,18 @@ class Operation:
     @cached_property
     def attributes(self) -> dict[str, Any]:
         """Attributes by name, as numbers, texts, tuples of them, or arrays."""
+        if self.spelling:
+            return dict(self.meant)
         return {name: _plain(item) for name, item in self.node.ir.attributes.items()}
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """Return an attribute, or the default if it is absent; both are float32 in ONNX."""
+        """Return an attribute, or the default if it is absent.
+
+        Both are float32 in ONNX; what is spelled may have more digits.
+        """
         value = self.attributes.get(name, default)
-        return float(np.float32(value)) if isinstance(value, float) else value
+        is_single = isinstance(value, float) and not self.spelling
+        return float(np.float32(value)) if is_single else value
 
     def value(self, position: int) -> Value | None:
         """Return an input, or None if it is absent."""

@@ -92,6 +92,25 @@ def entry_of(operation: Operation) -> Operator:
     return entry
 
 
+def refuse_operation(operation: Operation) -> tuple[str, str] | None:
+    """Say why an operation is not taken.
+
+    Returns:
+        Nothing; or what is in the way (`op`, `dtype` or `shape`), and a sentence.
+    """
+    entry, node = find(operation), operation.node
+    if entry is None:
+        return "op", f"there is no native code for {node.domain or 'ai.onnx'}.{node.op_type}"
+    for value in (*operation.inputs, *operation.outputs):
+        if not value.is_static:
+            return "shape", f"the shape of {value.name!r} is not known when compiling"
+    for value in (*operation.inputs[:1], *operation.outputs):
+        if value.dtype not in entry.dtypes:
+            return "dtype", f"{node.op_type} of {value.dtype} has no native code"
+    problem = entry.refuse(operation)
+    return None if problem is None else ("op", problem)
+
+
 _ELEMENTWISE = Operator(
     recipes.lower_pointwise, ANY, recipes.refuse_pointwise, _follow, has_epilogue=True
 )
@@ -124,6 +143,8 @@ def _normalization(
 ) -> Operator:
     return Operator(lower, _REAL, reductions.refuse_normalization, wish, has_epilogue=True)
 
+
+_ROWS = _normalization(reductions.lower_normalization, reductions.wish_normalization)
 
 OPERATORS: dict[str, Operator] = {
     "AveragePool": _POOL,
@@ -166,7 +187,7 @@ OPERATORS: dict[str, Operator] = {
     "LRN": Operator(
         reductions.lower_lrn, _REAL, reductions.refuse_lrn, reductions.wish_lrn, has_epilogue=True
     ),
-    "LayerNormalization": _normalization(reductions.lower_normalization),
+    "LayerNormalization": _ROWS,
     "LogSoftmax": _SOFTMAX,
     "LpNormalization": Operator(reductions.lower_lp_normalization, _REAL),
     "LpPool": _POOL,
@@ -181,7 +202,7 @@ OPERATORS: dict[str, Operator] = {
     "MeanVarianceNormalization": _normalization(reductions.lower_mean_variance),
     "OneHot": Operator(indices.lower_one_hot, ANY, indices.refuse_one_hot),
     "Pad": Operator(movement.lower_pad, ANY, movement.refuse_pad, movement.wish_pad),
-    "RMSNormalization": _normalization(reductions.lower_normalization),
+    "RMSNormalization": _ROWS,
     "Resize": _RESIZE,
     "RoiAlign": Operator(sampling.lower_roi_align, _REAL, sampling.refuse_roi_align),
     "Scatter": _SCATTER,

@@ -237,18 +237,30 @@ def wish_instance(operation: Operation, _unit: VectorUnit) -> Wish:
     return Wish("follow", (operation.node.inputs[0],))
 
 
+def normalized_axes(operation: Operation) -> tuple[int, ...]:
+    """Return the dimensions of a row, ascending: the last ones, or as nodes spell them."""
+    rank = len(operation.shape())
+    spelled: tuple[int, ...] = operation.attribute("axes", ())
+    return spelled or tuple(range(operation.attribute("axis", -1) % rank, rank))
+
+
+def wish_normalization(operation: Operation, _unit: VectorUnit) -> Wish:
+    """Keep blocks of channels where each channel is a row of its own."""
+    if normalized_axes(operation)[0] > CHANNELS:
+        return Wish("follow", (operation.node.inputs[0],))
+    return Wish()
+
+
 def lower_normalization(assembler: Assembler, group: KernelGroup) -> None:
-    """Append LayerNormalization or RMSNormalization, over the last dimensions."""
+    """Append LayerNormalization or RMSNormalization, scaled and shifted if that belongs to it."""
     operation = group.anchor
-    x = assembler.read(operation.node.inputs[0])
-    rank = len(x.shape)
-    first = operation.attribute("axis", -1) % rank
-    scale = operand(assembler, operation.node.inputs[1], x.shape, 0)
-    bias = None
-    if operation.op_type == "LayerNormalization" and operation.value(2) is not None:
-        bias = operand(assembler, operation.node.inputs[2], x.shape, 0)
-    axes = tuple(range(first, rank))
-    _append(assembler, group, x, axes, scale, bias)
+    block = assembler.plan.blocks.get(group.result, 0)
+    x = assembler.read(operation.node.inputs[0], block)
+    vectors = [
+        None if value is None else operand(assembler, value.id, x.shape, block)
+        for value in (operation.value(1), operation.value(2))
+    ]
+    _append(assembler, group, x, normalized_axes(operation), *vectors)
 
 
 def lower_instance(assembler: Assembler, group: KernelGroup) -> None:
@@ -329,7 +341,7 @@ def lower_mean_variance(assembler: Assembler, group: KernelGroup) -> None:
     x = assembler.read(operation.node.inputs[0])
     rank = len(x.shape)
     axes = sorted({axis % rank for axis in operation.attribute("axes", (0, 2, 3))})
-    _append(assembler, group, x, tuple(axes), None, None, adds_to_deviation=True)
+    _append(assembler, group, x, tuple(axes), None, None)
 
 
 def _append(
@@ -341,10 +353,10 @@ def _append(
     bias: View | None,
     *,
     groups: int = 0,
-    adds_to_deviation: bool = False,
 ) -> None:
     """Append a normalisation over some dimensions; `groups` split the channels, unless 0."""
     operation = group.anchor
+    is_whole = operation.op_type == "MeanVarianceNormalization"
     fused, operands = fuse(assembler, group, x.dtype)
     y = assembler.target(group.result)
     if groups:
@@ -363,10 +375,10 @@ def _append(
         scale=scale.layout if scale else None,
         bias=bias.layout if bias else None,
         # ONNX defines MeanVarianceNormalization as a function, with this constant in it.
-        epsilon=1e-9 if adds_to_deviation else operation.attribute("epsilon", 1e-5),
+        epsilon=1e-9 if is_whole else operation.attribute("epsilon", 1e-5),
         mean=mean,
         inverse=inverse,
-        adds_to_deviation=adds_to_deviation,
+        adds_to_deviation=is_whole or bool(operation.attribute("adds_to_deviation", 0)),
         epilogue=over(fused, operands),
         unit=assembler.unit,
     )

@@ -10,7 +10,7 @@ from intarsia.codegen.lower.assembler import Assembler, ignore
 from intarsia.codegen.lower.fusion import fuse_region
 from intarsia.codegen.lower.layouts import Borders
 from intarsia.codegen.lower.operation import Operation
-from intarsia.codegen.lower.operators import entry_of, find
+from intarsia.codegen.lower.operators import entry_of, refuse_operation
 from intarsia.codegen.lower.program import Program
 from intarsia.codegen.lower.schedules import HEURISTICS, Chooser
 from intarsia.codegen.unit import VectorUnit, WinogradMode
@@ -24,18 +24,7 @@ def refuse_node(graph: Graph, node: Node) -> tuple[str, str] | None:
     Returns:
         Nothing; or what is in the way (`op`, `dtype` or `shape`), and a sentence.
     """
-    operation = Operation(graph, node)
-    entry = find(operation)
-    if entry is None:
-        return "op", f"there is no native code for {node.domain or 'ai.onnx'}.{node.op_type}"
-    for value in (*operation.inputs, *operation.outputs):
-        if not value.is_static:
-            return "shape", f"the shape of {value.name!r} is not known when compiling"
-    for value in (*operation.inputs[:1], *operation.outputs):
-        if value.dtype not in entry.dtypes:
-            return "dtype", f"{node.op_type} of {value.dtype} has no native code"
-    problem = entry.refuse(operation)
-    return None if problem is None else ("op", problem)
+    return refuse_operation(Operation(graph, node))
 
 
 def lower_region(

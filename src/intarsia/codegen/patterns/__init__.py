@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shapes of several kernels that are lowered together: one row each.
+"""Nodes that spell an operator, and shapes of several kernels that are lowered together: rows.
 
-They are found among the groups of a region, which elementwise operators have joined already, so
+Shapes are found among the groups of a region, which elementwise operators have joined already, so
 that a pattern names anchors only. The first row that finds a chain has it.
 """
 
 from intarsia.codegen.patterns.bands import BANDS
+from intarsia.codegen.patterns.norms import NORMS
 from intarsia.codegen.patterns.shape import FusedShape
+from intarsia.graph.pattern import Table
+
+SPELLINGS: Table = (*NORMS,)
+"""Earlier ones have priority."""
 
 FUSED_SHAPES: tuple[FusedShape, ...] = (BANDS,)
