@@ -41,6 +41,8 @@ class Folding(FoldConstantsPass):  # type: ignore[misc]
         copies = node.op_type == "Identity" and (source is None or source.const_value is None)
         if copies or node.op_type in _SEQUENCES or node_bodies(node):
             return None
+        if node.op_type == "CastLike" and node.attributes:
+            return None  # the Cast that the library makes of it leaves `saturate` out
         if not self.has_typed_constants and makes_output(node):
             return None
         try:
