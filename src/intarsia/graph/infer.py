@@ -56,7 +56,11 @@ def skeleton(model: ir.Model) -> onnx.ModelProto:
     for value in model.graph.initializers.values():
         _add_initializer(graph, value)
     for node in model.graph:
-        ir.serde.serialize_node_into(graph.node.add(), node)
+        written = graph.node.add()
+        ir.serde.serialize_node_into(written, node)
+        if node.op_type == "STFT" and "onesided" not in node.attributes:
+            # onnx's inference takes the default, which is 1, to be 0.
+            written.attribute.append(onnx.helper.make_attribute("onesided", 1))
         for output in node.outputs:
             if output.name and output.type is not None and not output.is_graph_output():
                 ir.serde.serialize_value_into(graph.value_info.add(), output)
