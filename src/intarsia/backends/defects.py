@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +50,17 @@ def off_by_zero_point(inputs: Sequence[Any], result: Array) -> float:
         return 0.0
     size = np.abs(inputs[2].astype(np.float64)) * np.abs(inputs[1].astype(np.float64))
     return 2 * float(np.finfo(result.dtype).eps) * float(np.max(size, initial=0))
+
+
+def of_spectrum(inputs: Sequence[Any], result: Array) -> float:
+    """Return what a Fourier transform may be off by: eight units of what all elements add up to.
+
+    Args:
+        inputs: What it reads; the signal is the first.
+        result: What it made.
+    """
+    size = float(np.sum(np.abs(inputs[0].astype(np.float64))))
+    return 8 * float(np.finfo(result.dtype).eps) * size
 
 
 class Values(StrEnum):
@@ -197,6 +209,24 @@ class KnownDefect:
         """
         remaining = list(arrays)
         return not self.values or any(values.occurs(remaining) for values in self.values)
+
+
+def draws(backend: str, source: str) -> KnownDefect:
+    """Return the rule that a library draws random numbers of its own.
+
+    Args:
+        backend: Its name.
+        source: How that is known.
+    """
+    return KnownDefect.of(
+        backend,
+        source,
+        "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform "
+        "RandomUniformLike",
+        "it draws other random numbers",
+        bound=lambda inputs, result: inf,
+        where=lambda graph, node: node.op_type != "Dropout" or len(node.inputs) > 2,  # noqa: PLR2004
+    )
 
 
 _FORGOTTEN: set[KnownDefect] = set()

@@ -23,6 +23,7 @@ from intarsia.backends.artifact import (
     first_line,
     onnx_artifact,
     probe_nodes,
+    refuse,
 )
 from intarsia.backends.backend import ConfiguredBackend
 from intarsia.backends.defects import refuse_defects
@@ -30,7 +31,9 @@ from intarsia.backends.device import Buffer, Device, HostDevice, Step, ThreadOpt
 from intarsia.backends.index_checks import with_checks
 from intarsia.backends.onnxruntime_axes import count_axes_from_the_front
 from intarsia.backends.onnxruntime_defects import DEFECTS
+from intarsia.backends.onnxruntime_rewrites import NEWEST_OPSET, REWRITES, newest_opset
 from intarsia.backends.onnxruntime_types import check_libraries, libraries_text, read_type
+from intarsia.backends.rewriting import has_definition, rewrite_artifact
 from intarsia.backends.runtimes import PythonRuntime
 from intarsia.backends.values import Artifact, Candidate, Detection, Refusal, Rule
 from intarsia.errors import BackendError, ReasonCode
@@ -299,10 +302,7 @@ class OnnxRuntimeBackend(ConfiguredBackend):
             "num_threads": str(attrs.get("num_threads") or 0),
             **_library_metadata(context),
         }
-        artifact = onnx_artifact(
-            self.name, self.version(), candidate, constants="external", metadata=metadata
-        )
-        return count_axes_from_the_front(artifact, candidate.region)
+        return _artifact(candidate, self.version(), metadata)
 
     def open(self, placed: VirtualDevice, options: ThreadOptions) -> Device:
         """Return host memory."""
@@ -369,6 +369,16 @@ class OrtBaseline:
         return [np.array(array) for array in self._binding.copy_outputs_to_cpu()]
 
 
+def _artifact(candidate: Candidate, version: str, metadata: Mapping[str, str]) -> Artifact:
+    """Return a region as ONNX Runtime gets it."""
+    region = candidate.region
+    artifact = onnx_artifact(
+        "onnxruntime", version, candidate, constants="external", metadata=metadata
+    )
+    artifact = count_axes_from_the_front(artifact, region)
+    return rewrite_artifact(artifact, region, REWRITES, newest_opset(region))
+
+
 def _library_metadata(context: BuildContext) -> dict[str, str]:
     text = libraries_text(context.attrs.get("custom_ops") or ())
     return {_LIBRARIES: text} if text else {}
@@ -386,26 +396,27 @@ def refuse_without_kernel(
     if libraries:
         _settings(1, "none", libraries[_LIBRARIES])  # one that is wrong is nobody's node's fault
 
-    def artifact_of(region: Region) -> Artifact:
-        candidate = Candidate.plain(region, context.target)
-        return onnx_artifact(
-            "onnxruntime", version, candidate, constants="external", metadata=libraries
-        )
+    refusals = {
+        **_refuse_unknown_definitions(graph, context, version),
+        **refuse_defects(graph, context, DEFECTS, version),
+    }
 
-    def values(region: Region) -> list[Value]:
-        return [graph.values[i] for i in (*region.inputs, *region.outputs)]
+    def artifact_of(region: Region) -> Artifact:
+        return _artifact(Candidate.plain(region, context.target), version, libraries)
 
     def joins(region: Region) -> bool:
-        if not region.inputs:
+        if not region.inputs or region.nodes[0] in refusals:
             return False  # with nothing to feed, it may be taken among others and refused alone
-        return all(value.dtype and value.dtype not in SUB_BYTE for value in values(region))
+        return all(value.dtype and value.dtype not in SUB_BYTE for value in _border(region))
 
     def attempt(region: Region) -> Verdict:
-        packed = [value.name for value in values(region) if value.dtype in SUB_BYTE]
+        if region.nodes[0] in refusals:
+            return None
+        packed = [value.name for value in _border(region) if value.dtype in SUB_BYTE]
         # Our buffers hold an element in a byte (ml_dtypes), ONNX Runtime's two or four.
         if packed:
             return ReasonCode.UNSUPPORTED_DTYPE, f"{packed[0]!r} packs several elements in a byte"
-        if not all(value.dtype for value in values(region) if value.is_tensor):
+        if not all(value.dtype for value in _border(region) if value.is_tensor):
             return None  # an operator without type inference cannot be tried apart from the rest
         artifact = artifact_of(region)
         try:
@@ -423,8 +434,29 @@ def refuse_without_kernel(
             return None  # one of them is why
         return [None] * len(regions)
 
-    defects = refuse_defects(graph, context, DEFECTS, version)
-    return {**probe_nodes(graph, context, attempt, together, joins), **defects}
+    return {**probe_nodes(graph, context, attempt, together, joins), **refusals}
+
+
+def _border(region: Region) -> list[Value]:
+    return [region.graph.values[i] for i in (*region.inputs, *region.outputs)]
+
+
+def _refuse_unknown_definitions(
+    graph: Graph, context: BuildContext, version: str
+) -> dict[int, Refusal]:
+    """Refuse nodes of which ONNX Runtime knows no definition, in any operator set."""
+    if graph.model.opset_imports.get("", 0) <= NEWEST_OPSET:
+        return {}
+    reason = (
+        f"release {version} knows operator sets up to {NEWEST_OPSET}, "
+        "which do not have the operator in this form"
+    )
+    return {
+        node.id: refuse(node, context, ReasonCode.UNSUPPORTED_OP, reason)
+        for node in graph.nodes
+        if not any(rewrite.is_for(graph, node) for rewrite in REWRITES)
+        and not has_definition(graph, node, NEWEST_OPSET)
+    }
 
 
 def _code(message: str, artifact: Artifact) -> ReasonCode:

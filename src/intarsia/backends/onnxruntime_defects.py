@@ -6,10 +6,15 @@ A target `onnxruntime` is what ONNX Runtime's users have: its errors are followe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from math import inf, prod
+from typing import TYPE_CHECKING, Any
 
-from intarsia.backends.defects import KnownDefect, Values
+import numpy as np
+
+from intarsia.arrays import Array
+from intarsia.backends.defects import KnownDefect, Values, draws, of_spectrum
 from intarsia.backends.onnxruntime_axes import REDUCTIONS, axes_of
 from intarsia.errors import ReasonCode
 
@@ -29,6 +34,14 @@ _FATAL_AXES = {
 }
 """By operator, the axes of its first input of which none may be empty. All other operators that
 random graphs are drawn of were tried with empty inputs, fed and made by another node."""
+
+
+_ZERO_POINTS = 3
+"""Position of ConvInteger's input `w_zero_point`."""
+_SCORES = 3
+"""Position of Attention's output `qk_matmul_output`."""
+_SCALES = 2
+"""Position of Resize's input `scales`."""
 
 
 def _is_fatally_empty(graph: Graph, node: Node) -> bool:
@@ -74,6 +87,58 @@ def _pads_by_its_own_rule(graph: Graph, node: Node) -> bool:
     )
 
 
+def _divides_floats(graph: Graph, node: Node) -> bool:
+    """Tell whether floats are divided as Python does, which is new in operator set 28."""
+    is_float = graph.values[node.inputs[0]].dtype in ("bfloat16", "float16", "float32", "float64")
+    return is_float and not node.ir.attributes.get_int("fmod", 0)
+
+
+def _has_zero_points(graph: Graph, node: Node) -> bool:
+    """Tell whether each output channel has a zero point of its own, or may have."""
+    if len(node.inputs) <= _ZERO_POINTS or node.inputs[_ZERO_POINTS] < 0:
+        return False
+    shape = graph.values[node.inputs[_ZERO_POINTS]].shape
+    return shape is None or prod(shape) != 1
+
+
+def _has_short_mask(graph: Graph, node: Node) -> bool:
+    """Tell whether a mask has fewer columns than there are keys, or may have."""
+    mask = _input_shape(graph, node, 3)
+    keys, past = _input_shape(graph, node, 1), _input_shape(graph, node, 4)
+    if mask == () or keys == ():
+        return False
+    if mask is None or keys is None or past is None:
+        return True
+    return mask[-1] != keys[-2] + (past[-2] if past else 0)
+
+
+def _input_shape(graph: Graph, node: Node, position: int) -> tuple[int, ...] | None:
+    """Return the shape of an input: None if it is not known, empty if there is no such input."""
+    if position >= len(node.inputs) or node.inputs[position] < 0:
+        return ()
+    return graph.values[node.inputs[position]].shape
+
+
+def _shows_causal_scores(graph: Graph, node: Node) -> bool:
+    has_scores = len(node.outputs) > _SCORES and node.outputs[_SCORES] >= 0
+    return has_scores and bool(node.ir.attributes.get_int("is_causal", 0))
+
+
+def _aligns_by_scales(graph: Graph, node: Node) -> bool:
+    mode = node.ir.attributes.get_string("coordinate_transformation_mode", "half_pixel")
+    has_scales = len(node.inputs) > _SCALES and node.inputs[_SCALES] >= 0
+    return mode == "align_corners" and has_scales
+
+
+def _of_range(inputs: Sequence[Any], result: Array) -> float:
+    numbers = inputs[0].astype(np.float64)
+    return float(np.ptp(numbers)) if numbers.size else 0.0
+
+
+def _of_three_halves(inputs: Sequence[Any], result: Array) -> Array:
+    return np.asarray(3 * float(np.finfo(np.float16).eps) * np.abs(result.astype(np.float64)))
+
+
 _rule = partial(KnownDefect.of, "onnxruntime", _TRIED)
 
 DEFECTS: tuple[KnownDefect, ...] = (
@@ -113,6 +178,50 @@ DEFECTS: tuple[KnownDefect, ...] = (
         _TRIED,
         where=_pads_by_its_own_rule,
     ),
+    _rule(
+        "Mod",
+        "it is loaded and fails when run: of floats it has fmod alone",
+        where=_divides_floats,
+        code=ReasonCode.UNSUPPORTED_DTYPE,
+    ),
+    _rule(
+        "ConvInteger",
+        "it is loaded and fails when run: it has one zero point for all weights",
+        where=_has_zero_points,
+        code=ReasonCode.UNSUPPORTED_OP,
+    ),
+    _rule(
+        "ReduceMax ReduceMin",
+        "it is loaded and fails when run: of no truth values it makes none",
+        where=_is_of_nothing,
+        dtypes="bool",
+    ),
+    _rule(
+        "Attention",
+        "it is loaded and fails when run: a mask has to have a column for each key",
+        where=_has_short_mask,
+        code=ReasonCode.UNSUPPORTED_OP,
+    ),
+    _rule(
+        "Attention",
+        "of scores that it shows, what is_causal leaves out is not -infinity",
+        where=_shows_causal_scores,
+    ),
+    _rule("Attention", "of halves it rounds in between", bound=_of_three_halves, dtypes="float16"),
+    _rule(
+        "Resize",
+        "with align_corners and scales it aligns the last whole element",
+        where=_aligns_by_scales,
+        bound=_of_range,
+    ),
+    _rule(
+        "MaxUnpool",
+        "with output_shape its indices count in that shape, as torch exports them",
+        where=lambda graph, node: len(node.inputs) > 2,  # noqa: PLR2004
+        bound=lambda inputs, result: inf,
+    ),
+    _rule("DFT STFT", "its rounding is that of the largest frequency", bound=of_spectrum),
+    draws("onnxruntime", _TRIED),
     _rule("MaxPool GlobalMaxPool", "of NaN and numbers it depends on their order", Values.NAN),
     _rule(
         "ReduceProd",

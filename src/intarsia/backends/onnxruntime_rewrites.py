@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ONNX Runtime gets otherwise than the model has it: operators, types, operator sets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from intarsia.backends.rewriting import BATCH_FIRST, SPACE_TO_DEPTH, Draft, Rewrite
+
+if TYPE_CHECKING:
+    import onnx
+
+    from intarsia.graph.graph import Graph, Node
+    from intarsia.graph.region import Region
+
+NEWEST_OPSET = 26
+"""The newest operator set of ONNX that release 1.31 knows."""
+_NEWEST_WITH_KERNEL = {"Bernoulli": 21, "RandomUniformLike": 21, "RoiAlign": 21}
+"""By operator, the newest operator set whose definition has a kernel in release 1.31."""
+_SHORT = frozenset(("int16", "uint16"))
+
+
+def newest_opset(region: Region) -> int:
+    """Return the newest operator set of which ONNX Runtime runs the operators of a region."""
+    operators = {region.graph.nodes[node].op_type for node in region.nodes}
+    return min(_NEWEST_WITH_KERNEL.get(operator, NEWEST_OPSET) for operator in operators)
+
+
+def _is_short(graph: Graph, node: Node) -> bool:
+    return graph.values[node.inputs[0]].dtype in _SHORT
+
+
+def _make_wide(graph: Graph, node: Node, proto: onnx.NodeProto, draft: Draft) -> None:
+    """Compare 16 bits as 32, which changes no number."""
+    from onnx import TensorProto
+
+    wide = [draft.add("Cast", name, to=TensorProto.INT32) for name in proto.input]
+    dtype = graph.values[node.inputs[0]].ir.dtype
+    assert dtype is not None
+    outputs = list(proto.output)
+    draft.keep(proto, wide, [f"{draft.name}/wide"])
+    draft.add("Cast", f"{draft.name}/wide", result=outputs[0], to=dtype.value)
+
+
+def _has_unsigned_power(graph: Graph, node: Node) -> bool:
+    return graph.values[node.inputs[1]].dtype == "uint32"
+
+
+def _make_signed_power(graph: Graph, node: Node, proto: onnx.NodeProto, draft: Draft) -> None:
+    from onnx import TensorProto
+
+    power = draft.add("Cast", proto.input[1], to=TensorProto.INT64)
+    draft.keep(proto, [proto.input[0], power], list(proto.output))
+
+
+def _counts_with_vectors(graph: Graph, node: Node) -> bool:
+    return any(graph.values[value].shape == (1,) for value in node.inputs)
+
+
+def _make_scalars(graph: Graph, node: Node, proto: onnx.NodeProto, draft: Draft) -> None:
+    scalars = [draft.reshape(name, ()) for name in proto.input]
+    draft.keep(proto, scalars, list(proto.output))
+
+
+REWRITES = (
+    BATCH_FIRST,
+    SPACE_TO_DEPTH,
+    Rewrite(frozenset(("Max", "Min")), "it has no kernel of 16 bits", _is_short, _make_wide),
+    Rewrite(
+        frozenset(("Range",)),
+        "it refuses vectors of one element, which bodies that ONNX declares give it",
+        _counts_with_vectors,
+        _make_scalars,
+    ),
+    Rewrite(
+        frozenset(("Pow",)),
+        "it has no kernel of such powers",
+        _has_unsigned_power,
+        _make_signed_power,
+    ),
+)
+"""What is said otherwise for ONNX Runtime."""
