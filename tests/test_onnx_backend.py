@@ -3,6 +3,7 @@
 
 import logging
 import random
+import re
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ import intarsia.onnx_backend
 from intarsia.errors import InputError, ModelError, TargetError
 from intarsia.onnx_backend import conformance
 from intarsia.onnx_backend.__main__ import main
+from intarsia.onnx_backend.claims import STATED, check_isolated, node_cases
 
 SAMPLE, SEED = 150, 0
 
@@ -160,3 +162,30 @@ def test_the_command_prints_counts_and_tells_by_its_exit_code(capsys):
     pytest.importorskip("onnxruntime")
     assert main(["--kind", "simple", "--filter", "shrink|sign", "--table"]) == 0
     assert "| intarsia | 2 | 0 | 0 |" in capsys.readouterr().out
+
+
+CLAIMED = "test_(abs|mod_uint8|softmax_axis_0|dropout_default|training_dropout_default)$"
+
+
+@pytest.mark.exhaustive
+def test_claims_are_tried_in_a_process_of_their_own():
+    """Taken, refused with a reason, and other numbers by a rule that the backend states."""
+    pytest.importorskip("onnxruntime")
+    cases = [case for case in node_cases(several=True) if re.match(CLAIMED, case.name)]
+    assert len(cases) == 5
+    claims = {claim.test: claim for claim in check_isolated(cases, "onnxruntime")}
+    assert claims["test_abs"].outcome is conformance.Outcome.PASSED
+    assert claims["test_training_dropout_default"].code == STATED
+    partial = {claim.test: claim for claim in check_isolated(cases, "dnnl")}
+    assert partial["test_softmax_axis_0"].outcome is conformance.Outcome.PASSED
+    assert partial["test_mod_uint8"].outcome is conformance.Outcome.REFUSED
+    assert partial["test_mod_uint8"].why
+
+
+@pytest.mark.exhaustive
+def test_what_a_process_cannot_do_is_a_claim_that_is_not_kept(parse_model):
+    model = parse_model("g (float[2] x) => (float[2] y) { y = Neg(x) }")
+    x = np.ones(2, np.float32)
+    (claim,) = check_isolated([make_case(model, x, -x, name="nobody's")], "reference")
+    assert claim.outcome is conformance.Outcome.FAILED
+    assert "nobody's" in claim.why
