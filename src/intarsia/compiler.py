@@ -10,18 +10,22 @@ ONNX backend, `bench`, `export`. A stage is a function from value to value:
             -> build_program: Decision -> Draft -> program; a region that fails is taken from its
                target, and the model is placed again
             -> keep -> Compiled
+
+A model with free dimensions goes the same way once for each sizes that come (`_FreeModel`).
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from intarsia.accepted.programs import copy_package, keep, listening, look_up
+from intarsia.accepted.programs import Lookup, copy_package, keep, listening, look_up
+from intarsia.errors import ModelError
 from intarsia.garbage import fewer_collections
 from intarsia.place.machine import resolve_targets
 from intarsia.place.request import BY_COST, PLACEMENTS, Progress, Request, quiet
@@ -30,12 +34,15 @@ from intarsia.target.fields import rename_target_host
 if TYPE_CHECKING:
     from intarsia.accepted.choices import Accepted
     from intarsia.backends.registry import Backends
+    from intarsia.graph.free_sizes import FreeSignature, SizesLike
     from intarsia.place.build import Revise
     from intarsia.place.decide import PlanChoice
     from intarsia.place.request import Exclusions
     from intarsia.place.setting import Setting
     from intarsia.plan.lock import Lock
     from intarsia.runtime.executor import PlanExecutable
+    from intarsia.runtime.free import FreeExecutable, Program
+    from intarsia.runtime.loader import SharedConstants
     from intarsia.tuning.options import Options, TuningStatus
 
 __all__ = [
@@ -60,7 +67,7 @@ class Compiled:
         file: Where it is kept; None if it is not.
     """
 
-    program: PlanExecutable
+    program: Program
     file: Path | None = None
 
     def save(self, path: Path) -> None:
@@ -90,15 +97,44 @@ def carry_out(
     looked_up = look_up(request)
     if looked_up.program is not None:
         return Compiled(looked_up.program, looked_up.file)
+    from intarsia.graph.free_sizes import FreeSizesError
+
+    try:
+        return Compiled(*_build(looked_up, tell, options))
+    except FreeSizesError as error:
+        if request.lock is not None:
+            raise
+        return Compiled(_FreeModel(looked_up, error.signature, tell, options).program())
+
+
+def _build(
+    looked_up: Lookup,
+    tell: Progress,
+    options: Options | None,
+    shared: SharedConstants | None = None,
+) -> tuple[PlanExecutable, Path | None]:
+    """Return a new program, and where it is kept.
+
+    Args:
+        looked_up: The request and its machine.
+        tell: Told about the stages as they go.
+        options: How plans are measured, if it comes to that.
+        shared: The constants that it shares with other programs of the same model.
+
+    Raises:
+        FreeSizesError: The model has free dimensions.
+        IntarsiaError: As `compile` and `tune`.
+    """
     from intarsia.place.build import build_program
     from intarsia.place.setting import make_setting
 
+    request = looked_up.request
     with listening() as warnings:
         setting = make_setting(request, looked_up.machine, tell)
         with _choose(request, setting, options) as (choice, accepted):
             revise = _find_reviser(request, setting, choice)
             program = build_program(
-                setting, choice, strict=request.strict, tell=tell, revise=revise
+                setting, choice, strict=request.strict, tell=tell, revise=revise, shared=shared
             )
             if choice.calls is None:  # of others the builder says it
                 is_ordered = not setting.config.reasons.is_detected
@@ -106,18 +142,131 @@ def carry_out(
                 _say_shortfall(program, threads, is_ordered=is_ordered)
             asked = accepted if revise is None else accepted.with_key(setting)
             warned = None if request.placement == "collage" else tuple(warnings)
-            return Compiled(program, keep(looked_up, program, asked, warned))
+            return program, keep(looked_up, program, asked, warned)
+
+
+_MOST_KEPT = 4
+"""Programs of one model with free dimensions that go among the caches: each has its weights."""
+
+
+class _FreeModel:
+    """A request for a model with free dimensions: makes its programs, one for each sizes.
+
+    Args:
+        looked_up: The request and its machine.
+        signature: What the model takes and returns.
+        tell: Told about the stages as they go.
+        options: How plans are measured, if it comes to that.
+    """
+
+    def __init__(
+        self,
+        looked_up: Lookup,
+        signature: FreeSignature,
+        tell: Progress,
+        options: Options | None,
+    ) -> None:
+        from intarsia.runtime.loader import SharedConstants
+
+        request = looked_up.request
+        self._request = replace(request, model=_own(request.model), shapes=None, sizes=())
+        self._config = looked_up.machine.config.without_tags()
+        self._signature = signature
+        self._tell = tell
+        self._options = options
+        self._shared = SharedConstants()
+        self._state = _file_state(request.model)
+        self._count = 0
+        self._sizes = request.sizes
+
+    def program(self) -> FreeExecutable:
+        """Return what runs at any sizes; programs for those that were asked for are in it.
+
+        Raises:
+            InputError: Sizes that were asked for are out of bounds, or of an unknown dimension.
+            IntarsiaError: As `compile`.
+        """
+        from intarsia.runtime.free import FreeExecutable
+
+        request, signature = self._request, self._signature
+        # A plan that is measured to be fastest is measured now, not in a run.
+        sizes = self._sizes or (({},) if request.placement == "collage" else ())
+        shapes = [signature.shapes_at(signature.nominal_sizes(some)) for some in sizes]
+        programs = [self.make(some) for some in shapes]
+        if request.placement == "collage":
+            self._request = replace(request, placement="auto")
+        return FreeExecutable(
+            signature,
+            self.make,
+            targets=tuple(map(str, self._config.targets)),
+            max_shapes=request.max_shapes or request.settings.max_shapes,
+            is_frozen=request.is_fixed,
+            programs=programs,
+        )
+
+    def make(self, shapes: Mapping[str, tuple[int, ...]]) -> PlanExecutable:
+        """Return a new program.
+
+        Args:
+            shapes: Of the inputs.
+
+        Raises:
+            ModelError: The model's file has changed since it was compiled.
+            IntarsiaError: As `compile`.
+        """
+        if self._state != _file_state(self._request.model):
+            raise ModelError(
+                f"{str(self._request.model)!r} has changed since it was compiled",
+                hint="compile it again",
+            )
+        self._count += 1
+        is_kept = self._request.is_kept and self._count <= _MOST_KEPT
+        looked_up = look_up(replace(self._request, shapes=shapes, cache=is_kept), self._shared)
+        if looked_up.program is not None:
+            return looked_up.program
+        with fewer_collections():
+            return _build(looked_up, self._tell, self._options, self._shared)[0]
+
+
+def _own(model: Any) -> Any:
+    """Return a model that its owner does not change; a file is not read yet."""
+    if isinstance(model, str | os.PathLike | bytes):
+        return model
+    from intarsia.graph.load import parse
+
+    return parse(model)
+
+
+def _file_state(model: Any) -> tuple[int, ...]:
+    """Return what tells one content of a model's file from another; nothing for other models."""
+    if not isinstance(model, str | os.PathLike):
+        return ()
+    try:
+        status = Path(model).stat()
+    except OSError:  # whoever reads it says what is wrong
+        return (-1,)
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def read_setting(request: Request, tell: Progress = quiet) -> Setting:
     """Return the prepared model of a request on its machine, still to be placed.
 
+    Free dimensions have the first sizes that are asked for; those that are missing are nominal.
+
     Raises:
         IntarsiaError: As `compile`.
     """
+    from intarsia.graph.free_sizes import FreeSizesError, sizes_text
     from intarsia.place.setting import make_setting
 
-    return make_setting(request, request.find_machine(), tell)
+    machine = request.find_machine()
+    try:
+        return make_setting(request, machine, tell)
+    except FreeSizesError as error:
+        sizes = error.signature.nominal_sizes(next(iter(request.sizes), {}))
+        logger.info("free dimensions: %s", sizes_text(sizes))
+        shapes = error.signature.shapes_at(sizes)
+        return make_setting(replace(request, shapes=shapes), machine, tell)
 
 
 @contextmanager
@@ -197,7 +346,7 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
     target: Any = None,
     *,
     host: Any = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Mapping[str, Sequence[int] | int | str] | None = None,
     placement: str = "auto",
     pins: Mapping[str, str] | None = None,
     exclude: Exclusions = (),
@@ -206,19 +355,24 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
     num_threads: int | None = None,
     backends: Backends | None = None,
     progress: Progress | None = None,
-    frozen: str | Path | Lock | None = None,
+    frozen: str | Path | Lock | bool | None = None,
     target_host: Any = None,
     cache: bool | None = None,
     probe: bool | None = None,
-) -> PlanExecutable:
+    sizes: SizesLike | None = None,
+    max_shapes: int | None = None,
+) -> Program:
     """Compile an ONNX model for a machine, or find the program that was compiled before.
+
+    A model with free dimensions is compiled for sizes when they come for the first time.
 
     Args:
         model: A path, the bytes of a `ModelProto`, a `ModelProto`, or an `onnx_ir.Model`.
         target: The machine, in any form of a target; several targets are in order of priority.
             None means what is found on this machine.
         host: The target that runs shapes and the plan itself; None means what the targets say.
-        shapes: Dimensions of inputs that the model leaves free, by name.
+        shapes: The shape of an input that the model leaves free, by name; or of a free dimension
+            its size (`{"seq": 128}`), or its bounds (`{"batch": "1..8"}`).
         placement: `greedy` (each node on the first target that takes it), `manual` (only what is
             pinned or annotated leaves the fallback), `collage` (the plan that is measured to be
             fastest; if none was accepted before, it is measured now) or `auto` (the plan that was
@@ -234,16 +388,23 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
         backends: The backends to use; None means all that are installed.
         progress: Told about the stages as they go.
         frozen: A lock file: exactly this plan, or an error that says what has changed since. If no
-            target is given, it is the lock file's; so are the threads.
+            target is given, it is the lock file's; so are the threads. True: nothing is compiled
+            later, for other sizes than `sizes`.
         target_host: The old name of `host`; deprecated.
         cache: Whether the program is looked for and kept among the caches, if the model is a path
             or bytes; None means the setting.
         probe: Whether a small model may be run where no target and no placement is given, so that
             a library gives way that takes twice as long as another; and any model, once, that
             falls back to `reference`, to say how long that takes. None means the setting.
+        sizes: Of free dimensions, that are compiled at once: `{"seq": [16, 128]}` stands for each
+            with each, a list of mappings for these; dimensions that are missing are nominal (a
+            batch of 1, else 128).
+        max_shapes: Most programs of a model with free dimensions, one for each sizes, of which
+            the least recently used one goes; None means the setting.
 
     Raises:
-        ModelError: The model is malformed, or has a free dimension.
+        ModelError: The model is malformed.
+        InputError: `sizes` has a dimension that the model does not have, or that is out of bounds.
         TargetError: The target is unknown or malformed.
         PlacementError: A pin, exclusion or layer matches nothing, contradicts another, or is
             impossible.
@@ -251,6 +412,8 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
         BackendError: A backend is missing; or, if `strict`, failed.
         LockError: The lock file is damaged, or what the plan depends on has changed.
     """
+    from intarsia.graph.free_sizes import list_sizes
+
     request = Request(
         model=model,
         target=target,
@@ -266,6 +429,9 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
         lock=_open_lock(frozen),
         cache=cache,
         probe=probe,
+        sizes=() if sizes is None else list_sizes(sizes),
+        max_shapes=max_shapes,
+        is_fixed=frozen is True,
     )
     return carry_out(request, progress or quiet).program
 
@@ -290,7 +456,7 @@ def tune(  # noqa: PLR0913 - as `compile`
     slowdown: float | None = 2.0,
     cache: bool | None = None,
     target_host: Any = None,
-) -> PlanExecutable:
+) -> Program:
     """Find the fastest plan by measuring, and compile it.
 
     Whatever is measured goes into the cost database at once: a second run goes on where the first
@@ -349,8 +515,8 @@ def tune(  # noqa: PLR0913 - as `compile`
     return carry_out(request, options=Options(budget, aim, feeds, progress)).program
 
 
-def _open_lock(frozen: str | Path | Lock | None) -> Lock | None:
-    if frozen is None:
+def _open_lock(frozen: str | Path | Lock | bool | None) -> Lock | None:
+    if frozen is None or isinstance(frozen, bool):
         return None
     from intarsia.plan.lock import Lock, read_lock
 

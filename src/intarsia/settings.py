@@ -42,6 +42,7 @@ class Settings:
         programs: Whether compiled programs are kept among the caches and found again.
         probe: Whether compiling may time what it chose where no target was given, and what falls
             to `reference`.
+        max_shapes: Most programs that a model with free dimensions keeps, one for each sizes.
         opencl_devices: Which OpenCL devices there are, by number: `1,0`, `0,0`, or `0/2` for two
             halves of one; empty means all.
     """
@@ -78,6 +79,9 @@ class Settings:
     )
     probe: bool = _setting(
         "INTARSIA_PROBE", True, "time what the default order chose", in_cache_keys=True
+    )
+    max_shapes: int = _setting(
+        "INTARSIA_MAX_SHAPES", 16, "programs of a model with free sizes", in_cache_keys=False
     )
     opencl_devices: str = _setting(
         "INTARSIA_OPENCL_DEVICES", "", "numbers of OpenCL devices, as 1,0", in_cache_keys=True

@@ -132,11 +132,12 @@ def test_a_node_that_nobody_takes_is_named(call, model):
     assert "incompatible: node lost: Thrice is not taken by any target" in answer.out
 
 
-def test_a_model_with_a_free_dimension_wants_a_shape(call, free_model):
-    answer = call("check", free_model, "-t", "reference")
-    assert answer.code == 1
-    assert "--shape" in answer.out
-    assert call("check", free_model, "-t", "reference", "--shape", "x=2x3").code == 0
+def test_a_model_with_a_free_dimension_is_checked_at_some_size(call, free_model):
+    for options in ([], ["--shape", "x=2x3"], ["--shape", "N=2"], ["--sizes", "N=2"]):
+        assert call("check", free_model, "-t", "reference", *options).code == 0
+    answer = call("check", free_model, "-t", "reference", "--sizes", "M=2")
+    assert answer.code == 2
+    assert "there is no free dimension 'M'" in answer.err
 
 
 def test_options_of_compiling_are_not_for_packages(call, package):

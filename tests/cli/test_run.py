@@ -147,3 +147,12 @@ def test_running_a_package_imports_no_front_end(package):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_free_dimensions_have_nominal_sizes_or_those_that_are_given(call, free_model):
+    answer = call("run", free_model, "-t", "onnxruntime", "--json")
+    assert answer.json["inputs"][0]["shape"] == [1, 3]
+    answer = call("run", free_model, "-t", "onnxruntime", "--shape", "N=4", "--json")
+    assert answer.json["inputs"][0]["shape"] == [4, 3]
+    explained = call("explain", free_model, "-t", "onnxruntime", "--shape", "N=2..8")
+    assert "this is for N=2" in explained.out

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import intarsia.session
-from intarsia.errors import BackendError, ExecutionError, ModelError, SettingError, TargetError
+from intarsia.errors import BackendError, ExecutionError, SettingError, TargetError
 
 
 @pytest.fixture(params=["onnxruntime", "intarsia"])
@@ -263,8 +263,11 @@ def test_a_profile_that_cannot_be_written_is_an_error(tmp_path):
         session.end_profiling()
 
 
-def test_a_free_dimension_without_an_override_is_named():
-    options = intarsia.session.SessionOptions()
+def test_a_free_dimension_without_an_override_stays_free(runtime):
+    options = runtime.SessionOptions()
     options.add_free_dimension_override_by_name("rows", 4)
-    with pytest.raises(ModelError, match="columns"):
-        intarsia.session.InferenceSession(free_model(), options, targets="llvm, onnxruntime")
+    session = runtime.InferenceSession(free_model().SerializeToString(), options)
+    assert session.get_inputs()[0].shape == [4, "columns", 5]
+    for columns in (2, 3):
+        (y,) = session.run(None, {"x": -np.ones((4, columns, 5), np.float32)})
+        assert y.shape == (4, columns, 5)

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from intarsia.accepted.choices import Accepted
     from intarsia.plan.plan import Plan
     from intarsia.runtime.executor import PlanExecutable
+    from intarsia.runtime.loader import SharedConstants
     from intarsia.runtime.package import Package
 
 logger = logging.getLogger(__name__)
@@ -118,13 +119,17 @@ class Lookup:
         return self.known_machine
 
 
-def look_up(request: Request) -> Lookup:
+def look_up(request: Request, shared: SharedConstants | None = None) -> Lookup:
     """Look for the program of a request: as things were when it was made, then as they are.
 
     What tells it from others is all that decides it: the bytes of the model and of the files that
     it names, what was said of it and what the user's names mean, the machine, the versions and
     sources of all code, and the settings that count. Models in memory as objects are not kept, nor
     are programs of backends that are not ours.
+
+    Args:
+        request: What is asked for.
+        shared: The constants that its program shares with other programs of the same model.
 
     Raises:
         TargetError: The description of the machine is wrong, or nothing was found.
@@ -138,7 +143,7 @@ def look_up(request: Request) -> Lookup:
             config = request.given_config()
             memory = _memory_key(request, config)
             recalled = _file_of(request, recall(memory, request.settings))
-    program = _load(request, recalled)
+    program = _load(request, recalled, shared)
     if program is not None:
         return Lookup(request, program, recalled)
     machine = request.find_machine(config)
@@ -147,7 +152,7 @@ def look_up(request: Request) -> Lookup:
     if memory is not None and here is not None and is_known:
         remember(memory, here, request.settings)
     file = _file_of(request, here)
-    program = None if file == recalled else _load(request, file)
+    program = None if file == recalled else _load(request, file, shared)
     return Lookup(request, program, file, machine)
 
 
@@ -193,7 +198,9 @@ def keep(
     return file if file.is_file() else None
 
 
-def _load(request: Request, file: Path | None) -> PlanExecutable | None:
+def _load(
+    request: Request, file: Path | None, shared: SharedConstants | None
+) -> PlanExecutable | None:
     """Return a program that was kept, if it is what is asked for and can be loaded.
 
     What was warned of when it was compiled is warned of again. What is damaged is removed.
@@ -211,7 +218,7 @@ def _load(request: Request, file: Path | None) -> PlanExecutable | None:
 
             backends = backends_for(package, request.settings)
         backends = backends.with_settings(request.settings)
-        program = load_regions(package, backends, request.threads)
+        program = load_regions(package, backends, request.threads, shared)
     except (BackendError, PackageError) as error:  # a driver may be gone since
         logger.info("a kept program is compiled again: %s", error.message)
         _remove(file)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -15,6 +16,9 @@ from intarsia.arrays import Array
 from intarsia.backends.values import TensorSpec
 from intarsia.errors import ModelError
 from intarsia.runtime.feeds import check_feeds, sample_feeds
+
+if TYPE_CHECKING:
+    from intarsia.graph.load import Shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ def make_bench_model(
     path: Path,
     folder: Path,
     *,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Shapes | None = None,
     batch: int | None = None,
     feeds: Mapping[str, Array] | None = None,
     seed: int = 0,
@@ -48,23 +52,24 @@ def make_bench_model(
     Args:
         path: The user's model.
         folder: Where a new file goes.
-        shapes: Dimensions of inputs that the model leaves free, by name.
+        shapes: What is said of free dimensions; others get nominal sizes.
         batch: The first dimension of every input.
         feeds: Inputs by name; those that are missing are made up (`sample_feeds`).
         seed: For inputs that are made up.
 
     Raises:
-        ModelError: The model is malformed, has a free dimension, or cannot have this batch.
+        ModelError: The model is malformed, or cannot have this batch.
         InputError: A feed has a wrong name, dtype or shape.
     """
     from intarsia.graph.legal import legal_inputs
-    from intarsia.graph.load import load
+    from intarsia.graph.load import load, settle_shapes
     from intarsia.graph.snapshot import snapshot
 
     model_path = path
-    if batch is not None or shapes:
+    settled = settle_shapes(path, shapes)
+    if batch is not None or settled:
         proto = onnx.load(str(path))
-        _set_shapes(proto, shapes or {}, batch)
+        _set_shapes(proto, settled, batch)
         model_path = folder / f"{path.stem}.onnx"
         onnx.save(proto, str(model_path))
     graph = snapshot(load(model_path))

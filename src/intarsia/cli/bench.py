@@ -150,7 +150,7 @@ def _profile(model: BenchModel, request: Request, rounds: int, *, as_json: bool)
     from intarsia.compiler import carry_out
     from intarsia.report.kernels import kernels_view
 
-    executable = carry_out(replace(request, model=model.path, shapes=None)).program
+    executable = carry_out(replace(request, model=model.path, shapes=None)).program.latest
     kernels = profile_kernels(executable, model.feeds, threads=request.threads, rounds=rounds)
     if as_json:
         show_json(kernels)

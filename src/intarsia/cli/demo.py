@@ -92,7 +92,7 @@ def _compile(subject: DemoModel, pins: dict[str, str]) -> PlanExecutable:
 
     what = f" with {PINNED} pinned to {PIN_TARGET}" if pins else ""
     note(f"[3/6] compiling it for this machine{what}")
-    return compile_model(subject.model, pins=pins, num_threads=subject.threads)
+    return compile_model(subject.model, pins=pins, num_threads=subject.threads).latest
 
 
 def _show_placement(executable: PlanExecutable, title: str, *, as_json: bool) -> None:

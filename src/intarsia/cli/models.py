@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from intarsia.cli.attributes import read_attributes
-from intarsia.cli.options import Choices, read_layers, read_pins, read_shapes
+from intarsia.cli.options import Choices, read_layers, read_pins, read_shapes, read_sizes
 from intarsia.cli.output import note
 from intarsia.errors import SettingError
 from intarsia.settings import Settings
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from intarsia.place.request import Progress, Request
     from intarsia.place.setting import Setting
     from intarsia.plan.explanation import Explanation
-    from intarsia.runtime.executor import PlanExecutable
+    from intarsia.runtime.free import Program
 
 
-def open_executable(file: Path, choices: Choices, threads: int | None) -> PlanExecutable:
+def open_executable(file: Path, choices: Choices, threads: int | None) -> Program:
     """Load a package, or compile a model.
 
     Raises:
@@ -119,6 +119,7 @@ def make_request(file: Path, choices: Choices, threads: int | None, **more: Any)
         "host": choices.host,
         "attributes": read_attributes(choices.target_attr) or None,
         "shapes": read_shapes(choices.shape),
+        "sizes": read_sizes(choices.sizes),
         "pins": read_pins(choices.pin),
         "exclude": tuple(choices.exclude or ()),
         "layers": read_layers(choices.layer),

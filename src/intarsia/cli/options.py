@@ -72,7 +72,19 @@ HostOption: TypeAlias = Annotated[
 ShapeOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
-        "--shape", metavar="NAME=1x3x224x224", help="Shape of an input that the model leaves free."
+        "--shape",
+        metavar="NAME=1x3x224x224",
+        help="Shape of an input that the model leaves free; or of a free dimension, its size "
+        "(seq=128), or its bounds (batch=1..8).",
+    ),
+]
+SizesOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sizes",
+        metavar="NAME=16,128",
+        help="Sizes of a free dimension to compile for at once; of several, each with each. "
+        "Default: 1 for a batch, else 128, where some are needed.",
     ),
 ]
 PinOption: TypeAlias = Annotated[
@@ -178,6 +190,7 @@ class Choices:
     frozen: Path | None = None
     no_cache: bool = False
     no_probe: bool = False
+    sizes: Sequence[str] | None = None
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -205,13 +218,14 @@ _OPTIONS: dict[str, tuple[Any, object]] = {
     "frozen": (FrozenOption, None),
     "no_cache": (NoCacheOption, False),
     "no_probe": (NoProbeOption, False),
+    "sizes": (SizesOption, None),
 }
 """By name, the option of each part of `Choices`, and its default; the parser reads target files."""
 
 _SECONDS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 MACHINE = ("target", "target_file", "target_attr", "host")
-NODES = ("shape", "pin", "exclude", "layer")
+NODES = ("shape", "sizes", "pin", "exclude", "layer")
 
 
 def takes_choices(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -244,19 +258,40 @@ def takes_choices(*names: str) -> Callable[[Callable[..., None]], Callable[..., 
     return decorate
 
 
-def read_shapes(texts: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
+def read_shapes(texts: Sequence[str] | None) -> dict[str, tuple[int, ...] | str]:
     """Return shapes by input from `NAME=1x3x224x224`; nothing after the sign is a scalar.
+
+    Bounds of a free dimension, as `NAME=1..8`, are left as text.
 
     Raises:
         SettingError: A text is of another form, or an input is given twice.
     """
-    shapes: dict[str, tuple[int, ...]] = {}
-    form = r"(.+)=((?:[0-9]+(?:x[0-9]+)*)?)"
+    shapes: dict[str, tuple[int, ...] | str] = {}
+    form = r"(.+)=((?:[0-9]+(?:x[0-9]+)*)?|[0-9]+\.\.[0-9]*)"
     for name, dims in _read("--shape", texts, form, "NAME=SIZES", "data=1x3x224x224"):
         if name in shapes:
-            raise SettingError(f"--shape gives input {name!r} twice", hint="leave one out")
-        shapes[name] = tuple(int(size) for size in dims.split("x") if size)
+            raise SettingError(f"--shape gives {name!r} twice", hint="leave one out")
+        is_bounds = ".." in dims
+        shapes[name] = dims if is_bounds else tuple(int(size) for size in dims.split("x") if size)
     return shapes
+
+
+def read_sizes(texts: Sequence[str] | None) -> tuple[dict[str, int], ...]:
+    """Return each sizes that `NAME=16,128` means, of several names each with each; none for none.
+
+    Raises:
+        SettingError: A text is of another form, or a dimension is given twice.
+    """
+    sizes: dict[str, list[int]] = {}
+    for name, row in _read("--sizes", texts, r"(.+?)=([0-9]+(?:,[0-9]+)*)", "NAME=SIZES", "seq=16"):
+        if name in sizes:
+            raise SettingError(f"--sizes gives {name!r} twice", hint="write seq=16,128")
+        sizes[name] = [int(size) for size in row.split(",")]
+    if not sizes:
+        return ()
+    from intarsia.graph.free_sizes import list_sizes
+
+    return list_sizes(sizes)
 
 
 def read_pins(texts: Sequence[str] | None) -> dict[str, str]:

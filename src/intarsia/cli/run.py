@@ -27,7 +27,7 @@ from intarsia.cli.output import milliseconds, note, show, show_json, write
 from intarsia.errors import InputError
 
 if TYPE_CHECKING:
-    from intarsia.runtime.executor import PlanExecutable
+    from intarsia.runtime.free import Program
 
 
 @takes_choices(*MACHINE, *NODES, "placement", "strict", "no_cache", "no_probe")
@@ -83,7 +83,7 @@ def run_command(  # noqa: PLR0913 - an option each
             {
                 "file": str(file),
                 "load_seconds": load_seconds,
-                "inputs": executable.inputs,
+                "inputs": executable.program_for(feeds).inputs,
                 "outputs": summaries,
                 "written": {name: str(path) for name, path in files.items()},
                 "timing": timing,
@@ -102,19 +102,19 @@ def run_command(  # noqa: PLR0913 - an option each
         )
 
 
-def _feeds(executable: PlanExecutable, files: dict[str, Path], seed: int) -> dict[str, Any]:
+def _feeds(executable: Program, files: dict[str, Path], seed: int) -> dict[str, Any]:
     if files or not executable.inputs:
         from intarsia.cli.arrays import read_arrays
 
         return read_arrays(files)
     feeds = executable.sample_feeds(seed)
-    specs = ", ".join(map(str, executable.inputs))
+    specs = ", ".join(map(str, executable.program_for(feeds).inputs))
     note(f"no --input given: made-up values from seed {seed} for {specs}")
     return dict(feeds)
 
 
 def _output_files(
-    executable: PlanExecutable, chosen_files: dict[str, Path], folder: Path | None
+    executable: Program, chosen_files: dict[str, Path], folder: Path | None
 ) -> dict[str, Path]:
     names = [spec.name for spec in executable.outputs]
     for name in chosen_files:

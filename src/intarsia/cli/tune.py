@@ -130,8 +130,8 @@ def tune_command(  # noqa: PLR0913 - an option each
     with _progress() as (tell, tell_moment):
         compiled = carry_out(request, tell, options=Options(seconds, aim, feeds, tell_moment))
     compiled.save(file)
-    spread = time_streams(compiled.program, feeds or {}, streams, _MOMENT_SECONDS)
-    _show_result(file, compiled.program, spread, is_json=json)
+    spread = time_streams(compiled.program.latest, feeds or {}, streams, _MOMENT_SECONDS)
+    _show_result(file, compiled.program.latest, spread, is_json=json)
 
 
 def _show_result(file: Path, executable: PlanExecutable, spread: Spread, *, is_json: bool) -> None:

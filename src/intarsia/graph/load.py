@@ -9,21 +9,31 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import onnx
 import onnx_ir as ir
 import onnx_ir.external_data
 
 from intarsia.errors import IntarsiaError, ModelError
+from intarsia.extents import Extent, evaluate, free_symbols
 from intarsia.graph.check import check_structure, nearest
 from intarsia.graph.external import check_external_data
+from intarsia.graph.free_sizes import (
+    FreeSignature,
+    FreeSizesError,
+    RawSpec,
+    make_signature,
+    name_extents,
+    parse_bounds,
+)
 from intarsia.graph.infer import check_model, infer_shapes, skeleton
 from intarsia.graph.infer_free import name_free_dimensions
 from intarsia.graph.inline import inline_functions
+from intarsia.graph.model_info import describe_model
 from intarsia.graph.order import sort_nodes
 from intarsia.graph.read import read_bytes, read_file
-from intarsia.graph.snapshot import node_bodies
+from intarsia.graph.snapshot import dtype_name, node_bodies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,35 +42,56 @@ if TYPE_CHECKING:
 ModelLike: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model"
 """Every form in which a model can be given."""
 
+Shapes: TypeAlias = "Mapping[str, Sequence[int] | int | str]"
+"""By input, its shape; or by free dimension, its size, or its bounds as text: `1..8`."""
 
-def load(
-    model: ModelLike, shapes: Mapping[str, Sequence[int]] | None = None, *, stays_free: bool = False
-) -> ir.Model:
+
+def load(model: ModelLike, shapes: Shapes | None = None, *, stays_free: bool = False) -> ir.Model:
     """Return the model ready for placement: functions inlined, inferred shapes.
 
     The caller's model is never changed. Graph inputs that have an initializer become constants.
 
     Args:
         model: A path, the bytes of a file, a `ModelProto` or an `onnx_ir.Model`.
-        shapes: The shapes of inputs with dynamic dimensions.
+        shapes: What is said of free dimensions.
         stays_free: Whether dimensions of inputs may be free; nameless ones get names then.
 
     Raises:
-        ModelError: The model cannot be read or is invalid, or a shape is missing or contradicts.
+        FreeSizesError: A dimension is still free; it says which there are.
+        ModelError: The model cannot be read or is invalid, or a shape contradicts.
     """
     with _one_error():
         loaded, checked = _parse(model)
         is_inlined = inline_functions(loaded)
         if is_inlined:
             name_nodes(loaded.graph)
-        if shapes:
-            specialise_shapes(loaded, shapes)
+        bounds = specialise_shapes(loaded, shapes) if shapes else {}
         if stays_free:
             name_free_dimensions(loaded)
         else:
-            check_shapes(loaded)
+            check_shapes(loaded, bounds)
         infer_shapes(loaded, None if shapes or is_inlined else checked)
     return loaded
+
+
+def settle_shapes(model: ModelLike, shapes: Shapes | None = None) -> dict[str, tuple[int, ...]]:
+    """Return a shape for each input that has free dimensions; nominal ones where nothing is said.
+
+    Args:
+        model: As of `load`.
+        shapes: What is said of free dimensions.
+
+    Raises:
+        ModelError: The model cannot be read or is invalid, or a shape contradicts.
+        InputError: An input has no rank.
+    """
+    with _one_error():
+        parsed, _ = _parse(model)
+        before = _free_dims(parsed)
+        bounds = specialise_shapes(parsed, shapes) if shapes else {}
+        signature = read_signature(parsed, bounds)
+    settled = signature.shapes_at(signature.nominal_sizes())
+    return {name: shape for name, shape in settled.items() if list(shape) != before.get(name)}
 
 
 def parse(model: ModelLike) -> ir.Model:
@@ -202,38 +233,128 @@ def name_nodes(graph: ir.Graph) -> None:
         seen.add(name)
 
 
-def specialise_shapes(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> None:
+def specialise_shapes(model: ir.Model, shapes: Shapes) -> dict[str, tuple[int, int | None]]:
     """Give inputs these shapes, in place; a symbolic dimension is fixed wherever it stands.
 
+    Returns:
+        The bounds of dimensions that stay free, by name.
+
     Raises:
-        ModelError: No input has that name, or the rank, a fixed dimension or another input's
-            dimension of the same symbol contradicts.
+        ModelError: No input or free dimension has that name, or the rank, a fixed dimension, bounds
+            or another input's dimension of the same symbol contradicts.
     """
     inputs = {value.name or "": value for value in model.graph.inputs}
+    extents, free = name_extents(_free_dims(model), {})
+    free_names = [symbol.name for symbol in free]
     symbols: dict[str, tuple[int, str]] = {}
-    for name, dims in shapes.items():
-        if name not in inputs:
+    bounds: dict[str, tuple[int, int | None]] = {}
+    for name, wanted in shapes.items():
+        dims = (wanted,) if isinstance(wanted, str | int) else tuple(wanted)
+        if name in free_names and len(dims) == 1:
+            bounds[name] = parse_bounds(name, str(dims[0]))
+        elif name in inputs and not isinstance(wanted, str):
+            _specialise_input(inputs[name], dims, symbols)
+        else:
             raise ModelError(
-                f"the model has no input {name!r}{nearest(name, list(inputs))}",
-                hint=f"its inputs are {', '.join(map(repr, inputs)) or 'none'}",
+                f"the model has no input {name!r}{nearest(name, [*inputs, *free_names])}"
+                if name not in free_names and name not in inputs
+                else f"{wanted!r} is no size of {name!r}",
+                hint=f"its inputs are {', '.join(map(repr, inputs)) or 'none'}; "
+                f"its free dimensions {', '.join(map(repr, free_names)) or 'none'}",
             )
-        _specialise_input(inputs[name], tuple(dims), symbols)
-    if symbols:
-        _replace(model.graph, {symbol: size for symbol, (size, _) in symbols.items()})
+    fixed = {name: low for name, (low, high) in bounds.items() if low == high}
+    for name, (size, other) in symbols.items():
+        low, high = bounds.get(name, (size, size))
+        if size < low or (high is not None and size > high):
+            raise ModelError(
+                f"dimension {name!r} would be {size} in input {other!r}, and {shapes[name]} by "
+                "its own name",
+                hint=f"give dimension {name!r} one size",
+            )
+        fixed[name] = size
+    if fixed:
+        _fix(model, fixed, extents)
+    return {name: ends for name, ends in bounds.items() if name not in fixed}
 
 
-def check_shapes(model: ir.Model) -> None:
+def _free_dims(model: ir.Model) -> dict[str, list[int | str | None]]:
+    """Return the dimensions of each input that is a tensor with a rank."""
+    return {
+        value.name or "": [dim if isinstance(dim, int) else dim.value for dim in value.shape]
+        for value in model.graph.inputs
+        if value.shape is not None and isinstance(value.type, ir.TensorType)
+    }
+
+
+def _fix(
+    model: ir.Model, sizes: Mapping[str, int], extents: Mapping[str, Sequence[Extent]]
+) -> None:
+    """Give dimensions their sizes wherever they stand, those that follow among them.
+
+    Args:
+        model: To change.
+        sizes: By the names that free dimensions have here.
+        extents: Of each input, by its name.
+    """
+    texts = dict(sizes)
+    for value in model.graph.inputs:
+        name = value.name or ""
+        if value.shape is None or name not in extents:
+            continue
+        dims: list[int | ir.SymbolicDim] = []
+        for dim, extent in zip(value.shape, extents[name], strict=True):
+            names = {symbol.name for symbol in free_symbols([extent])}
+            if isinstance(dim, int) or not names <= sizes.keys():
+                dims.append(dim)
+            else:
+                dims.append(evaluate(extent, sizes))
+                texts[dim.value or ""] = evaluate(extent, sizes)
+        value.shape = ir.Shape(dims)
+    texts.pop("", None)
+    _replace(model.graph, texts)
+
+
+def read_signature(model: ir.Model, bounds: Mapping[str, tuple[int, int | None]]) -> FreeSignature:
+    """Return what a model with free dimensions takes and returns.
+
+    Args:
+        model: Loaded.
+        bounds: The smallest and largest size of dimensions, by name.
+    """
+    return make_signature(
+        [_raw_spec(value) for value in model.graph.inputs],
+        [_raw_spec(value) for value in model.graph.outputs],
+        bounds,
+        describe_model(model),
+    )
+
+
+def _raw_spec(value: ir.Value) -> RawSpec:
+    is_tensor = value.type is None or isinstance(value.type, ir.TensorType)
+    dtype = dtype_name(value.dtype) if is_tensor and value.dtype is not None else ""
+    dims = None
+    if is_tensor and value.shape is not None:
+        dims = tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
+    return RawSpec(value.name or "", dtype, dims)
+
+
+def check_shapes(model: ir.Model, bounds: Mapping[str, tuple[int, int | None]]) -> None:
     """Check that every tensor input has a fixed shape.
 
+    Args:
+        model: Loaded.
+        bounds: Of its free dimensions, by name.
+
     Raises:
-        ModelError: A dimension is free; the hint shows the option that fixes it.
+        FreeSizesError: A dimension is free; the hint shows the option that fixes it.
     """
     for value in model.graph.inputs:
         if value.type is not None and not isinstance(value.type, ir.TensorType):
             continue
         if value.shape is None:
-            raise ModelError(
+            raise FreeSizesError(
                 f"input {value.name!r} has no shape",
+                read_signature(model, bounds),
                 hint=f"give it one, for example --shape {value.name}=1x3x224x224",
             )
         free = [
@@ -243,14 +364,15 @@ def check_shapes(model: ir.Model) -> None:
         ]
         if free:
             dims = "x".join(str(dim) if isinstance(dim, int) else "1" for dim in value.shape)
-            raise ModelError(
+            raise FreeSizesError(
                 f"input {value.name!r} has free dimensions: {', '.join(free)}",
+                read_signature(model, bounds),
                 hint=f"fix them, for example --shape {value.name}={dims}",
             )
 
 
 def _specialise_input(
-    value: ir.Value, dims: tuple[int, ...], symbols: dict[str, tuple[int, str]]
+    value: ir.Value, dims: tuple[Any, ...], symbols: dict[str, tuple[int, str]]
 ) -> None:
     name = value.name or ""
     text = "x".join(map(str, dims))

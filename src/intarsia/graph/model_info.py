@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from intarsia.graph.legal import Legal, legal_inputs
@@ -54,7 +54,14 @@ class ModelInfo:
 
 def read_model_info(snapshot: Graph) -> ModelInfo:
     """Return the model's own metadata."""
-    model, graph = snapshot.model, snapshot.model.graph
+    described = describe_model(snapshot.model)
+    claims = dict(_claims(snapshot.model.graph))
+    return replace(described, claims=claims, legal=legal_inputs(snapshot))
+
+
+def describe_model(model: ir.Model) -> ModelInfo:
+    """Return the model's own metadata as far as no shape is needed."""
+    graph = model.graph
     typed = {value.name or "": _type_text(value.type) for value in (*graph.inputs, *graph.outputs)}
     return ModelInfo(
         model.producer_name or "",
@@ -65,8 +72,6 @@ def read_model_info(snapshot: Graph) -> ModelInfo:
         model.model_version or 0,
         dict(model.metadata_props),
         {name: text for name, text in typed.items() if not text.startswith("tensor(")},
-        dict(_claims(graph)),
-        legal_inputs(snapshot),
     )
 
 

@@ -19,16 +19,10 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from intarsia.compiler import compile as compile_model
 from intarsia.errors import InputError, ModelError, TargetError
-from intarsia.runtime.executor import PlanExecutable
-
-_MOST_PLANS = 8
-"""Plans that one handle keeps, one per combination of shapes; the oldest goes first."""
 
 
 class IntarsiaRep(BackendRep):
     """A prepared model.
-
-    A model with free dimensions is compiled for the shapes of the inputs that it is run on.
 
     Args:
         model: The model.
@@ -41,15 +35,7 @@ class IntarsiaRep(BackendRep):
 
     def __init__(self, model: onnx.ModelProto, target: Any, options: Mapping[str, Any]) -> None:
         self._model = model
-        self._target = target
-        self._options = dict(options)
-        constants = {tensor.name for tensor in model.graph.initializer}
-        self._inputs = [value for value in model.graph.input if value.name not in constants]
-        self._plans: dict[tuple[tuple[int, ...], ...], PlanExecutable] = {}
-        free = [value.name for value in self._inputs if _is_free(value)]
-        self._free = [name for name in free if name not in self._options.get("shapes", {})]
-        if not self._free:
-            self._plans[()] = self._compile({})
+        self._program = compile_model(model, target, **options)
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Run the model once.
@@ -66,28 +52,16 @@ class IntarsiaRep(BackendRep):
             IntarsiaError: As `intarsia.compile` and `Executable.run`.
         """
         del kwargs
-        feeds = self._feeds(inputs)
-        shapes = {name: tuple(np.shape(feeds[name])) for name in self._free if name in feeds}
-        key = tuple(shapes.values())
-        if key not in self._plans:
-            if len(self._plans) >= _MOST_PLANS:
-                del self._plans[next(iter(self._plans))]
-            self._plans[key] = self._compile(shapes)
-        outputs = self._plans[key].run(feeds)
+        outputs = self._program.run(self._feeds(inputs))
         names = [value.name for value in self._model.graph.output]
         make: Any = namedtupledict("Outputs", names)
         results: tuple[Any, ...] = make(*(outputs[name] for name in names))
         return results
 
-    def _compile(self, shapes: Mapping[str, tuple[int, ...]]) -> PlanExecutable:
-        options = dict(self._options)
-        options["shapes"] = {**options.get("shapes", {}), **shapes}
-        return compile_model(self._model, self._target, **options)
-
     def _feeds(self, inputs: Any) -> dict[str, Any]:
         if isinstance(inputs, Mapping):
             return dict(inputs)
-        names = [value.name for value in self._inputs]
+        names = [spec.name for spec in self._program.inputs]
         arrays = list(inputs) if isinstance(inputs, Sequence) else [inputs]
         if len(arrays) != len(names):
             raise InputError(
@@ -171,14 +145,6 @@ class IntarsiaBackend(Backend):
         backends = load_backends(Settings.from_environment())
         detected = list_detected(backends.by_name.values())
         return any(target.device_type is DeviceType[family] for target in detected)
-
-
-def _is_free(value: onnx.ValueInfoProto) -> bool:
-    if not value.type.HasField("tensor_type"):
-        return False
-    tensor = value.type.tensor_type
-    dims = tensor.shape.dim
-    return not tensor.HasField("shape") or any(not dim.HasField("dim_value") for dim in dims)
 
 
 def _node_model(

@@ -39,7 +39,7 @@ from intarsia.plan.devices import domain_text
 from intarsia.plan.lock import check_layouts
 from intarsia.plan.plan import PassRun
 from intarsia.runtime.executor import PlanExecutable
-from intarsia.runtime.loader import RegionLoader, run_options
+from intarsia.runtime.loader import RegionLoader, SharedConstants, run_options
 
 if TYPE_CHECKING:
     from intarsia.plan.placement import Placement
@@ -64,6 +64,7 @@ def build_program(
     strict: bool = False,
     tell: Progress = quiet,
     revise: Revise | None = None,
+    shared: SharedConstants | None = None,
 ) -> PlanExecutable:
     """Place a model as was chosen and compile its regions; what fails goes elsewhere.
 
@@ -76,6 +77,7 @@ def build_program(
         strict: Whether it is an error if a node falls back or a backend fails.
         tell: Told about the stages as they go.
         revise: May decide otherwise.
+        shared: The constants that it shares with other programs of the same model.
 
     Raises:
         PlacementError: A pinned node's target does not take it.
@@ -86,7 +88,9 @@ def build_program(
     """
     lock = choice.lock
     is_frozen = lock is not None
-    builder = RegionBuilder(setting, strict or is_frozen, tell, choice.store, is_frozen=is_frozen)
+    builder = RegionBuilder(
+        setting, strict or is_frozen, tell, choice.store, is_frozen=is_frozen, shared=shared
+    )
     while True:
         decision = decide(setting, choice)
         if revise is not None:
@@ -161,6 +165,7 @@ class RegionBuilder:
         tell: Told about progress: a stage, how many of its steps are done, and how many there are.
         store: Keeps artifacts that take long to compile; None keeps none.
         is_frozen: Whether nothing that was measured here may change what is compiled.
+        shared: The constants that the program shares with others; None means that it is alone.
     """
 
     setting: Setting
@@ -168,6 +173,7 @@ class RegionBuilder:
     tell: Callable[[str, int, int], None]
     store: RegionStore | None = None
     is_frozen: bool = False
+    shared: SharedConstants | None = None
     _done: dict[_Key, _Built] = field(default_factory=dict)
     _loaders: dict[ThreadOptions, RegionLoader] = field(default_factory=dict)
 
@@ -222,7 +228,9 @@ class RegionBuilder:
                 if self.store is not None:
                     seconds = time.perf_counter() - start
                     self.store.write(*kept, artifact, seconds)
-            return artifact, self.loader(draft).load(artifact, device), runs
+            loader = self.loader(draft)
+            artifact = loader.with_shared(artifact)
+            return artifact, loader.load(artifact, device), runs
 
     def _refusal(self, capability: Capability, candidate: Candidate) -> Refusal | None:
         with calling(capability.backend.name, capability.context, "on a region"):
@@ -292,7 +300,7 @@ class RegionBuilder:
         """Return what loads the regions of a draft, with the devices that it has opened."""
         options = self._options(draft)
         if options not in self._loaders:
-            self._loaders[options] = RegionLoader(self.setting.backends, options)
+            self._loaders[options] = RegionLoader(self.setting.backends, options, self.shared)
         return self._loaders[options]
 
     def _options(self, draft: PlanDraft) -> ThreadOptions:

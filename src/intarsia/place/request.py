@@ -46,7 +46,11 @@ class Request:
         target: The machine, in any form; None means the locked plan's, or what is found here.
         host: The target that runs the plan itself; None means what the targets say.
         attributes: For all targets of certain kinds, by kind.
-        shapes: Dimensions of inputs that the model leaves free, by name.
+        shapes: Of inputs whose dimensions the model leaves free, by name; or by free dimension, its
+            size, or its bounds as text: `1..8`.
+        sizes: Those of free dimensions that a program is made for at once, each by name.
+        max_shapes: Most programs of a model with free dimensions; None means the setting.
+        is_fixed: Whether no program may be made for other sizes than those.
         pins: From a glob over node names to the target that must run them.
         exclude: What must not run where.
         layers: From a layer's name in ONNX Runtime's `layer_ann` to the target of its nodes.
@@ -77,7 +81,10 @@ class Request:
     target: Any = None
     host: Any = None
     attributes: Overrides | None = None
-    shapes: Mapping[str, Sequence[int]] | None = None
+    shapes: Mapping[str, Sequence[int] | int | str] | None = None
+    sizes: Sequence[Mapping[str, int]] = ()
+    max_shapes: int | None = None
+    is_fixed: bool = False
     pins: Mapping[str, str] | None = None
     exclude: Exclusions = ()
     layers: Mapping[str, str] | None = None
@@ -111,6 +118,10 @@ class Request:
             raise PlacementError(
                 f"pins are a mapping from pattern to target, not a {type(self.pins).__name__}",
                 hint='write pins={"layer4/*": "onnxruntime"}',
+            )
+        if self.max_shapes is not None and self.max_shapes < 1:
+            raise SettingError(
+                f"max_shapes={self.max_shapes} keeps no program", hint="give 1 or more"
             )
 
     @property

@@ -55,6 +55,7 @@ class Explanation:
         tuning: How the plan was found, if it was found by cost.
         region_seconds: For each region how long it took, if that was measured.
         layouts: By name, how tensors lie between regions that are not row-major there.
+        free: One line on free dimensions and the sizes that this is for; empty if there are none.
     """
 
     placement: Placement
@@ -71,6 +72,7 @@ class Explanation:
     tuning: TuningReport | None = None
     region_seconds: tuple[float, ...] | None = None
     layouts: dict[str, str] = field(default_factory=dict)
+    free: str = ""
 
     @property
     def layout_lines(self) -> tuple[str, ...]:
@@ -89,6 +91,7 @@ class Explanation:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         lines = [
             self.summary,
+            *([self.free] if self.free else []),
             *([self.tuning.summary] if self.tuning else []),
             *([self.shortfall] if self.shortfall else []),
             *self.placement.passed_over,

@@ -172,6 +172,7 @@ def explanation_view(explanation: Explanation, *, complete: bool) -> RenderableT
     placement = explanation.placement
     parts: list[RenderableType] = [
         Text(explanation.summary),
+        *([Text(explanation.free)] if explanation.free else []),
         *([Text(explanation.shortfall)] if explanation.shortfall else []),
         *map(Text, placement.passed_over),
         placement_table(placement, explanation.region_seconds),

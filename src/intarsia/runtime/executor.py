@@ -16,6 +16,7 @@ from intarsia.arrays import Array
 from intarsia.backends.device import Device, Executable, Step
 from intarsia.backends.values import Artifact, TensorSpec
 from intarsia.errors import InputError
+from intarsia.graph.model_info import ModelInfo
 from intarsia.plan.plan import HOST, Plan, PlanTensor, TensorStorage
 from intarsia.plan.profile import Profile
 from intarsia.runtime.context import Context
@@ -84,6 +85,26 @@ class PlanExecutable:
     def placement(self) -> Placement:
         """What runs where; printing it gives a table."""
         return self.plan.placement
+
+    def program_for(self, feeds: Mapping[str, Any]) -> PlanExecutable:
+        """Return the program that runs these feeds: this one (`FreeExecutable` has several)."""
+        del feeds
+        return self
+
+    @property
+    def latest(self) -> PlanExecutable:
+        """This one; a `FreeExecutable` has several, and returns the one that was used last."""
+        return self
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Texts of the targets, in the user's order."""
+        return self.plan.placement.targets
+
+    @property
+    def info(self) -> ModelInfo:
+        """What the model says of itself; a package of an older version does not know it."""
+        return self.plan.model or ModelInfo()
 
     def explain(self, profile: Profile | None = None) -> Explanation:
         """Return what runs where and why, the contents of each device, and every copy.

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,12 +14,25 @@ from intarsia.errors import InputError
 from intarsia.graph.legal import Legal
 from intarsia.runtime.device_array import DeviceArray
 
+if TYPE_CHECKING:
+    from intarsia.graph.free_sizes import FreeSpec
+
 
 def check_feeds(specs: Sequence[TensorSpec], feeds: Mapping[str, Any]) -> list[Any]:
     """Return the arrays in the order of the specs.
 
     Raises:
         InputError: A name is missing or unknown, or a dtype or shape is wrong.
+    """
+    check_names(specs, feeds)
+    return [check_array(spec, feeds[spec.name]) for spec in specs]
+
+
+def check_names(specs: Sequence[TensorSpec | FreeSpec], feeds: Mapping[str, Any]) -> None:
+    """Check that there is a value for each input, and no other.
+
+    Raises:
+        InputError: A name is missing or unknown.
     """
     if not isinstance(feeds, Mapping):
         raise InputError(
@@ -28,7 +41,7 @@ def check_feeds(specs: Sequence[TensorSpec], feeds: Mapping[str, Any]) -> list[A
         )
     # The usual case first: each call of a program comes by here.
     if len(feeds) == len(specs) and all(spec.name in feeds for spec in specs):
-        return [check_array(spec, feeds[spec.name]) for spec in specs]
+        return
     names = {spec.name for spec in specs}
     unknown = [name for name in feeds if name not in names]
     missing = [spec for spec in specs if spec.name not in feeds]
@@ -52,7 +65,7 @@ def check_array(spec: TensorSpec, value: Any, *, in_place: bool = False) -> Any:
     """
     if spec.shape is None:
         return value
-    array: Any = _as_array(spec, value)
+    array: Any = as_array(spec.name, value)
     # numpy's texts of a fixed width; ONNX's are objects of Python.
     if spec.dtype == "string" and array.dtype.kind in "UT":
         array = array.astype(object)
@@ -76,17 +89,26 @@ def check_array(spec: TensorSpec, value: Any, *, in_place: bool = False) -> Any:
     return array
 
 
-def _as_array(spec: TensorSpec, value: Any) -> Array | DeviceArray:
+def as_array(name: str, value: Any) -> Any:
+    """Return a value as an array, whatever its dtype and shape.
+
+    Args:
+        name: Of the input.
+        value: An array, or anything with the DLPack or buffer protocol.
+
+    Raises:
+        InputError: It is none, and has neither the DLPack nor the buffer protocol.
+    """
     if isinstance(value, np.ndarray | DeviceArray):
         return value
     if value is None:
-        raise InputError(f"{spec.name!r} is None", hint=f"pass an array: {spec}")
+        raise InputError(f"{name!r} is None", hint="pass an array")
     is_foreign = hasattr(value, "__dlpack__")
     try:
         return np.from_dlpack(value) if is_foreign else np.asarray(value)
     except Exception as error:  # foreign `__dlpack__` may raise anything
         raise InputError(
-            f"{spec.name!r} cannot be read as an array: {error}",
+            f"{name!r} cannot be read as an array: {error}",
             hint="pass a numpy array, or an object with the DLPack or buffer protocol",
         ) from error
 

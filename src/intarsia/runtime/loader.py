@@ -3,10 +3,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
+import numpy as np
+
+from intarsia.arrays import Array
 from intarsia.backends.backend import RegisteredBackend
 from intarsia.backends.device import Device, Executable, HostDevice, ThreadOptions
 from intarsia.backends.values import Artifact
@@ -36,13 +42,54 @@ def run_options(
     return ThreadOptions(num_threads, is_shared, next(filter(None, teams), 0))
 
 
-class RegionLoader:
-    """Loads artifacts, opening each memory domain once."""
+class SharedConstants:
+    """Constants of several programs of one model: equal ones are one array.
 
-    def __init__(self, backends: Backends, options: ThreadOptions) -> None:
+    It keeps none alive that no program has any more.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: WeakValueDictionary[tuple[str, tuple[int, ...], bytes], Array] = (
+            WeakValueDictionary()
+        )
+
+    def share(self, artifact: Artifact) -> Artifact:
+        """Return an artifact whose constants are those of others where they are equal."""
+        return replace(
+            artifact,
+            constants=tuple(
+                replace(constant, data=self._shared(constant.data))
+                for constant in artifact.constants
+            ),
+        )
+
+    def _shared(self, array: Array) -> Array:
+        if array.dtype == object or not array.flags.c_contiguous:
+            return array
+        content = hashlib.sha256(array.reshape(-1).view(np.uint8).data).digest()
+        return self._arrays.setdefault((array.dtype.str, array.shape, content), array)
+
+
+class RegionLoader:
+    """Loads artifacts, opening each memory domain once.
+
+    Args:
+        backends: Load the artifacts.
+        options: How their code may use the machine.
+        shared: The constants that the program shares with others; None means that it is alone.
+    """
+
+    def __init__(
+        self, backends: Backends, options: ThreadOptions, shared: SharedConstants | None = None
+    ) -> None:
         self._backends = backends
         self._options = options
+        self._shared = shared
         self._opened: dict[str, Device] = {}
+
+    def with_shared(self, artifact: Artifact) -> Artifact:
+        """Return an artifact that shares its constants with those of other programs."""
+        return artifact if self._shared is None else self._shared.share(artifact)
 
     def device(self, text: str) -> Device:
         """Return an opened memory domain; host memory needs no backend to open it.

@@ -33,7 +33,7 @@ from intarsia.plan.placement import Placement
 from intarsia.plan.plan import FORMAT_VERSION, CopyStep, PassRun, Plan, PlanTensor, RegionStep
 from intarsia.plan.tuning import TuningReport
 from intarsia.runtime.executor import PlanExecutable
-from intarsia.runtime.loader import RegionLoader, run_options
+from intarsia.runtime.loader import RegionLoader, SharedConstants, run_options
 from intarsia.runtime.verify import verify_plan
 from intarsia.settings import available_cpus
 
@@ -261,13 +261,19 @@ def read_package(path: str | Path) -> Package:
     return Package(plan, artifacts, constants)
 
 
-def load_regions(package: Package, backends: Backends, num_threads: int) -> PlanExecutable:
+def load_regions(
+    package: Package,
+    backends: Backends,
+    num_threads: int,
+    shared: SharedConstants | None = None,
+) -> PlanExecutable:
     """Load the regions of a package.
 
     Args:
         package: Read and checked.
         backends: Load the artifacts.
         num_threads: Threads that one run may use.
+        shared: The constants that it shares with other programs of the same model.
 
     Raises:
         PackageError: An artifact is damaged.
@@ -276,13 +282,15 @@ def load_regions(package: Package, backends: Backends, num_threads: int) -> Plan
     plan = package.plan
     names = sorted({artifact.backend for artifact in package.artifacts})
     used = [backends.by_name[name] for name in names if name in backends.by_name]
-    loader = RegionLoader(backends, run_options(num_threads, used, is_shared=plan.is_mixed))
+    options = run_options(num_threads, used, is_shared=plan.is_mixed)
+    loader = RegionLoader(backends, options, shared)
+    artifacts = [loader.with_shared(artifact) for artifact in package.artifacts]
     executables = [
         loader.load(artifact, region.device)
-        for artifact, region in zip(package.artifacts, plan.placement.regions, strict=True)
+        for artifact, region in zip(artifacts, plan.placement.regions, strict=True)
     ]
     devices = [loader.device(text) for text in plan.devices]
-    return PlanExecutable(plan, package.artifacts, executables, devices, package.constants)
+    return PlanExecutable(plan, artifacts, executables, devices, package.constants)
 
 
 def _plan_record(plan: Plan) -> PlanRecord:

@@ -11,10 +11,12 @@ import numpy as np
 from intarsia.arrays import Array
 from intarsia.backends.values import TensorSpec
 from intarsia.errors import InputError
+from intarsia.graph.free_sizes import FreeSpec
 from intarsia.plan.plan import HOST, TensorStorage
 from intarsia.runtime.context import Context
 from intarsia.runtime.executor import PlanExecutable
 from intarsia.runtime.feeds import check_array, check_feeds
+from intarsia.runtime.free import Program
 from intarsia.session.values import OrtValue, array_at, as_given, check_device
 
 
@@ -29,8 +31,9 @@ class IOBinding:
         executable: The session's program.
     """
 
-    def __init__(self, executable: PlanExecutable) -> None:
+    def __init__(self, executable: Program) -> None:
         self._executable = executable
+        self._program: PlanExecutable | None = None
         self._inputs: dict[str, Any] = {}
         self._outputs: dict[str, Array | None] = {}
         self._results: list[OrtValue] = []
@@ -142,7 +145,7 @@ class IOBinding:
         self._results = []
         self._context = None
 
-    def run(self, executable: PlanExecutable) -> None:
+    def run(self, executable: Program) -> None:
         """Run the program on what is bound.
 
         Args:
@@ -157,9 +160,13 @@ class IOBinding:
                 "this binding belongs to another session, or to one before set_providers",
                 hint="make one with session.io_binding()",
             )
-        arrays = check_feeds(executable.inputs, self._inputs)
-        if self._context is None:
-            self._context = executable.context(*self._in_place())
+        program = executable.program_for(self._inputs)
+        arrays = check_feeds(program.inputs, self._inputs)
+        if self._context is None or program is not self._program:
+            for spec in program.outputs:
+                if spec.shape is not None and self._outputs.get(spec.name) is not None:
+                    _check_output(spec, self._outputs[spec.name])
+            self._context, self._program = program.context(*self._in_place(program)), program
         self._context.write_inputs(arrays)
         self._context.run()
         bound = {name: array for name, array in self._outputs.items() if array is not None}
@@ -175,12 +182,12 @@ class IOBinding:
         spec = _find(self._executable.outputs, name, "output")
         self._outputs[name] = array
         self._context = None
-        if array is not None and spec.shape is not None:
+        if array is not None and isinstance(spec, TensorSpec) and spec.shape is not None:
             _check_output(spec, array)
 
-    def _in_place(self) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
+    def _in_place(self, program: PlanExecutable) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
         """Return the arrays that a context can use as they lie."""
-        plan = self._executable.plan
+        plan = program.plan
         borders = [plan.tensors[i] for i in (*plan.inputs, *plan.outputs)]
         dense = {
             tensor.name: tensor.storage
@@ -202,7 +209,7 @@ class IOBinding:
         return inputs, outputs
 
 
-def _check_output(spec: TensorSpec, array: Array) -> None:
+def _check_output(spec: TensorSpec, array: Array | None) -> None:
     """Refuse an array that an output does not fit into."""
     if not check_array(spec, array).flags.writeable:
         raise InputError(f"{spec.name!r} cannot be written: the array is read-only")
@@ -212,7 +219,7 @@ def _is_plain(array: Any) -> bool:
     return isinstance(array, np.ndarray) and array.flags.c_contiguous and array.flags.aligned
 
 
-def _find(specs: Sequence[TensorSpec], name: str, what: str) -> TensorSpec:
+def _find(specs: Sequence[TensorSpec | FreeSpec], name: str, what: str) -> TensorSpec | FreeSpec:
     for spec in specs:
         if spec.name == name:
             return spec

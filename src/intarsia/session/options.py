@@ -269,8 +269,8 @@ def _check_lengths(what: str, names: Sequence[str], others: Sequence[Any]) -> No
         raise SettingError(f"there are {len(names)} names and {len(others)} {what}")
 
 
-def input_shapes(model: Any, options: SessionOptions) -> dict[str, list[int]]:
-    """Return the shapes of the inputs that overrides of free dimensions settle.
+def override_sizes(model: Any, options: SessionOptions) -> dict[str, int]:
+    """Return the sizes of the free dimensions that are overridden, by name.
 
     Args:
         model: In any form that `intarsia.compile` takes.
@@ -281,22 +281,14 @@ def input_shapes(model: Any, options: SessionOptions) -> dict[str, list[int]]:
     """
     if not options.free_dimensions and not options.free_denotations:
         return {}
-    shapes: dict[str, list[int]] = {}
+    sizes: dict[str, int] = {}
     for value in _read(model).graph.input:
-        dims = value.type.tensor_type.shape.dim
-        sizes = [
-            dim.dim_value
-            if dim.HasField("dim_value")
-            else options.free_dimensions.get(
-                dim.dim_param, options.free_denotations.get(dim.denotation)
-            )
-            for dim in dims
-        ]
-        is_free = any(not dim.HasField("dim_value") for dim in dims)
-        settled = [size for size in sizes if size is not None]
-        if is_free and len(settled) == len(sizes):
-            shapes[value.name] = settled
-    return shapes
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            by_denotation = options.free_denotations.get(dim.denotation)
+            size = options.free_dimensions.get(dim.dim_param, by_denotation)
+            if size is not None and not dim.HasField("dim_value"):
+                sizes[dim.dim_param or f"{value.name}.{axis}"] = size
+    return sizes
 
 
 def with_initializers(model: Any, options: SessionOptions) -> Any:

@@ -22,12 +22,13 @@ from intarsia.backends.registry import Backends, load_backends
 from intarsia.backends.values import TensorSpec
 from intarsia.compiler import compile as compile_model
 from intarsia.errors import ExecutionError, InputError, SettingError
+from intarsia.graph.free_sizes import FreeSpec
 from intarsia.graph.model_info import ModelInfo
 from intarsia.place.machine import resolve_targets
 from intarsia.plan.plan import Plan, RegionStep
 from intarsia.runtime.device_array import to_host
-from intarsia.runtime.executor import PlanExecutable
 from intarsia.runtime.feeds import check_feeds
+from intarsia.runtime.free import Program
 from intarsia.runtime.loading import load
 from intarsia.runtime.package import is_package
 from intarsia.session.binding import IOBinding
@@ -36,8 +37,8 @@ from intarsia.session.options import (
     SessionOptions,
     changes_of,
     check_session_options,
-    input_shapes,
     optimization_of,
+    override_sizes,
     with_initializers,
 )
 from intarsia.session.providers import Chosen, choose
@@ -120,7 +121,7 @@ class InferenceSession:
 
     def _make(
         self, providers: Sequence[Any] | None, provider_options: Sequence[Any] | None
-    ) -> PlanExecutable:
+    ) -> Program:
         """Return the program for some providers, or for the targets that were given."""
         source, options = self._source, dict(self._options)
         if isinstance(source, str | Path) and is_package(source):
@@ -148,9 +149,9 @@ class InferenceSession:
             kinds = {one.target.kind.name for one in target.targets}
             if "custom_ops" in attrs or ORT_KIND in kinds:  # a level means nothing to others
                 target = resolve_targets(target, None, backends, {ORT_KIND: attrs})
-        shapes = input_shapes(source, self._session_options)
-        if shapes:
-            options["shapes"] = {**shapes, **(options.get("shapes") or {})}
+        sizes = override_sizes(source, self._session_options)
+        if sizes:
+            options["shapes"] = {**sizes, **(options.get("shapes") or {})}
         model = with_initializers(source, self._session_options)
         return compile_model(model, target, **options)
 
@@ -299,7 +300,7 @@ class InferenceSession:
 
     def get_modelmeta(self) -> ModelInfo:
         """Return what the model says of itself; a package of an older version does not know it."""
-        return self.executable.plan.model or ModelInfo()
+        return self.executable.info
 
     def get_session_options(self) -> SessionOptions:
         """Return the options that the session was made with."""
@@ -309,13 +310,13 @@ class InferenceSession:
         """Return the providers in use if such were given, else the targets, first choice first."""
         if self._chosen is not None:
             return list(self._chosen.options)
-        return list(self.executable.placement.targets)
+        return list(self.executable.targets)
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
         """Return the options of each provider or target in use, by its name."""
         if self._chosen is not None:
             return {name: dict(options) for name, options in self._chosen.options.items()}
-        return {text: {} for text in self.executable.placement.targets}
+        return {text: {} for text in self.executable.targets}
 
     def set_providers(
         self, providers: Sequence[Any] | None = None, provider_options: Sequence[Any] | None = None
@@ -379,14 +380,15 @@ class InferenceSession:
         trace = self._trace
         if trace is None:
             return to_host(self.executable.run(feeds))
-        context = self.executable.context()
-        context.write_inputs(check_feeds(self.executable.inputs, feeds))
+        program = self.executable.program_for(feeds)
+        context = program.context()
+        context.write_inputs(check_feeds(program.inputs, feeds))
         start = time.monotonic_ns()
-        trace.add_run(self.executable.plan, start, context.profile())
+        trace.add_run(program.plan, start, context.profile())
         return context.read_outputs()
 
-    def _describe(self, specs: Sequence[TensorSpec]) -> list[NodeArg]:
-        types = {} if self.executable.plan.model is None else self.executable.plan.model.types
+    def _describe(self, specs: Sequence[TensorSpec | FreeSpec]) -> list[NodeArg]:
+        types = self.executable.info.types
         return [NodeArg.of(spec, types.get(spec.name)) for spec in specs]
 
     @cached_property

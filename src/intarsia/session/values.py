@@ -12,6 +12,8 @@ import numpy as np
 from intarsia.arrays import Array, np_dtype
 from intarsia.backends.values import TensorSpec
 from intarsia.errors import InputError
+from intarsia.extents import Expression
+from intarsia.graph.free_sizes import FreeSpec
 
 ORT_TYPES = {
     "bool": "tensor(bool)",
@@ -27,21 +29,22 @@ CPU_DEVICE = "cpu"
 
 @dataclass(frozen=True, slots=True)
 class NodeArg:
-    """An input or output, as ONNX Runtime describes one."""
+    """An input or output, as ONNX Runtime describes one: free dimensions by name, or None."""
 
     name: str
-    shape: list[int | None]
+    shape: list[int | str | None]
     type: str
 
     @classmethod
-    def of(cls, spec: TensorSpec, type_text: str | None = None) -> NodeArg:
+    def of(cls, spec: TensorSpec | FreeSpec, type_text: str | None = None) -> NodeArg:
         """Return the description of a tensor.
 
         Args:
             spec: The tensor.
             type_text: Its type, if it is not a tensor.
         """
-        return cls(spec.name, list(spec.shape or ()), type_text or type_name(spec.dtype))
+        shape = [str(dim) if isinstance(dim, Expression) else dim for dim in spec.shape or ()]
+        return cls(spec.name, shape, type_text or type_name(spec.dtype))
 
 
 class OrtValue:
@@ -192,7 +195,7 @@ def type_name(dtype: str) -> str:
     return ORT_TYPES.get(dtype, f"tensor({dtype})")
 
 
-def as_given(spec: TensorSpec, value: Any) -> Any:
+def as_given(spec: TensorSpec | FreeSpec, value: Any) -> Any:
     """Return what a caller fed in a form that a program takes: lists and bytes become arrays.
 
     Raises:
@@ -206,7 +209,7 @@ def as_given(spec: TensorSpec, value: Any) -> Any:
         ) from error
 
 
-def _as_given(spec: TensorSpec, value: Any) -> Any:
+def _as_given(spec: TensorSpec | FreeSpec, value: Any) -> Any:
     if isinstance(value, OrtValue):
         value = value.numpy()
     if spec.shape is None:

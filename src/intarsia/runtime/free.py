@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model with free dimensions, ready to run: programs for the sizes that came last."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from intarsia.backends.values import Artifact, TensorSpec
+from intarsia.errors import InputError, PackageError
+from intarsia.extents import Symbol
+from intarsia.graph.free_sizes import FreeSignature, FreeSpec, sizes_text
+from intarsia.runtime.executor import PlanExecutable
+from intarsia.runtime.feeds import as_array, check_array, check_names
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from intarsia.arrays import Array
+    from intarsia.backends.device import Step
+    from intarsia.graph.model_info import ModelInfo
+    from intarsia.plan.explanation import Explanation
+    from intarsia.plan.placement import Placement
+    from intarsia.plan.plan import Plan
+    from intarsia.plan.profile import Profile
+    from intarsia.runtime.context import Context
+
+MakeProgram: TypeAlias = Callable[[Mapping[str, tuple[int, ...]]], PlanExecutable]
+"""From the shape of each input that is a tensor, by name, to the program for these."""
+
+_Key: TypeAlias = tuple[tuple[int, ...], ...]
+"""The shapes of the inputs that have free dimensions, in their order."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A program for some sizes, and when it was used last."""
+
+    program: PlanExecutable
+    sizes: Mapping[str, int]
+    used: int
+
+
+class FreeExecutable:
+    """A model whose inputs have free dimensions; what `compile` and `load` return for one.
+
+    A program is made when sizes come for the first time; the least recently used one goes when
+    there are too many. It may be run from many threads at once.
+
+    Args:
+        signature: What the model takes and returns.
+        make: Makes a program; slow.
+        targets: Texts of the targets, in the user's order.
+        max_shapes: Most programs that are kept, at least 1.
+        is_frozen: Whether no program may be made any more.
+        programs: Those that are made already; they may be more than `max_shapes`.
+
+    Attributes:
+        signature: What the model takes and returns.
+        targets: Texts of the targets, in the user's order.
+    """
+
+    def __init__(
+        self,
+        signature: FreeSignature,
+        make: MakeProgram,
+        *,
+        targets: tuple[str, ...],
+        max_shapes: int,
+        is_frozen: bool = False,
+        programs: Iterable[PlanExecutable] = (),
+    ) -> None:
+        self.signature = signature
+        self.targets = targets
+        self._make = make
+        self._is_frozen = is_frozen
+        self._free = tuple(spec.name for spec in signature.inputs if spec.is_free)
+        self._kept: dict[_Key, _Kept] = {}
+        self._clock = count()
+        self._lock = threading.Lock()
+        for program in programs:
+            self._keep(
+                {spec.name: spec.shape for spec in program.inputs if spec.shape is not None},
+                program,
+            )
+        self._max_shapes = max(max_shapes, len(self._kept))
+
+    @property
+    def inputs(self) -> tuple[FreeSpec, ...]:
+        """The model's inputs, in its order."""
+        return self.signature.inputs
+
+    @property
+    def outputs(self) -> tuple[FreeSpec, ...]:
+        """The model's outputs, in its order."""
+        return self.signature.outputs
+
+    @property
+    def symbols(self) -> tuple[Symbol, ...]:
+        """The free dimensions, with their bounds."""
+        return self.signature.symbols
+
+    @property
+    def info(self) -> ModelInfo:
+        """What the model says of itself."""
+        return self.signature.info
+
+    @property
+    def programs(self) -> tuple[PlanExecutable, ...]:
+        """The programs that are there, the least recently used first."""
+        return tuple(one.program for one in sorted(self._kept.values(), key=_last_use))
+
+    @property
+    def sizes(self) -> tuple[dict[str, int], ...]:
+        """The sizes that there are programs for, the least recently used first."""
+        return tuple(dict(one.sizes) for one in sorted(self._kept.values(), key=_last_use))
+
+    @property
+    def latest(self) -> PlanExecutable:
+        """The program that was used last; if there is none yet, that for nominal sizes."""
+        programs = self.programs
+        return programs[-1] if programs else self.specialise({})
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of `latest`."""
+        return self.latest.plan
+
+    @property
+    def artifacts(self) -> tuple[Artifact, ...]:
+        """The artifacts of `latest`."""
+        return self.latest.artifacts
+
+    @property
+    def placement(self) -> Placement:
+        """What runs where in `latest`; printing it gives a table."""
+        return self.latest.placement
+
+    def specialise(self, sizes: Mapping[str, int]) -> PlanExecutable:
+        """Return the program for sizes, which is made if it is not there.
+
+        Args:
+            sizes: By free dimension; those that are missing are nominal: 1 for a batch, else 128.
+
+        Raises:
+            InputError: There is no such dimension, a size is out of bounds, or no program may be
+                made any more.
+            IntarsiaError: As `intarsia.compile`.
+        """
+        return self._find(self.signature.shapes_at(self.signature.nominal_sizes(sizes)))
+
+    def program_for(self, feeds: Mapping[str, Any]) -> PlanExecutable:
+        """Return the program for the sizes of arrays, which is made if it is not there.
+
+        Args:
+            feeds: An array per input, by name.
+
+        Raises:
+            InputError: A name, dtype or shape is wrong, or no program may be made any more.
+            IntarsiaError: As `intarsia.compile`.
+        """
+        try:  # the usual case first: each call comes by here
+            kept = self._kept[tuple([feeds[name].shape for name in self._free])]
+        except (KeyError, AttributeError, TypeError):
+            kept = None
+        if kept is None:
+            return self._find(self._check_feeds(feeds))
+        kept.used = next(self._clock)
+        return kept.program
+
+    def _check_feeds(self, feeds: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each input that is a tensor.
+
+        Raises:
+            InputError: A name or dtype is wrong, or an input has no shape.
+        """
+        check_names(self.inputs, feeds)
+        shapes = {}
+        for spec in self.inputs:
+            if spec.dtype:
+                array = as_array(spec.name, feeds[spec.name])
+                shapes[spec.name] = tuple(array.shape)
+                check_array(TensorSpec(spec.name, spec.dtype, shapes[spec.name]), array)
+        return shapes
+
+    def _find(self, shapes: Mapping[str, tuple[int, ...]]) -> PlanExecutable:
+        """Return the program for the shapes of all tensors.
+
+        Raises:
+            InputError: Shapes disagree, or no program may be made any more.
+            IntarsiaError: As `intarsia.compile`.
+        """
+        sizes = self.signature.find_sizes(shapes)
+        key = tuple(shapes[name] for name in self._free)
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is not None:
+                kept.used = next(self._clock)
+                return kept.program
+            if self._is_frozen:
+                there = "; ".join(map(sizes_text, self.sizes)) or "none"
+                raise InputError(
+                    f"there is no program for {sizes_text(sizes) or key}, and none may be made: "
+                    "the program is frozen",
+                    hint=f"there are programs for {there}; compile with sizes= (or --sizes) for "
+                    "more, or leave out frozen",
+                )
+            program = self._make(shapes)
+            self._keep(shapes, program)
+            while len(self._kept) > self._max_shapes:
+                del self._kept[min(self._kept, key=lambda one: self._kept[one].used)]
+            return program
+
+    def _keep(self, shapes: Mapping[str, tuple[int, ...]], program: PlanExecutable) -> None:
+        key = tuple(shapes[name] for name in self._free)
+        self._kept[key] = _Kept(program, self.signature.find_sizes(shapes), next(self._clock))
+
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Run the model once; as `PlanExecutable.run`, at any sizes.
+
+        Args:
+            feeds: An array per input, by name.
+
+        Returns:
+            A fresh array per output, by name.
+
+        Raises:
+            InputError: A name, dtype or shape is wrong; names the dimension and both inputs that
+                disagree.
+            ExecutionError: A backend failed.
+            IntarsiaError: As `intarsia.compile`, at sizes that are new.
+        """
+        return self.program_for(feeds).run(feeds)
+
+    def __call__(self, *arrays: Any, out: Array | Sequence[Array] | None = None) -> Any:
+        """Run the model on arrays in the order of its inputs; as `PlanExecutable.__call__`.
+
+        Args:
+            arrays: One for each input.
+            out: Arrays that are filled and returned: one, or one for each output.
+
+        Raises:
+            InputError: There are too few or too many arrays, or one does not fit.
+        """
+        if len(arrays) != len(self.inputs):
+            raise InputError(
+                f"the model takes {len(self.inputs)} inputs, {len(arrays)} were given",
+                hint=f"it takes {', '.join(map(str, self.inputs))}",
+            )
+        names = (spec.name for spec in self.inputs)
+        return self.program_for(dict(zip(names, arrays, strict=True)))(*arrays, out=out)
+
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Step:
+        """Return a function that runs the model on the caller's arrays in place.
+
+        It is for the sizes of these arrays; see `PlanExecutable.bind`.
+
+        Args:
+            inputs: C-contiguous arrays that each call reads, by name; all of them.
+            outputs: C-contiguous arrays that each call writes, by name.
+
+        Raises:
+            InputError: An array is missing, unknown, not contiguous, or does not fit.
+        """
+        return self.program_for(inputs).bind(inputs, outputs)
+
+    def context(
+        self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None = None
+    ) -> Context:
+        """Return a context for the sizes of arrays; see `PlanExecutable.context`.
+
+        Args:
+            inputs: C-contiguous arrays that each run reads in place, by name; all of them.
+            outputs: C-contiguous arrays that each run writes in place, by name.
+
+        Raises:
+            InputError: An array is missing, unknown, not contiguous, or does not fit.
+        """
+        return self.program_for(inputs).context(inputs, outputs)
+
+    def sample_feeds(self, seed: int = 0, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
+        """Return made-up values for every input that the model can do with.
+
+        Args:
+            seed: For what is drawn.
+            sizes: By free dimension; those that are missing are nominal, as of `specialise`.
+
+        Raises:
+            InputError: As of `specialise`, or the seed is negative.
+        """
+        return self.specialise(sizes or {}).sample_feeds(seed)
+
+    def profile(self, feeds: Mapping[str, Any], runs: int = 5) -> Profile:
+        """Time each region and each copy by itself, at the sizes of arrays.
+
+        Args:
+            feeds: An array per input, by name.
+            runs: How many runs are timed, after one that is not.
+
+        Raises:
+            InputError: A name, dtype or shape is wrong, or `runs` is below 1.
+            ExecutionError: A backend failed.
+        """
+        return self.program_for(feeds).profile(feeds, runs)
+
+    def explain(self, profile: Profile | None = None) -> Explanation:
+        """Return what runs where and why in `latest`, and which sizes there are programs for.
+
+        Args:
+            profile: What `profile` returned, for the times of regions and copies.
+        """
+        explanation = self.latest.explain(profile)
+        bounds = (f"{one} (from {one.low}{_up_to(one)})" for one in self.symbols)
+        sizes = [sizes_text(one) or "the shapes that came" for one in self.sizes]
+        return replace(
+            explanation,
+            free=f"free dimensions: {', '.join(bounds) or 'all of an input'}; "
+            f"this is for {sizes[-1]}; there are programs for {'; '.join(sizes)}",
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Refuse: packages hold one plan.
+
+        Raises:
+            PackageError: Always.
+        """
+        raise PackageError(
+            f"{str(path)!r} cannot be written: a package has one plan",
+            hint="fix the free dimensions, for example --shape batch=1 --shape seq=128",
+        )
+
+    def __repr__(self) -> str:
+        names = ", ".join(map(str, self.symbols))
+        return f"<intarsia executable: free {names}, programs for {len(self._kept)} sizes>"
+
+
+def _last_use(kept: _Kept) -> int:
+    return kept.used
+
+
+def _up_to(symbol: Symbol) -> str:
+    return "" if symbol.high is None else f" to {symbol.high}"
+
+
+Program: TypeAlias = PlanExecutable | FreeExecutable
+"""What `compile` and `load` return."""

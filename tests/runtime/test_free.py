@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model with free dimensions runs at any sizes, and says which dimension does not fit."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import numpy_helper
+
+import intarsia
+from intarsia.errors import InputError, ModelError, SettingError
+from intarsia.zoo import build
+
+TARGETS = ("llvm, onnxruntime", "onnxruntime", "openvino, onnxruntime")
+
+# Attention over a sequence as exporters write it: the Reshapes' targets are computed from Shape.
+ATTENTION = """free (int64[batch,seq] ids, float[batch,seq] mask) => (float[batch,seq,8] y) {
+    x = Gather <axis: int = 0> (table, ids)
+    lengths = Shape (x)
+    heads = Constant <value_ints: ints = [2, 4]> ()
+    outer = Slice (lengths, zero, two)
+    split = Concat <axis: int = 0> (outer, heads)
+    q = Reshape (x, split)
+    rows = Transpose <perm: ints = [0, 2, 1, 3]> (q)
+    columns = Transpose <perm: ints = [0, 2, 3, 1]> (q)
+    scores = MatMul (rows, columns)
+    axes = Constant <value_ints: ints = [1, 2]> ()
+    wide = Unsqueeze (mask, axes)
+    masked = Add (scores, wide)
+    shares = Softmax <axis: int = -1> (masked)
+    mixed = MatMul (shares, rows)
+    back = Transpose <perm: ints = [0, 2, 1, 3]> (mixed)
+    joined = Reshape (back, lengths)
+    y = MatMul (joined, w)
+}"""
+CONVOLUTION = """free (float[N,3,H,W] x) => (float[N,4,h,v] y) {
+    a = Conv <pads: ints = [1, 1, 1, 1], strides: ints = [2, 2]> (x, k)
+    b = Relu (a)
+    y = MaxPool <kernel_shape: ints = [2, 2], strides: ints = [2, 2]> (b)
+}"""
+NAMELESS = "free (float[?,6] x, float[?,6] z) => (float[?,6] y) { y = Mul (x, z) }"
+
+
+def with_weights(model, **arrays):
+    rng = np.random.default_rng(7)
+    for name, given in arrays.items():
+        array = given if isinstance(given, np.ndarray) else rng.standard_normal(given)
+        array = array if array.dtype == np.int64 else array.astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    return model
+
+
+@pytest.fixture(scope="session")
+def attention():
+    text = '<ir_version: 9, opset_import: ["" : 17]>' + ATTENTION
+    model = onnx.parser.parse_model(text)
+    bounds = {"zero": np.array([0]), "two": np.array([2])}
+    return with_weights(model, table=(16, 8), w=(8, 8), **bounds)
+
+
+@pytest.fixture(scope="session")
+def convolution():
+    text = '<ir_version: 9, opset_import: ["" : 17]>' + CONVOLUTION
+    return with_weights(onnx.parser.parse_model(text), k=(4, 3, 3, 3))
+
+
+def peer(model):
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+
+
+def attention_feeds(batch, seq, seed=0):
+    rng = np.random.default_rng(seed)
+    mask = rng.standard_normal((batch, seq)).astype(np.float32)
+    return {"ids": rng.integers(0, 16, (batch, seq)), "mask": mask}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_one_program_runs_at_any_batch_and_length(target, attention):
+    exe, theirs = intarsia.compile(attention, target), peer(attention)
+    assert [str(spec) for spec in exe.inputs] == [
+        "ids: int64[batch,seq]",
+        "mask: float32[batch,seq]",
+    ]
+    for batch, seq in ((1, 1), (1, 7), (3, 16), (2, 5), (1, 7)):
+        feeds = attention_feeds(batch, seq)
+        outputs = exe.run(feeds)
+        np.testing.assert_allclose(outputs["y"], theirs.run(None, feeds)[0], rtol=1e-4, atol=1e-5)
+    assert exe.sizes[-1] == {"batch": 1, "seq": 7}
+    assert len(exe.sizes) == 4
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_spatial_sizes_may_be_free(target, convolution):
+    exe, theirs = intarsia.compile(convolution, target), peer(convolution)
+    for shape in ((1, 3, 8, 8), (2, 3, 17, 30), (1, 3, 9, 12)):
+        x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+        (expected,) = theirs.run(None, {"x": x})
+        np.testing.assert_allclose(exe(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_encoder_of_the_zoo_runs_at_many_lengths():
+    model = build("minilm:free")
+    exe, theirs = intarsia.compile(model, "llvm, onnxruntime"), peer(model)
+    rng = np.random.default_rng(3)
+    for batch, seq in ((1, 3), (2, 9)):
+        feeds = {
+            spec.name: rng.integers(0, 2, (batch, seq))
+            if "mask" not in spec.name
+            else np.ones((batch, seq), np.int64)
+            for spec in exe.inputs
+        }
+        expected = theirs.run(None, feeds)
+        for actual, wanted in zip(exe.run(feeds).values(), expected, strict=True):
+            np.testing.assert_allclose(actual, wanted, rtol=2e-4, atol=2e-4)
+
+
+def test_an_empty_batch_gives_an_empty_result(parse_model):
+    exe = intarsia.compile(parse_model(NAMELESS), "onnxruntime")
+    empty = np.zeros((0, 6), np.float32)
+    assert exe(empty, empty).shape == (0, 6)
+
+
+def test_nameless_dimensions_are_called_after_input_and_axis(parse_model):
+    exe = intarsia.compile(parse_model(NAMELESS), "reference")
+    assert [symbol.name for symbol in exe.symbols] == ["x.0", "z.0"]
+    assert exe.outputs[0].shape == (None, 6)
+    fixed = intarsia.compile(parse_model(NAMELESS), "reference", shapes={"x.0": 2, "z.0": 2})
+    assert [spec.shape for spec in fixed.inputs] == [(2, 6), (2, 6)]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((2, 3), (2, 4)), "dimension 'seq' is 3 in input 'ids' but 4 in input 'mask'"),
+        (((9, 3), (9, 3)), "dimension 'batch' is 9 in input 'ids', and was bounded to 1..8"),
+        (((0, 3), (0, 3)), "dimension 'batch' is 0 in input 'ids', and was bounded to 1..8"),
+        (((2,), (2, 3)), r"'ids' has shape \[2\].* it has 2 dimensions"),
+    ],
+)
+def test_a_size_that_does_not_fit_names_the_dimension_and_the_inputs(shapes, message, attention):
+    exe = intarsia.compile(attention, "reference", shapes={"batch": "1..8"})
+    ids, mask = np.zeros(shapes[0], np.int64), np.zeros(shapes[1], np.float32)
+    with pytest.raises(InputError, match=message) as caught:
+        exe(ids, mask)
+    assert caught.value.hint
+    assert exe.sizes == ()  # nothing was compiled for it
+
+
+def test_other_mistakes_are_found_before_anything_is_compiled(attention):
+    exe = intarsia.compile(attention, "reference")
+    feeds = attention_feeds(1, 2)
+    for wrong, message in (
+        ({"ids": feeds["ids"]}, "input 'mask' is missing"),
+        ({**feeds, "nope": 1}, "unknown input 'nope'"),
+        ({**feeds, "mask": feeds["ids"]}, "'mask' is int64, the model wants float32"),
+    ):
+        with pytest.raises(InputError, match=message):
+            exe.run(wrong)
+    with pytest.raises(InputError, match="takes 2 inputs, 1"):
+        exe(feeds["ids"])
+    assert exe.sizes == ()
+
+
+def test_a_dimension_that_is_a_sum_of_others_follows_them(parse_model):
+    model = parse_model("""free (float[past] a, float[new] b, float[total] c) => (float[n] y) {
+        d = Concat <axis: int = 0> (a, b)
+        y = Add (c, d)
+    }""")
+    model.graph.input[2].type.tensor_type.shape.dim[0].dim_param = "past + new"
+    exe = intarsia.compile(model, "reference")
+    assert [symbol.name for symbol in exe.symbols] == ["past", "new"]
+    a, b = np.ones(2, np.float32), np.ones(3, np.float32)
+    np.testing.assert_array_equal(exe(a, b, np.ones(5, np.float32)), np.full(5, 2))
+    message = (
+        "'new\\+past' is 4 in input 'c', but 'new' is 3 in input 'b', 'past' is 2 in input 'a'"
+    )
+    with pytest.raises(InputError, match=message):
+        exe(a, b, np.ones(4, np.float32))
+    fixed = intarsia.compile(model, "reference", shapes={"past": 2, "new": 3})
+    assert fixed.inputs[2].shape == (5,)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"length": 3}, "no input 'length'"),
+        ({"seq": "8..1"}, "bounds 8..1 of dimension 'seq' are empty"),
+        ({"seq": "many"}, "'many' are no bounds of dimension 'seq'"),
+        ({"seq": (1, 8)}, r"\(1, 8\) is no size of 'seq'"),
+        ({"seq": 4, "ids": (1, 5)}, "'seq' would be 5 in input 'ids', and 4 by its own name"),
+        ({"ids": (1, 5), "mask": (1, 6)}, "'seq' would be 5 in input 'ids' but 6 in input 'mask'"),
+    ],
+)
+def test_what_is_said_wrongly_of_sizes_is_a_model_error(shapes, message, attention):
+    with pytest.raises(ModelError, match=message) as caught:
+        intarsia.compile(attention, "reference", shapes=shapes)
+    assert caught.value.hint
+
+
+def test_the_least_recently_used_program_goes(attention):
+    exe = intarsia.compile(attention, "reference", max_shapes=2)
+    for seq in (1, 2, 1, 3):
+        exe.run(attention_feeds(1, seq))
+    assert [sizes["seq"] for sizes in exe.sizes] == [1, 3]
+    with pytest.raises(SettingError, match="max_shapes=0"):
+        intarsia.compile(attention, "reference", max_shapes=0)
+
+
+def test_a_frozen_program_compiles_no_more(attention):
+    exe = intarsia.compile(attention, "reference", sizes={"seq": [2, 4]}, frozen=True)
+    assert exe.run(attention_feeds(1, 4))["y"].shape == (1, 4, 8)
+    with pytest.raises(InputError, match="no program for batch=1, seq=3, and none") as caught:
+        exe.run(attention_feeds(1, 3))
+    assert "batch=1, seq=2; batch=1, seq=4" in caught.value.hint
+
+
+def test_programs_of_a_model_share_their_weights(attention):
+    exe = intarsia.compile(attention, "llvm, onnxruntime", sizes={"seq": [16, 32], "batch": 1})
+    addresses = [
+        {constant.data.ctypes.data for part in program.artifacts for constant in part.constants}
+        for program in exe.programs
+    ]
+    assert addresses[0] & addresses[1]
+
+
+def test_arrays_are_bound_in_place_at_their_sizes(attention):
+    exe = intarsia.compile(attention, "llvm, onnxruntime")
+    feeds = attention_feeds(2, 5)
+    y = np.zeros((2, 5, 8), np.float32)
+    exe.bind(feeds, {"y": y})()
+    np.testing.assert_allclose(y, peer(attention).run(None, feeds)[0], rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match="'y' has shape"):
+        exe.bind(feeds, {"y": np.zeros((2, 4, 8), np.float32)})
+    other = np.zeros_like(y)
+    assert exe(*feeds.values(), out=other) is other
+    np.testing.assert_array_equal(other, y)
+
+
+def test_many_threads_compile_each_size_once(attention):
+    exe = intarsia.compile(attention, "onnxruntime")
+    lengths = [1, 2, 3, 4] * 4
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda seq: exe.run(attention_feeds(1, seq))["y"], lengths))
+    assert [result.shape[1] for result in results] == lengths
+    assert sorted(sizes["seq"] for sizes in exe.sizes) == [1, 2, 3, 4]
+
+
+def test_an_explanation_names_the_sizes(attention):
+    exe = intarsia.compile(attention, "reference", shapes={"batch": "2..8"})
+    assert "batch (from 2 to 8), seq (from 0)" in str(exe.explain())
+    assert exe.sizes == ({"batch": 2, "seq": 128},)  # the nominal ones
+    assert exe.placement.coverage()
+    with pytest.raises(InputError, match="no free dimension 'length'"):
+        exe.specialise({"length": 3})
+
+
+def test_a_model_file_that_changes_is_not_compiled_again(attention, tmp_path):
+    path = tmp_path / "m.onnx"
+    onnx.save(attention, path)
+    exe = intarsia.compile(path, "reference")
+    exe.run(attention_feeds(1, 2))
+    path.write_bytes(b"")
+    exe.run(attention_feeds(1, 2))
+    with pytest.raises(ModelError, match="has changed since it was compiled"):
+        exe.run(attention_feeds(1, 3))
+
+
+def test_kept_programs_are_found_by_another_start(attention, tmp_path, own_cache, monkeypatch):
+    monkeypatch.setenv("INTARSIA_PROGRAMS", "1")
+    path = tmp_path / "m.onnx"
+    onnx.save(attention, path)
+    feeds = attention_feeds(1, 2)
+    first = intarsia.compile(path, "onnxruntime").run(feeds)["y"]
+    folder = own_cache / "programs"
+    kept = {file.name: file.stat().st_ino for file in folder.glob("*.intarsia")}
+    assert len(kept) == 1
+    np.testing.assert_array_equal(intarsia.compile(path, "onnxruntime").run(feeds)["y"], first)
+    assert {file.name: file.stat().st_ino for file in folder.glob("*.intarsia")} == kept
+
+
+def test_an_input_without_a_rank_takes_any_shape(parse_model):
+    model = parse_model("free (float[n] x) => (float[n] y) { y = Neg (x) }")
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.ClearField("shape")
+    exe = intarsia.compile(model, "reference")
+    for shape in ((2, 3), (4,), ()):
+        assert exe(np.ones(shape, np.float32)).shape == shape
+    with pytest.raises(InputError, match="input 'x' has no rank"):
+        exe.specialise({})
