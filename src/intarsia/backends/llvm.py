@@ -51,6 +51,7 @@ from intarsia.backends.values import (
     Rule,
 )
 from intarsia.codegen.lower.program import StorageKind
+from intarsia.codegen.unit import AVX512
 from intarsia.errors import BackendError
 from intarsia.native.callpath import make_step
 from intarsia.native.machine import LoadedCode, NativeCpu, compile_assembly, driver, llvm_version
@@ -238,14 +239,18 @@ class LlvmBackend(ConfiguredBackend):
         return (Rule("native", refuse_unknown),)
 
     def yields(self, graph: Graph) -> str | None:
-        """Let others run attention whose scores no cache holds: here they go through memory.
+        """Let others run attention whose scores no cache holds and no pattern of ours finds.
 
-        Products that make them or read them took up to twice as long as others in Whisper's
-        encoder (54 MB for each layer), which took 1.2 times OpenVINO's time. Transformers with up
-        to 2 MB took about as long as there, or less.
+        They go through memory then: products that make them or read them took up to twice as long
+        as others in Whisper's encoder (54 MB for each layer) before attention was one kernel, and
+        the encoder 1.2 times OpenVINO's time. With up to 2 MB it was about as long as there.
         """
+        from intarsia.codegen.patterns.attention import find_attention
+
+        fused = find_attention(graph.whole, AVX512)
+        inside = {node.id for operation in fused for node in operation.nodes}
         for node in graph.nodes:
-            if node.op_type != "Softmax":
+            if node.op_type != "Softmax" or node.id in inside:
                 continue
             scores = graph.values[node.outputs[0]]
             is_attention = any(graph.nodes[i].op_type == "MatMul" for i in scores.consumers)

@@ -19,6 +19,7 @@ from intarsia.codegen.lower.operators import entry_of
 from intarsia.codegen.lower.recipes import is_elementwise
 from intarsia.codegen.lower.views import CHANNELS
 from intarsia.codegen.patterns import FUSED_SHAPES, SPELLINGS
+from intarsia.codegen.patterns.attention import read_attention
 from intarsia.codegen.patterns.shape import FusedChain, find_chains
 from intarsia.codegen.patterns.spelling import read_operations
 from intarsia.codegen.unit import VectorUnit
@@ -61,7 +62,7 @@ def fuse_region(region: Region, unit: VectorUnit, borders: Borders | None = None
 def group_region(region: Region, unit: VectorUnit) -> tuple[list[KernelGroup], list[Wish]]:
     """Return the groups of a region, and what each wants of layouts."""
     graph = region.graph
-    operations = read_operations(region, SPELLINGS)
+    operations = read_attention(region, read_operations(region, SPELLINGS), unit)
     groups = make_groups(graph, operations, frozenset(region.outputs), _accepts, is_elementwise)
     return groups, [_wish(group, unit) for group in groups]
 

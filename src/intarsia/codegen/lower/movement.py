@@ -24,10 +24,13 @@ from intarsia.codegen.unit import VectorUnit
 
 
 def lower_reshape(assembler: Assembler, group: KernelGroup) -> None:
-    """Rename a dense tensor: Reshape, Flatten, Squeeze, Unsqueeze."""
+    """Rename a tensor, copied if strides forbid it: Reshape, Flatten, Squeeze, Unsqueeze."""
     operation = group.anchor
-    view = assembler.read_dense(operation.node.inputs[0])
-    assembler.alias(group.result, view.reshaped(operation.output_shape))
+    source = operation.node.inputs[0]
+    view = assembler.read(source).viewed_as(operation.output_shape)
+    if view is None:
+        view = assembler.read_dense(source).reshaped(operation.output_shape)
+    assembler.alias(group.result, view)
 
 
 def lower_transpose(assembler: Assembler, group: KernelGroup) -> None:

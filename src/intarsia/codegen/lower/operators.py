@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from intarsia.codegen.kernels.recurrence import GATES
 from intarsia.codegen.lower import (
+    attention,
     contraction,
     convolution,
     indices,
@@ -147,6 +148,7 @@ def _normalization(
 _ROWS = _normalization(reductions.lower_normalization, reductions.wish_normalization)
 
 OPERATORS: dict[str, Operator] = {
+    "Attention": Operator(attention.lower_attention, FLOATS, attention.refuse_attention),
     "AveragePool": _POOL,
     "Concat": Operator(movement.lower_concat, ANY, wish=_follow),
     "Conv": Operator(

@@ -93,6 +93,26 @@ class View:
         assert prod(shape) == prod(self.shape)
         return replace(self, shape=tuple(shape), strides=row_major(tuple(shape)))
 
+    def viewed_as(self, shape: Sequence[int]) -> View | None:
+        """Return a plain tensor under another shape where strides allow that, else None."""
+        if self.block or 0 in self.shape:
+            return None
+        pairs = [pair for pair in zip(self.shape, self.strides, strict=True) if pair[0] != 1]
+        strides: list[int] = []
+        part, step = 1, 0  # what is left of dimensions that lie as one, and the stride in them
+        for extent in reversed(shape):
+            while extent != 1 and part % extent and pairs:
+                outer, stride = pairs.pop()
+                if part != 1 and stride != step * part:
+                    return None
+                part, step = (outer, stride) if part == 1 else (part * outer, step)
+            if part % extent:
+                return None
+            strides.append(step if extent != 1 else 0)
+            part //= extent
+            step *= extent
+        return replace(self, shape=tuple(shape), strides=tuple(reversed(strides)))
+
     def reshaped_to_rank(self, rank: int) -> View:
         """Return a plain tensor with dimensions of 1 in front."""
         missing = rank - len(self.shape)

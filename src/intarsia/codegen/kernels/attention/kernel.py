@@ -296,7 +296,11 @@ class _Turn:
                 continue
             if turned is not None:
                 items = [b.compare("ne", item, 0.0) for item in items]
-            out = [b.select(item, value, mask.fill) for value, item in zip(out, items, strict=True)]
+            fill = b.constant(mask.fill, self.type)
+            pairs = [(value, fill) for value in out]
+            if mask.kind is MaskKind.DROPPED:
+                pairs = [pair[::-1] for pair in pairs]
+            out = [b.select(item, *pair) for item, pair in zip(items, pairs, strict=True)]
         if self.limits:
             key = b.cast(b.index(begin + row), _KEY)
             for predicate, bounds in self.limits:

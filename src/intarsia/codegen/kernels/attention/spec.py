@@ -31,6 +31,7 @@ class MaskKind(StrEnum):
 
     ADDED = "added"  # float32: the score plus the mask
     KEPT = "kept"  # bool: the score where it is true, else the fill
+    DROPPED = "dropped"  # bool: the fill where it is true, else the score
 
 
 class EmptyRow(StrEnum):

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention as one kernel: its operands as views over one batch, its result where it is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from operator import mul
+from typing import TypeAlias
+
+from intarsia.codegen.kernels.attention import Attention, EmptyRow, Mask, MaskKind
+from intarsia.codegen.lower.assembler import Assembler
+from intarsia.codegen.lower.groups import KernelGroup
+from intarsia.codegen.lower.operation import Operation
+from intarsia.codegen.lower.views import View
+from intarsia.graph.ops import ViewKind, operator_of
+
+Lead: TypeAlias = "tuple[int, ...]"
+"""The extents in front of the last two: items of a batch, heads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrices:
+    """A stack of matrices as attention reads it: a value, seen through views of it.
+
+    Attributes:
+        value: The id of the value.
+        is_turned: Whether rows are its last dimension, and columns the one before.
+        repeated: The extents in front, ones put in, and what they are broadcast to; None for as
+            they are.
+        lead: The extents in front at last; of the same product.
+        over: Those of the operator that reads it, to which they are broadcast.
+    """
+
+    value: int
+    is_turned: bool
+    repeated: tuple[Lead, Lead] | None
+    lead: Lead
+    over: Lead
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreMask:
+    """What is done to scores, by a value that is broadcast to them.
+
+    Attributes:
+        value: The id of the mask.
+        kind: What it does.
+        over: The extents in front of the scores' last two.
+        fill: See `Mask`.
+    """
+
+    value: int
+    kind: MaskKind
+    over: Lead
+    fill: float = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionProblem:
+    """Attention over values of a graph.
+
+    Attributes:
+        q: Queries, (*, queries, size).
+        k: Keys, (*, keys, size).
+        v: Values, (*, keys, size of a value).
+        result: The id of what is made, (*, queries, size of a value).
+        sizes: Queries, keys, size of a key, size of a value.
+        batch: A refinement of all extents in front.
+        scale: Factor of the scores.
+        cap: See `Attention`.
+        masks: Applied in order.
+        last: See `Attention`.
+        first: See `Attention`.
+        empty: What becomes of queries that see nothing.
+    """
+
+    q: Matrices
+    k: Matrices
+    v: Matrices
+    result: int
+    sizes: tuple[int, int, int, int]
+    batch: Lead
+    scale: float = 1.0
+    cap: float = 0.0
+    masks: tuple[ScoreMask, ...] = ()
+    last: int | None = None
+    first: int | None = None
+    empty: EmptyRow = EmptyRow.NAN
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The ids of what it reads."""
+        return (self.q.value, self.k.value, self.v.value, *(mask.value for mask in self.masks))
+
+
+PROBLEM = "problem"
+"""The attribute of an operation that several nodes spell: its `AttentionProblem`."""
+
+
+def refine(leads: Sequence[Lead]) -> Lead | None:
+    """Return the extents of which all others are products of neighbours; None if there are none.
+
+    Args:
+        leads: Extents of the same number of items each.
+    """
+    steps = {1}
+    for lead in leads:
+        steps.update(accumulate(reversed(lead), mul))
+    ordered = sorted(steps)
+    if any(outer % inner for inner, outer in pairwise(ordered)):
+        return None
+    return tuple(outer // inner for inner, outer in pairwise(ordered))[::-1]
+
+
+def with_lead(view: View, lead: Lead) -> View:
+    """Return a plain tensor with its extents in front of the last two cut up; ones come and go."""
+    extents, strides = list(view.shape[:-2]), list(view.strides[:-2])
+    steps: list[int] = []
+    part, step = 1, 0  # what is left of the extent at hand, and the stride of what comes next
+    for extent in reversed(lead):
+        while part == 1 and extents and extent != 1:
+            part, step = extents.pop(), strides.pop()
+        assert part % extent == 0, f"{lead} does not refine {view.shape[:-2]}"
+        steps.append(step if extent != 1 else 0)
+        part //= extent
+        step *= extent
+    assert part == 1, f"{lead} does not refine {view.shape[:-2]}"
+    return replace(
+        view,
+        shape=(*lead, *view.shape[-2:]),
+        strides=(*reversed(steps), *view.strides[-2:]),
+    )
+
+
+def refuse_attention(operation: Operation) -> str | None:
+    """Say why attention is not taken."""
+    return None if PROBLEM in operation.meant else "it is a node, not nodes that spell it"
+
+
+def lower_attention(assembler: Assembler, group: KernelGroup) -> None:
+    """Append the kernel of attention."""
+    problem: AttentionProblem = group.anchor.meant[PROBLEM]
+    queries, keys, key_size, value_size = problem.sizes
+    batch = problem.batch
+    q, k, v = (_read(assembler, item, batch) for item in (problem.q, problem.k, problem.v))
+    masks, mask_views = [], []
+    for mask in problem.masks:
+        shape = (*mask.over, queries, keys)
+        view = with_lead(assembler.read(mask.value).expanded(shape), batch)
+        masks.append(Mask(view.layout, mask.kind, mask.fill))
+        mask_views.append(view)
+    y = with_lead(place_of(assembler, problem.result), batch)
+    spec = Attention(
+        queries,
+        keys,
+        key_size,
+        value_size,
+        q.layout,
+        k.layout,
+        v.layout,
+        y.layout,
+        batch,
+        problem.scale,
+        problem.cap,
+        tuple(masks),
+        last=problem.last,
+        first=problem.first,
+        empty=problem.empty,
+        unit=assembler.unit,
+    )
+    assembler.call(spec, (q, k, v, y, *mask_views), group.names, "attention")
+
+
+def _read(assembler: Assembler, matrices: Matrices, batch: Lead) -> View:
+    """Return a stack of matrices over a batch."""
+    view = assembler.read(matrices.value)
+    if matrices.is_turned:
+        rank = len(view.shape)
+        view = view.permuted((*range(rank - 2), rank - 1, rank - 2))
+    if matrices.repeated is not None:
+        ones, repeated = matrices.repeated
+        view = with_lead(view, ones).expanded((*repeated, *view.shape[-2:]))
+    if math.prod(matrices.lead) != math.prod(matrices.over):
+        view = with_lead(view, matrices.lead).expanded((*matrices.over, *view.shape[-2:]))
+    return with_lead(view, batch)
+
+
+def place_of(assembler: Assembler, value_id: int) -> View:
+    """Return where a value is to be written: where views of it lie best, if they alone read it.
+
+    The result of a transposition is dense then, and what is an output in the end lies there.
+    """
+    graph, region = assembler.graph, assembler.region
+    value = graph.values[value_id]
+    consumers = value.consumers
+    if len(consumers) == 1 and consumers[0] in region and value_id not in region.outputs:
+        node = graph.nodes[consumers[0]]
+        seen: View | None = None
+        if node.op_type == "Transpose" and not node.domain:
+            place = place_of(assembler, node.outputs[0])
+            rank = len(place.shape)
+            order = Operation(graph, node).attribute("perm", tuple(reversed(range(rank))))
+            seen = None if place.block else place.permuted([order.index(i) for i in range(rank)])
+        elif operator_of(node).view is ViewKind.RESHAPED and node.inputs[0] == value_id:
+            seen = place_of(assembler, node.outputs[0]).viewed_as(value.shape or ())
+        if seen is not None:
+            assembler.alias(value_id, seen)
+            return seen
+    return assembler.target(value_id)
