@@ -135,10 +135,10 @@ class Fused:
         """Return the body with operands that lie otherwise."""
         return replace(self, operands=tuple(operands))
 
-    def bind(self, builder: Builder, domain: Sequence[int]) -> Epilogue:
+    def bind(self, builder: Builder, domain: Sequence[int], prefix: str = "e") -> Epilogue:
         """Declare the operands as the kernel's next arguments, and return the epilogue."""
         buffers = [
-            layout.declare(builder, f"e{number}", domain)
+            layout.declare(builder, f"{prefix}{number}", domain)
             for number, layout in enumerate(self.operands)
         ]
 

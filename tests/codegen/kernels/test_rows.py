@@ -165,3 +165,36 @@ def test_epilogue_to_another_dtype(run_kernel):
         spec = Rows(x.shape, (1,), "Softmax", layout, out, epilogue=epilogue)
         _, got = run_kernel(build(spec), [x, np.zeros(x.shape)], rtol=1e-5)
         np.testing.assert_allclose(got, softmax(x.astype("float64"), 1), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("is_wanted", [False, True])
+@pytest.mark.parametrize(("shape", "axis"), [((3, 37), 1), ((3, 700), 1), ((19, 40), 0)])
+@pytest.mark.parametrize("kind", ["Softmax", "LogSoftmax", "Normalize", "RmsNormalize"])
+@pytest.mark.parametrize("unit", [AVX512, SCALAR])
+def test_what_is_added_first(run_kernel, kind, shape, axis, is_wanted, unit):
+    x, skip, bias = numbers(shape), numbers(shape, seed=1), numbers(shape[-1:], seed=2)
+    layout = Layout("float32", row_major(shape))
+    wide = Layout("float32", (0, 1))
+    steps = (Apply("Add", (0, 1)), Apply("Add", (3, 2)))
+    prologue = Fused(Body(("float32",) * 3, steps, (4,)), (layout, wide))
+    spec = Rows(
+        shape,
+        (axis,),
+        kind,
+        layout,
+        layout,
+        prologue=prologue,
+        made=layout if is_wanted else None,
+        unit=unit,
+    )
+    room = [np.zeros_like(x)] * is_wanted
+    got = run_kernel(build(spec), [x, np.zeros_like(x), skip, bias, *room], rtol=1e-5)
+    total = x.astype("float64") + skip + bias
+    if kind in KINDS:
+        exact = KINDS[kind](total, axis)
+    else:
+        centred = total - total.mean(axis, keepdims=True) if kind == "Normalize" else total
+        exact = centred / np.sqrt((centred**2).mean(axis, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(got[1], exact, rtol=2e-5, atol=2e-5)
+    if is_wanted:
+        np.testing.assert_allclose(got[4], total, rtol=1e-6, atol=1e-6)

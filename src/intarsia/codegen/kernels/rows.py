@@ -39,7 +39,8 @@ class Rows:
     """One kernel.
 
     Its arguments are x, scale and bias if there are any, y, the mean and the inverse standard
-    deviation if they are wanted, then the operands of the epilogue.
+    deviation if they are wanted, then the operands of the epilogue, those of the prologue, and the
+    prologue's result if it is wanted.
 
     Attributes:
         domain: The extents of x and y.
@@ -56,6 +57,8 @@ class Rows:
         adds_to_deviation: Whether epsilon is added to the deviation instead, as
             MeanVarianceNormalization does.
         epilogue: What is done to an entry of y first.
+        prologue: What is done to an entry of x first; it yields x's dtype.
+        made: What the prologue yields, over the domain.
         unit: What the vectors are for.
     """
 
@@ -71,6 +74,8 @@ class Rows:
     inverse: Layout | None = None
     adds_to_deviation: bool = False
     epilogue: Fused = NOTHING
+    prologue: Fused = NOTHING
+    made: Layout | None = None
     unit: VectorUnit = AVX512
 
 
@@ -117,12 +122,14 @@ class _RowsKernel:
         is_short = vectors <= spec.unit.registers // 2
         self._is_resident = not self._is_across and len(self._gone.extents) == 1 and is_short
         self._held: dict[int, IrValue] = {}
+        self._is_made = False  # whether a pass over the row has stored what the prologue yields
 
     def _plan_domain(self) -> None:
         spec = self._spec
         remaining = [dim for dim in range(len(spec.domain)) if dim not in spec.axes]
         layouts = [spec.x, spec.y, *(item for item in (spec.scale, spec.bias) if item)]
-        layouts += spec.epilogue.operands
+        layouts += (*spec.epilogue.operands, *spec.prologue.operands)
+        layouts += [spec.made] if spec.made else []
         parts = []
         for dims in (remaining, list(spec.axes)):
             strides = [tuple(layout.strides[dim] for dim in dims) for layout in layouts]
@@ -166,6 +173,12 @@ class _RowsKernel:
             self._statistics.append(buffer)
         operands = [replace(layout, strides=next(following)) for layout in spec.epilogue.operands]
         self._epilogue = spec.epilogue.over(operands).bind(b, extents)
+        operands = [replace(layout, strides=next(following)) for layout in spec.prologue.operands]
+        self._prologue = spec.prologue.over(operands).bind(b, extents, "p")
+        self._made = self._y if spec.y.dtype == spec.x.dtype else None
+        if spec.made is not None:
+            placed = replace(spec.made, strides=next(following))
+            self._made = placed.declare(b, "made", extents, is_written=True)
 
     def build(self) -> Function:
         """Append the loops over rows."""
@@ -178,7 +191,7 @@ class _RowsKernel:
         axes = plan_axes([range(extent) for extent in extents], range(last + 1), grains, budget)
 
         def cell(at: dict[int, Index], counts: dict[int, int]) -> None:
-            self._held = {}
+            self._held, self._is_made = {}, False
             self._row([at[dim] for dim in range(last + 1)], counts[last])
 
         with b.parallel(turns(axes)) as turn:
@@ -363,7 +376,15 @@ class _RowsKernel:
     def _load(self, entry: RowVector) -> IrValue:
         if entry.number in self._held:
             return self._held[entry.number]
-        value = load_lanes(self._b, self._x, entry.at, self._lanes, entry.count)
+        b, lanes, spec = self._b, self._lanes, self._spec
+        if self._is_made and self._made is not None:
+            return load_lanes(b, self._made, entry.at, lanes, entry.count)
+        value = load_lanes(b, self._x, entry.at, lanes, entry.count)
+        if spec.prologue.body.steps:
+            value = self._prologue(value, entry.at, entry.count)
+            # y has room for it until its own entries come.
+            if self._made is not None and (spec.made or not self._is_resident):
+                store_lanes(b, value, self._made, entry.at, entry.count)
         if self._is_resident:
             self._held[entry.number] = value
         return value
@@ -455,7 +476,9 @@ class _RowsKernel:
                 visit(number % slots, [*point, Index(start)], register, count_of(start), values)
             return values
 
-        return level(0, [], carried)
+        results = level(0, [], carried)
+        self._is_made = bool(self._spec.prologue.body.steps) and not self._is_resident
+        return results
 
     def _only(self, new: IrValue, old: IrValue, count: int) -> IrValue:
         lanes = range(self._lanes)

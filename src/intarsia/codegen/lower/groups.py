@@ -95,6 +95,9 @@ def _producer(
         producer = by_result.get(value_id)
         if producer is None or value_id in outputs or not accepts(producer.anchor):
             continue
+        # What reads another of its results would have to wait for the last member.
+        if any(i >= 0 and graph.values[i].consumers for i in producer.anchor.node.outputs[1:]):
+            continue
         value = graph.values[value_id]
         # An epilogue runs over its anchor's entries: of an operand that is broadcast there are
         # fewer.

@@ -147,6 +147,8 @@ def _normalization(
 
 _ROWS = _normalization(reductions.lower_normalization, reductions.wish_normalization)
 
+_SKIP = Operator(reductions.lower_skip, _REAL, reductions.refuse_skip, has_epilogue=True)
+
 OPERATORS: dict[str, Operator] = {
     "Attention": Operator(attention.lower_attention, FLOATS, attention.refuse_attention),
     "AveragePool": _POOL,
@@ -218,6 +220,8 @@ OPERATORS: dict[str, Operator] = {
     "TopK": Operator(indices.lower_top_k, ANY - BOOL, indices.refuse_top_k),
     "Transpose": Operator(movement.lower_transpose, ANY),
     "Trilu": Operator(indices.lower_trilu, ANY, indices.refuse_trilu),
+    "com.microsoft.SkipLayerNormalization": _SKIP,
+    "com.microsoft.SkipSimplifiedLayerNormalization": _SKIP,
     **dict.fromkeys(names_of(lambda operator: operator.view is ViewKind.RESHAPED), _RENAMING),
     "Upsample": _RESIZE,
     **dict.fromkeys(movement.CONSTANTS, _CONSTANT),

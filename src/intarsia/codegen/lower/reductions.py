@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from intarsia.codegen.body import Apply, Body
+from intarsia.codegen.body import Apply, Body, Fused
 from intarsia.codegen.kernels import lrn
 from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.kernels.global_pool import GlobalPool
@@ -29,6 +29,7 @@ from intarsia.codegen.lower.views import CHANNELS, View, without
 from intarsia.codegen.lower.windows import read_window
 from intarsia.codegen.scalar_ops.operator import FLOATS, WIDE
 from intarsia.codegen.unit import VectorUnit
+from intarsia.graph.graph import ABSENT
 
 _NARROW = frozenset(("bool", "int8", "uint8"))
 REDUCTIONS = {
@@ -244,6 +245,37 @@ def normalized_axes(operation: Operation) -> tuple[int, ...]:
     return spelled or tuple(range(operation.attribute("axis", -1) % rank, rank))
 
 
+_RMS = frozenset(("RMSNormalization", "com.microsoft.SkipSimplifiedLayerNormalization"))
+
+
+def refuse_skip(operation: Operation) -> str | None:
+    """Say why a normalisation of a sum is not taken."""
+    outputs = (*operation.node.outputs, ABSENT, ABSENT, ABSENT)
+    if outputs[1] != ABSENT or outputs[2] != ABSENT:
+        return "its mean or its deviation is asked for"
+    shape = operation.shape()
+    if not shape or operation.shape(2) != shape[-1:]:
+        return "its scale does not have the last dimension of its input"
+    if np.broadcast_shapes(shape, operation.shape(1)) != shape:
+        return "what is added has more dimensions than its input"
+    return refuse_normalization(operation)
+
+
+def lower_skip(assembler: Assembler, group: KernelGroup) -> None:
+    """Append the normalisation of the sum of a tensor, another one and perhaps a vector."""
+    operation = group.anchor
+    x = assembler.read(operation.node.inputs[0])
+
+    def over_x(position: int) -> View | None:
+        value = operation.value(position)
+        return None if value is None else operand(assembler, value.id, x.shape, 0)
+
+    has_bias = operation.op_type not in _RMS
+    scale, bias = over_x(2), over_x(3) if has_bias else None
+    added = [view for view in (over_x(1), over_x(4 if has_bias else 3)) if view is not None]
+    _append(assembler, group, x, (len(x.shape) - 1,), scale, bias, added=added)
+
+
 def wish_normalization(operation: Operation, _unit: VectorUnit) -> Wish:
     """Keep blocks of channels where each channel is a row of its own."""
     if normalized_axes(operation)[0] > CHANNELS:
@@ -353,15 +385,21 @@ def _append(
     bias: View | None,
     *,
     groups: int = 0,
+    added: Sequence[View] = (),
 ) -> None:
-    """Append a normalisation over some dimensions; `groups` split the channels, unless 0."""
+    """Append a normalisation over some dimensions; `groups` split the channels, unless 0.
+
+    What is `added` to x first lies over its domain. The sum is then the output of the operator that
+    is wanted beside the first, not a statistic.
+    """
     operation = group.anchor
     is_whole = operation.op_type == "MeanVarianceNormalization"
     fused, operands = fuse(assembler, group, x.dtype)
     y = assembler.target(group.result)
     if groups:
         y, *operands = (view.split(CHANNELS, groups) for view in (y, *operands))
-    statistics = [assembler.target(value.id) for value in operation.outputs[1:]]
+    others = [assembler.target(value.id) for value in operation.outputs[1:]]
+    statistics, sums = ([], others) if added else (others, [])
     layouts = [without(view, axes) for view in statistics]
     is_mean_there = len(operation.node.outputs) > 1 and operation.node.outputs[1] >= 0
     mean = layouts[0] if is_mean_there else None
@@ -369,21 +407,31 @@ def _append(
     spec = Rows(
         x.domain,
         axes,
-        "RmsNormalize" if operation.op_type == "RMSNormalization" else "Normalize",
+        "RmsNormalize" if operation.op_type in _RMS else "Normalize",
         x.layout,
         y.layout,
         scale=scale.layout if scale else None,
         bias=bias.layout if bias else None,
         # ONNX defines MeanVarianceNormalization as a function, with this constant in it.
-        epsilon=1e-9 if is_whole else operation.attribute("epsilon", 1e-5),
-        mean=mean,
+        epsilon=1e-9 if is_whole else operation.attribute("epsilon", 1e-12 if added else 1e-5),
+        mean=mean if layouts else None,
         inverse=inverse,
         adds_to_deviation=is_whole or bool(operation.attribute("adds_to_deviation", 0)),
         epilogue=over(fused, operands),
+        prologue=Fused(_sum_of(x.dtype, 1 + len(added)), tuple(view.layout for view in added)),
+        made=sums[0].layout if sums else None,
         unit=assembler.unit,
     )
     constants = [view for view in (scale, bias) if view is not None]
-    assembler.call(spec, (x, *constants, y, *statistics, *operands), group.names)
+    views = (x, *constants, y, *statistics, *operands, *added, *sums)
+    assembler.call(spec, views, group.names)
+
+
+def _sum_of(dtype: str, count: int) -> Body:
+    """Return the body that adds up so many operands, one after another."""
+    firsts = (0, *range(count, 2 * count - 2))
+    steps = (Apply("Add", (first, i), (), dtype) for i, first in enumerate(firsts[: count - 1], 1))
+    return Body((dtype,) * count, tuple(steps), (max(0, 2 * count - 2),))
 
 
 def lower_lp_normalization(assembler: Assembler, group: KernelGroup) -> None:
