@@ -71,6 +71,22 @@ def outside(index: int, indices: str, node: str, extent: int, target: str) -> In
     )
 
 
+def misfit(parameter: str, node: str, target: str) -> InputError:
+    """Return the error that a parameter says something else than the shapes of its node.
+
+    Args:
+        parameter: The tensor that it is.
+        node: The node that reads it.
+        target: Where the node runs.
+    """
+    return InputError(
+        f"{parameter!r} does not fit the shapes of node {node!r}",
+        node=node,
+        target=target,
+        hint="the shapes of its tensors were known when it was compiled",
+    )
+
+
 def border_checks(region: Region) -> Mapping[str, str]:
     """Return what metadata of an artifact says about indices among a region's inputs."""
     from intarsia.graph.indices import index_uses

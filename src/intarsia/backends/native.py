@@ -18,7 +18,7 @@ import numpy as np
 from intarsia.arrays import Array
 from intarsia.backends.artifact import refuse
 from intarsia.backends.borders import border_specs, read_blocks
-from intarsia.backends.index_checks import outside
+from intarsia.backends.index_checks import misfit, outside
 from intarsia.backends.values import Artifact, ArtifactConstant, FusedGroup, Refusal
 from intarsia.codegen.ir import INT64
 from intarsia.codegen.lower.program import StorageKind
@@ -70,13 +70,13 @@ class CallRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CheckRecord(msgspec.Struct, frozen=True, array_like=True):
-    """Indices that a call looks at.
+    """Indices or other parameters that a call looks at.
 
     Attributes:
-        storage: Where it leaves those that are outside.
+        storage: Where it leaves those that are wrong.
         node: Name of the ONNX node that reads them.
         indices: Their name.
-        extent: They are in `[-extent, extent)`.
+        extent: They are in `[-extent, extent)`; 0 for parameters that have to fit the shapes.
     """
 
     storage: int
@@ -153,12 +153,14 @@ def raise_fault(payload: Calls, faults: Array, target: str) -> None:
     """Raise the first thing that checks found in a run.
 
     Raises:
-        InputError: An index is out of bounds.
+        InputError: An index is out of bounds, or a parameter does not fit the shapes.
     """
     for check in payload.checks:
         _, start, nbytes = payload.storages[check.storage]
         reported = faults[start // _FAULT.itemsize : (start + nbytes) // _FAULT.itemsize]
         for index in reported[reported != 0][:1]:
+            if not check.extent:
+                raise misfit(check.indices, check.node, target)
             raise outside(int(index), check.indices, check.node, check.extent, target)
 
 

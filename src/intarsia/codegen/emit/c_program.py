@@ -209,8 +209,10 @@ class _Writer:
             return ["Returns 0. */"]
         lines = ["Returns 0, or what is wrong; then no output is to be used:"]
         for number, check in enumerate(self._program.checks, 1):
-            what = f"an index in {check.indices!r} is out of bounds"
-            line = f"{number}: {what}: node {check.node!r} has {check.extent} entries"
+            line = f"{number}: an index in {check.indices!r} is out of bounds: "
+            line += f"node {check.node!r} has {check.extent} entries"
+            if not check.extent:
+                line = f"{number}: {check.indices!r} does not fit the shapes of node {check.node!r}"
             # A node's name may be any text, and would end the comment.
             lines.append(line.replace("*/", "* /"))
         return [*lines[:-1], f"{lines[-1]} */"]

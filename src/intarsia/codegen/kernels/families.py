@@ -35,6 +35,7 @@ from intarsia.codegen.kernels import (
     sampling,
     scan,
     scatter,
+    steering,
     top_k,
     winograd,
 )
@@ -127,6 +128,7 @@ FAMILIES: tuple[KernelFamily, ...] = (
     sampling,
     scan,
     scatter,
+    steering,
     top_k,
 )
 

@@ -52,7 +52,8 @@ class Trilu:
         columns: Of each.
         x: Over (batch, rows, columns).
         y: Over (batch, rows, columns).
-        diagonal: Which one, 0 the main one; it is kept.
+        diagonal: Which one, 0 the main one; it is kept. A layout over (1,), int64, if it comes when
+            the kernel runs.
         is_upper: Whether the part above is kept.
     """
 
@@ -61,7 +62,7 @@ class Trilu:
     columns: int
     x: Layout
     y: Layout
-    diagonal: int = 0
+    diagonal: int | Layout = 0
     is_upper: bool = True
 
 
@@ -69,7 +70,7 @@ SPECS = (Scan, Trilu)
 
 
 def build(spec: Scan | Trilu) -> Function:
-    """Return the kernel; its arguments are x, y."""
+    """Return the kernel; its arguments are x, for Trilu a diagonal that is a tensor, y."""
     return _scan(spec) if isinstance(spec, Scan) else _trilu(spec)
 
 
@@ -102,11 +103,20 @@ def _trilu(spec: Trilu) -> Function:
     b = Builder("trilu")
     domain = (spec.batch, spec.rows, spec.columns)
     x = spec.x.declare(b, "x", domain)
+    diagonal = spec.diagonal
+    given = diagonal.declare(b, "k", (1,)) if isinstance(diagonal, Layout) else None
     y = spec.y.declare(b, "y", domain, is_written=True)
-    b.note(f"{'above' if spec.is_upper else 'below'} diagonal {spec.diagonal}")
+    b.note(f"{'above' if spec.is_upper else 'below'} diagonal {diagonal if given is None else 'k'}")
     zero = b.constant(0, Type(x.dtype))
     for image, row in each_turn(b, domain[:2], prod(domain)):
-        cut = row + spec.diagonal + (0 if spec.is_upper else 1)
+        if isinstance(diagonal, int):
+            start = row + diagonal
+        else:
+            assert given is not None
+            # All that lie outside are one: no sum overflows.
+            inside = b.minimum(spec.columns + 1, b.maximum(-spec.rows - 1, b.load(given, 0)))
+            start = row + Index.of(inside)
+        cut = start + (0 if spec.is_upper else 1)
         cut = b.smaller(b.larger(cut, 0), spec.columns)
         sides: list[tuple[Subscript, Subscript]] = [(0, cut), (cut, spec.columns)]
         copied, cleared = reversed(sides) if spec.is_upper else sides

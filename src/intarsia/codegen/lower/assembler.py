@@ -13,13 +13,16 @@ import numpy as np
 
 from intarsia.codegen.body import identity
 from intarsia.codegen.expand import expand
+from intarsia.codegen.guard import guarded
 from intarsia.codegen.ir import INT64, Function, row_major
 from intarsia.codegen.kernels.bounds import Bounds
 from intarsia.codegen.kernels.domain import Ragged
 from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.kernels.families import TunableSpec, family_of
 from intarsia.codegen.kernels.fill import Fill
+from intarsia.codegen.kernels.steering import AxisSet, SameNumbers
 from intarsia.codegen.lower.layouts import LayoutPlan, widest
+from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.program import (
     Argument,
     Call,
@@ -35,7 +38,7 @@ from intarsia.codegen.printer import fingerprint
 from intarsia.codegen.unit import VectorUnit, WinogradMode
 from intarsia.codegen.verifier import verify
 from intarsia.graph.extract import constant_array
-from intarsia.graph.graph import Graph, Value
+from intarsia.graph.graph import Graph, Node, Value
 from intarsia.graph.ops import node_flop
 from intarsia.graph.region import Region
 
@@ -66,6 +69,19 @@ class _Form:
         if all(have[0] >= want[0] and have[1] >= want[1] for have, want in pairs):
             return outer(self.view, pads)
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """When a call is to run: if a number that is known then is one.
+
+    Attributes:
+        choice: Where that number is; int64[1].
+        number: What it has to be.
+    """
+
+    choice: View
+    number: int
 
 
 @dataclass(slots=True)
@@ -100,7 +116,7 @@ class Assembler:
     _calls: list[Call] = field(default_factory=list)
     _checks: list[IndexCheck] = field(default_factory=list)
     _kernels: list[Function] = field(default_factory=list)
-    _by_spec: dict[Hashable, int] = field(default_factory=dict)
+    _by_spec: dict[tuple[Hashable, int | None], int] = field(default_factory=dict)
     _by_print: dict[str, int] = field(default_factory=dict)
     _constant_storages: dict[str, int] = field(default_factory=dict)
     _packed: dict[str, View] = field(default_factory=dict)
@@ -324,9 +340,11 @@ class Assembler:
         nodes: Sequence[str],
         note: str = "",
         moved_bytes: int = 0,
+        guard: Guard | None = None,
     ) -> None:
-        """Append a call of the kernel that a description means."""
-        kernel = self._kernel(spec)
+        """Append a call of the kernel that a description means, which a guard may leave out."""
+        kernel = self._kernel(spec, guard.number if guard else None)
+        arguments = (*arguments, guard.choice) if guard else arguments
         pointers = tuple(
             Argument(view.storage, view.lowest * np.dtype(view.dtype).itemsize)
             for view in arguments
@@ -362,19 +380,55 @@ class Assembler:
         if not count:
             return
         spec = Bounds(count, extent, view.layout, self.unit)
-        nbytes = spec.turns * np.dtype(INT64.dtype).itemsize
-        earlier = sum(self._storages[check.storage].nbytes for check in self._checks)
-        fault = self._storage(StorageKind.FAULT, earlier, nbytes)
-        self._checks.append(IndexCheck(fault, node, indices, extent))
-        place = View(fault, INT64.dtype, (spec.turns,), (1,), align=nbytes // spec.turns)
+        place = self._fault(spec.turns, IndexCheck(0, node, indices, extent))
         self.call(spec, (view, place), (node,), f"{indices} within {extent}")
+
+    def _fault(self, count: int, check: IndexCheck) -> View:
+        """Return where a check leaves what it finds; its storage is told here."""
+        item_bytes = np.dtype(INT64.dtype).itemsize
+        earlier = sum(self._storages[check.storage].nbytes for check in self._checks)
+        storage = self._storage(StorageKind.FAULT, earlier, count * item_bytes)
+        self._checks.append(replace(check, storage=storage))
+        return View(storage, INT64.dtype, (count,), (1,), align=item_bytes)
+
+    def check_numbers(self, value: Value, wanted: Sequence[int], node: Node) -> None:
+        """Append a call that finds whether a parameter says something else than the shapes."""
+        numbers = self.read_dense(value.id).reshaped((len(wanted),))
+        spec = SameNumbers(tuple(wanted), numbers.layout)
+        fault = self._fault(1, IndexCheck(0, node.name, value.name, 0))
+        self.call(spec, (numbers, fault), (node.name,), f"{value.name} is {tuple(wanted)}")
+
+    def choose_axes(
+        self, value: Value, sets: Sequence[tuple[int, ...]], operation: Operation
+    ) -> list[tuple[tuple[int, ...], Guard | None]]:
+        """Append a call that reads axes; return the sets that they may be, each with its guard.
+
+        Args:
+            value: The axes, of the operation's first input.
+            sets: What they may be by the shapes.
+            operation: What reads them.
+        """
+        axes = self.read_dense(value.id)
+        axes = axes.reshaped((prod(axes.shape),))
+        if not axes.shape[0]:
+            return [(axes_of_set, None) for axes_of_set in sets]
+        numbers = tuple(sum(1 << axis for axis in axes_of_set) for axes_of_set in sets)
+        spec = AxisSet(axes.shape[0], len(operation.shape()), axes.layout, numbers)
+        choice = self.scratch(INT64.dtype, (1,))
+        node = operation.node.name
+        fault = self._fault(1, IndexCheck(0, node, value.name, 0))
+        self.call(spec, (axes, choice, fault), (node,), value.name)
+        guards = [Guard(choice, number) if len(sets) > 1 else None for number in numbers]
+        return list(zip(sets, guards, strict=True))
 
     def _flop(self, nodes: Sequence[str]) -> int:
         return sum(node_flop(self.graph, self.graph.node_named(name).id) for name in nodes)
 
-    def _kernel(self, spec: Hashable) -> int:
-        if spec not in self._by_spec:
+    def _kernel(self, spec: Hashable, number: int | None) -> int:
+        key = spec, number
+        if key not in self._by_spec:
             function = family_of(spec).build(spec)
+            function = function if number is None else guarded(function, number)
             verify(function)
             # Descriptions may differ and kernels be the same, such as those of layouts whose
             # strides nothing reads: LLVM gets each once.
@@ -385,8 +439,8 @@ class Assembler:
                 named = replace(function, name=f"{function.name}_{printed[:12]}")
                 self._kernels.append(named)
                 self.announce(named)
-            self._by_spec[spec] = self._by_print[printed]
-        return self._by_spec[spec]
+            self._by_spec[key] = self._by_print[printed]
+        return self._by_spec[key]
 
     def _border_view(self, kind: StorageKind, index: int, value: Value, block: int) -> View:
         """Return an input or output of the region: the caller's memory, of any alignment."""

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 
-from intarsia.codegen.body import Fused, identity
+from intarsia.codegen.body import Fused, Layout, identity
 from intarsia.codegen.kernels import gather, scan, scatter, top_k
-from intarsia.codegen.lower.assembler import Assembler
+from intarsia.codegen.lower.assembler import Assembler, Guard
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import fuse
@@ -226,9 +226,13 @@ def lower_scatter_nd(assembler: Assembler, group: KernelGroup) -> None:
 # CumSum, CumProd and Trilu
 
 
+_MOST_AXES = 8
+"""Dimensions along each of which a kernel is compiled where the axis comes when it runs."""
+
+
 def refuse_scan(operation: Operation) -> str | None:
     """Say why a `CumSum` or `CumProd` is not taken."""
-    if not operation.is_constant(1):
+    if not operation.is_constant(1) and not 0 < len(operation.shape()) <= _MOST_AXES:
         return "its axis is not constant"
     dtype = operation.inputs[0].dtype
     return None if dtype in WIDE else f"{operation.op_type} of {dtype} has no native code"
@@ -238,29 +242,33 @@ def lower_scan(assembler: Assembler, group: KernelGroup) -> None:
     """Append sums or products along one dimension."""
     operation = group.anchor
     x = assembler.read_dense(operation.node.inputs[0])
-    shape = x.shape
-    axis = (operation.numbers(1) or (0,))[0] % len(shape)
-    domain = (prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :]))
-    x = x.reshaped(domain)
+    shape, axis_value = x.shape, operation.value(1)
+    assert axis_value is not None
+    axes: list[tuple[tuple[int, ...], Guard | None]]
+    if operation.is_constant(1):
+        axes = [((operation.array(1).item() % len(shape),), None)]
+    else:
+        each = [(axis,) for axis in range(len(shape))]
+        axes = assembler.choose_axes(axis_value, each, operation)
     with dense_target(assembler, group) as target:
-        y = target.reshaped(domain)
-        spec = scan.Scan(
-            *domain,
-            x.layout,
-            y.layout,
-            bool(operation.attribute("exclusive", 0)),
-            bool(operation.attribute("reverse", 0)),
-            operation.op_type.removeprefix("Cum"),
-            assembler.unit,
-        )
-        assembler.call(spec, (x, y), group.names)
+        for (axis,), guard in axes:
+            domain = (prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :]))
+            data, y = x.reshaped(domain), target.reshaped(domain)
+            spec = scan.Scan(
+                *domain,
+                data.layout,
+                y.layout,
+                bool(operation.attribute("exclusive", 0)),
+                bool(operation.attribute("reverse", 0)),
+                operation.op_type.removeprefix("Cum"),
+                assembler.unit,
+            )
+            assembler.call(spec, (data, y), group.names, guard=guard)
 
 
 def refuse_trilu(operation: Operation) -> str | None:
     """Say why a `Trilu` is not taken."""
-    is_matrix = len(operation.shape()) >= _MATRIX
-    problem = operation.why_computed({1: "diagonal is"})
-    return problem or (None if is_matrix else "its input is not a matrix")
+    return None if len(operation.shape()) >= _MATRIX else "its input is not a matrix"
 
 
 def lower_trilu(assembler: Assembler, group: KernelGroup) -> None:
@@ -270,12 +278,19 @@ def lower_trilu(assembler: Assembler, group: KernelGroup) -> None:
     *batch, rows, columns = x.shape
     domain = (prod(batch), rows, columns)
     x = x.reshaped(domain)
-    (diagonal,) = operation.numbers(1) or (0,)
+    given = operation.value(1)
+    k = []
+    diagonal: int | Layout = 0
+    if operation.is_constant(1):
+        diagonal = operation.array(1).item()
+    elif given is not None:
+        k = [assembler.read_dense(given.id).reshaped((1,))]
+        diagonal = k[0].layout
     with dense_target(assembler, group) as target:
         y = target.reshaped(domain)
         is_upper = bool(operation.attribute("upper", 1))
         spec = scan.Trilu(*domain, x.layout, y.layout, diagonal, is_upper)
-        assembler.call(spec, (x, y), group.names)
+        assembler.call(spec, (x, *k, y), group.names)
 
 
 # TopK
@@ -288,9 +303,6 @@ def refuse_top_k(operation: Operation) -> str | None:
         return "its input is a scalar"
     if node.outputs[0] == ABSENT:
         return "it has no values"
-    problem = operation.why_computed({1: "k is"})
-    if problem is not None:
-        return problem
     count, extent = _count(operation), shape[_axis(operation, -1)]
     if not 0 <= count <= extent:
         return f"k is {count}, of {extent} entries"
@@ -299,14 +311,16 @@ def refuse_top_k(operation: Operation) -> str | None:
 
 def _count(operation: Operation) -> int:
     """Return k, which was an attribute before operator set 10."""
-    (count,) = operation.numbers(1) or (operation.attribute("k"),)
-    return int(count)
+    return operation.output_shape[_axis(operation, -1)]
 
 
 def lower_top_k(assembler: Assembler, group: KernelGroup) -> None:
     """Append the largest or smallest entries along a dimension; they are sorted in any case."""
     operation = group.anchor
     x, y = assembler.read(operation.node.inputs[0]), assembler.target(group.result)
+    k = operation.value(1)
+    if k is not None and k.constant is None:
+        assembler.check_numbers(k, (_count(operation),), operation.node)
     places = operation.outputs[1:]
     indices = assembler.target(places[0].id) if places else assembler.scratch("int64", y.shape)
     count, views = _count(operation), [x, y, indices]

@@ -353,10 +353,12 @@ def refuse_resize(operation: Operation) -> str | None:
             problem = f"{operation.op_type} in mode cubic before version 11"
         problem = problem or resize.refuse(mode, "asymmetric", "simple")
     else:
-        for position, name in ((2, "scales"), (3, "sizes")):
-            value = operation.value(position)
-            if value is not None and value.shape != (0,) and not operation.is_constant(position):
-                return f"its {name} are not constant"
+        value = operation.value(2)
+        if value is not None and value.shape != (0,) and not operation.is_constant(2):
+            return "its scales are not constant"
+        is_stretched = operation.attribute("keep_aspect_ratio_policy", "stretch") == "stretch"
+        if _are_sizes_computed(operation) and not is_stretched:
+            return "its sizes are not constant"
         rounding = operation.attribute("nearest_mode", "round_prefer_floor")
         problem = resize.refuse(mode, _coordinates(operation), rounding)
     problem = problem or _why_ambiguous(operation)
@@ -370,6 +372,12 @@ def refuse_resize(operation: Operation) -> str | None:
     if dtype == "float64" and (mode == "cubic" or (is_crop and mode == "linear")):
         return f"{mode} {operation.op_type} of {dtype}, which ONNX's reference weighs in float32"
     return None
+
+
+def _are_sizes_computed(operation: Operation) -> bool:
+    """Tell whether the sizes come when it runs; those of the result say what they are."""
+    value = None if _is_old(operation) else operation.value(3)
+    return value is not None and value.shape != (0,) and value.constant is None
 
 
 def _why_ambiguous(operation: Operation) -> str | None:
@@ -504,6 +512,11 @@ def lower_resize(assembler: Assembler, group: KernelGroup) -> None:
     operation = group.anchor
     block = assembler.plan.blocks.get(group.result, 0)
     stay, axes = resized(operation)
+    sizes = operation.value(3)
+    if sizes is not None and _are_sizes_computed(operation):
+        shape, dims = operation.output_shape, operation.attribute("axes")
+        wanted = [shape[dim] for dim in dims] if dims else shape
+        assembler.check_numbers(sizes, wanted, operation.node)
     if block and stay > _OUTER:
         rest = operation.shape()[_OUTER:stay]
         axes = (*(ResizedAxis(extent, extent, 1.0) for extent in rest), *axes)
@@ -549,14 +562,23 @@ def lower_resize(assembler: Assembler, group: KernelGroup) -> None:
 
 def refuse_tile(operation: Operation) -> str | None:
     """Say why a `Tile` is not taken."""
-    return None if operation.is_constant(1) else "its repeats are not constant"
+    if operation.opset < _TILE_BY_REPEATS:
+        return "Tile before operator set 6"
+    return None
+
+
+_TILE_BY_REPEATS = 6
+"""The operator set in which Tile got all repeats as one input."""
 
 
 def lower_tile(assembler: Assembler, group: KernelGroup) -> None:
     """Copy a tensor that is broadcast along a new dimension before each one."""
     operation = group.anchor
     x, y = assembler.read(operation.node.inputs[0]), assembler.target(group.result)
-    repeats = operation.numbers(1) or ()
+    repeats = [new // max(1, old) for new, old in zip(y.shape, x.shape, strict=True)]
+    given = operation.value(1)
+    if given is not None and given.constant is None and 0 not in (*x.shape, *y.shape):
+        assembler.check_numbers(given, repeats, operation.node)
     shape: list[int] = []
     strides: list[int] = []
     for dim, (count, extent, step) in enumerate(zip(repeats, x.shape, x.strides, strict=True)):

@@ -85,13 +85,13 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class IndexCheck:
-    """Indices that a call has looked at: its storage of faults holds zeros unless one is outside.
+    """Numbers that a call has looked at: its storage of faults holds zeros unless one is wrong.
 
     Attributes:
         storage: Number of the storage, int64: zeros, or indices that are outside.
         node: Name of the node that reads them.
         indices: Their name.
-        extent: They are in `[-extent, extent)`.
+        extent: They are in `[-extent, extent)`; 0 for parameters that have to fit the shapes.
     """
 
     storage: int

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from math import prod
 from typing import TypeVar
 
@@ -67,41 +68,77 @@ def refuse_reduction(operation: Operation) -> str | None:
         return f"{operation.op_type} of {data.dtype} has no native code"
     if operation.op_type.startswith("Arg"):
         return "its input is empty" if 0 in operation.shape() else None
-    return operation.why_computed({1: "axes are"})
+    if _are_axes_computed(operation) and not 0 < len(_possible_axes(operation)) <= _MOST_SETS:
+        return "its axes are not constant, and do not follow from its shapes"
+    return None
+
+
+def _are_axes_computed(operation: Operation) -> bool:
+    """Tell whether axes come when it runs."""
+    return operation.value(1) is not None and not operation.is_constant(1)
+
+
+_MOST_SETS = 8
+"""Sets of axes that are compiled where shapes leave it open which: `[2, 2, 2]` to `[2]` has 3."""
+
+
+def _possible_axes(operation: Operation) -> list[tuple[int, ...]]:
+    """Return which dimensions may go by the shapes, of axes that come when it runs."""
+    shape, result, count = operation.shape(), operation.output_shape, prod(operation.shape(1))
+    rank = len(shape)
+    if not count:
+        return [() if operation.attribute("noop_with_empty_axes", 0) else tuple(range(rank))]
+    keeps = operation.attribute("keepdims", 1)
+    found = []
+    for axes in combinations(range(rank), min(count, rank + 1)):
+        ends = [
+            1 if dim in axes else extent
+            for dim, extent in enumerate(shape)
+            if keeps or dim not in axes
+        ]
+        if tuple(ends) == result:
+            found.append(axes)
+    return found
 
 
 def wish_reduction(operation: Operation, _unit: VectorUnit) -> Wish:
     """Keep blocks of channels where only spatial dimensions go, and are kept as ones."""
     is_kept = operation.attribute("keepdims", 1)
+    if _are_axes_computed(operation):
+        return Wish()
     if is_kept and min(reduced_axes(operation), default=0) > CHANNELS:
         return Wish("follow", (operation.node.inputs[0],))
     return Wish()
 
 
 def lower_reduction(assembler: Assembler, group: KernelGroup) -> None:
-    """Append one reduction."""
+    """Append one reduction; for axes that come when it runs, one for each set that they may be."""
     operation = group.anchor
-    axes = reduced_axes(operation)
+    axes_value = operation.value(1)
+    if axes_value is not None and _are_axes_computed(operation):
+        sets = assembler.choose_axes(axes_value, _possible_axes(operation), operation)
+    else:
+        sets = [(reduced_axes(operation), None)]
     block = assembler.plan.blocks.get(group.result, 0)
     x = assembler.read(operation.node.inputs[0], block)
     dtype = "int64" if operation.op_type.startswith("Arg") else operation.inputs[0].dtype
     fused, operands = fuse(assembler, group, dtype)
     y = assembler.target(group.result)
-    gone = axes if operation.attribute("keepdims", 1) else ()
-    if not axes:  # each entry is one by itself
-        axes = (len(x.shape),)
-        x = x.unsqueezed(-1)
-    spec = Reduction(
-        x.domain,
-        axes,
-        operation.op_type.removeprefix("Reduce"),
-        x.layout,
-        without(y, gone),
-        epilogue=fused.over(without(view, gone) for view in operands),
-        select_last=bool(operation.attribute("select_last_index", 0)),
-        unit=assembler.unit,
-    )
-    assembler.call(spec, (x, y, *operands), group.names)
+    for axes, guard in sets:
+        gone = axes if operation.attribute("keepdims", 1) else ()
+        # Without axes each entry is one by itself.
+        data, along = (x, axes) if axes else (x.unsqueezed(-1), (len(x.shape),))
+        spec = Reduction(
+            data.domain,
+            along,
+            operation.op_type.removeprefix("Reduce"),
+            data.layout,
+            without(y, gone),
+            epilogue=fused.over(without(view, gone) for view in operands),
+            select_last=bool(operation.attribute("select_last_index", 0)),
+            unit=assembler.unit,
+        )
+        assembler.call(spec, (data, y, *operands), group.names, guard=guard)
 
 
 _KINDS = {
