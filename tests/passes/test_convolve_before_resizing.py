@@ -37,10 +37,13 @@ def resized(name, size=(8, 10), channels=24, by="sizes", **attributes):
 def head(nodes, constants, source, channels, *, bias=True, outputs=(), **attributes):
     """Return a model that ends in a convolution to 16 channels and a Relu."""
     rng = np.random.default_rng(0)
-    arrays = {"w": rng.standard_normal((16, channels, 1, 1)).astype(np.float32), **constants}
+    arrays = {
+        "conv.weight": rng.standard_normal((16, channels, 1, 1)).astype(np.float32),
+        **constants,
+    }
     if bias:
         arrays["bias"] = rng.standard_normal(16).astype(np.float32)
-    reads = [source, "w", *["bias"] * bias]
+    reads = [source, "conv.weight", *["bias"] * bias]
     nodes = [
         *nodes,
         helper.make_node("Conv", reads, ["c"], name="conv", **attributes),

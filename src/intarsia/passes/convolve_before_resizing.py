@@ -36,11 +36,13 @@ def convolve_before_resizing(model: ir.Model) -> None:
 
 
 def _is_name_free(graph: ir.Graph, conv: ir.Node) -> bool:
-    """Whether nothing has a name that begins as those of the new nodes will."""
+    """Whether nothing is called as new nodes will be: the convolution's name, a word, a number."""
     values = [value for node in graph for value in (*node.inputs, *node.outputs) if value]
-    names = [conv.name, *(value.name for value in (*graph.inputs, *values))]
-    names += [node.name for node in graph if node is not conv]
-    return bool(conv.name) and not any((name or "").startswith(f"{conv.name}.") for name in names)
+    names = [value.name or "" for value in (*graph.inputs, *values)]
+    names += [node.name or "" for node in graph]
+    return bool(conv.name) and not any(
+        name.startswith(f"{conv.name}.") and name[-1].isdigit() for name in names
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,12 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.codegen.lower.small_models import feeds_of, small_model
 
 from intarsia.codegen.lower.program import StorageKind
+from intarsia.codegen.lower.views import View
 from intarsia.codegen.unit import AVX2, AVX512, NEON, SCALAR, SSE
 
 W32, W3 = (32, 32, 1, 1), (32, 32, 3, 3)
@@ -257,6 +260,73 @@ CASES = {
         "y: a = Conv(x, w) b = Greater(a, x) y = Where(b, a, x)",
         {"w": W32},
     ),
+    "tokens that become an image and tokens again": (
+        "y: a = Transpose<perm = [0, 2, 1]>(x) b = Reshape(a, s)"
+        " c = Conv<group = 32, pads = [1, 1, 1, 1]>(b, w)"
+        " d = Reshape(c, t) e = Transpose<perm = [0, 2, 1]>(d) y = Erf(e)",
+        {"w": (32, 1, 3, 3), "s": ints(2, 32, 5, 7), "t": ints(2, 32, 35)},
+        {"x": (2, 35, 32)},
+    ),
+    "tokens that become an image whose channels fill no block": (
+        "y: r = Relu(x) a = Transpose<perm = [0, 2, 1]>(r) b = Reshape(a, s) c = Conv(b, w)"
+        " d = Reshape(c, t) e = Transpose<perm = [0, 2, 1]>(d) y = Relu(e)",
+        {"w": (24, 20, 1, 1), "s": ints(2, 20, 5, 7), "t": ints(2, 24, 35)},
+        {"x": (2, 35, 20)},
+    ),
+    "tokens for convolutions with and without a border": (
+        "y, z: r = Relu(x) a = Transpose<perm = [0, 2, 1]>(r) b = Reshape(a, s)"
+        f" c = Conv{PADDED}(b, w) d = Conv<strides = [2, 2], kernel_shape = [2, 2]>(b, v)"
+        " y = Transpose<perm = [0, 2, 3, 1]>(c) e = Flatten<axis = 2>(d) z = Relu(d)",
+        {"w": (32, 32, 3, 3), "v": (48, 32, 2, 2), "s": ints(2, 32, 6, 4)},
+        {"x": (2, 24, 32)},
+    ),
+    "an image that becomes tokens in a residual": (
+        f"y: a = Conv{PADDED}(x, w) b = Relu(a) c = Reshape(b, s)"
+        " d = Transpose<perm = [0, 2, 1]>(c) e = MatMul(d, k)"
+        " f = Add(e, d) y = LayerNormalization(f, g)",
+        {"w": W3, "s": ints(0, 0, -1), "k": (32, 32), "g": (32,)},
+    ),
+    "an image that becomes tokens and stays an image": (
+        f"y, z: a = Conv{PADDED}(x, w) b = Reshape(a, s) c = Transpose<perm = [0, 2, 1]>(b)"
+        " y = MatMul(c, k) z = Conv(a, v)",
+        {"w": W3, "s": ints(0, 0, -1), "k": (32, 32), "v": W32},
+    ),
+    "an image that becomes tokens and lies in another": (
+        f"y, z: a = Conv{PADDED}(x, w) b = Reshape(a, s) c = Transpose<perm = [0, 2, 1]>(b)"
+        " y = MatMul(c, k) d = Relu(x) z = Concat<axis = 1>(a, d)",
+        {"w": W3, "s": ints(0, 0, -1), "k": (32, 32)},
+    ),
+    "an image pooled and resized into tokens": (
+        "y, z: a = Conv(x, w) p = MaxPool<kernel_shape = [2, 2]>(a) b = Reshape(p, s)"
+        ' y = Transpose<perm = [0, 2, 1]>(b) r = Resize<mode = "linear">(a, , , t)'
+        " c = Reshape(r, s) z = Transpose<perm = [0, 2, 1]>(c)",
+        {"w": W32, "s": ints(0, 0, -1), "t": ints(1, 32, 10, 7)},
+    ),
+    "a volume that becomes tokens": (
+        "y: a = Conv<pads = [1, 1, 1, 1, 1, 1]>(x, w) b = Reshape(a, s)"
+        " y = Transpose<perm = [0, 2, 1]>(b)",
+        {"w": (32, 16, 3, 3, 3), "s": ints(0, 0, -1)},
+        {"x": (2, 16, 3, 4, 5)},
+    ),
+    "an image of one channel that is broadcast, in other groups": (
+        "y: a = Expand(x, s) b = Reshape(a, t) c = Transpose<perm = [2, 0, 1]>(b)"
+        " d = Reshape(c, u) y = Relu(d)",
+        {"s": ints(4, 6, 5), "t": ints(2, 12, 5), "u": ints(5, 24)},
+        {"x": (4, 1, 5)},
+    ),
+    "windows of tokens": (
+        "y: r = Relu(x) a = Reshape(r, s) b = Transpose<perm = [0, 1, 3, 2, 4, 5]>(a)"
+        " c = Reshape(b, t) d = MatMul(c, k) e = Reshape(d, u)"
+        " f = Transpose<perm = [0, 1, 3, 2, 4, 5]>(e) g = Reshape(f, v) y = Add(g, r)",
+        {
+            "s": ints(1, 2, 3, 2, 3, 32),
+            "t": ints(4, 9, 32),
+            "k": (32, 32),
+            "u": ints(1, 2, 2, 3, 3, 32),
+            "v": ints(1, 6, 6, 32),
+        },
+        {"x": (1, 6, 6, 32)},
+    ),
     "a cast behind a convolution": (
         "y, z: a = Conv(x, w) y = Cast<to = 7>(a) b = Conv(x, w) z = Cast<to = 11>(b)",
         {"w": W32},
@@ -317,6 +387,52 @@ def notes(case, lower_model):
 def test_only_the_ends_of_a_chain_are_converted(lower_model):
     found = notes("blocked from the first to the last convolution", lower_model)
     assert found == ["plain to blocked by 16 x", "blocked by 16 to plain y"]
+
+
+def test_tokens_around_a_depthwise_convolution_are_copied_once(lower_model):
+    found = notes("tokens that become an image and tokens again", lower_model)
+    assert found == ["plain to blocked by 16 b"]
+
+
+def test_an_image_is_written_as_tokens(lower_model):
+    found = notes("an image that becomes tokens in a residual", lower_model)
+    assert found == ["plain to blocked by 16 x"]
+
+
+@given(st.data())
+def test_dimensions_are_grouped_anew_as_numpy_does(data):
+    extents = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    order = data.draw(st.permutations(range(len(extents))))
+    repeat = data.draw(st.integers(1, 3))
+    array = np.arange(np.prod(extents)).reshape(extents).transpose(order)
+    array = np.broadcast_to(array, (repeat, *array.shape))
+    factors = data.draw(st.permutations(_primes(array.size)))
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(factors)), max_size=4)))
+    groups = zip([0, *cuts], [*cuts, len(factors)], strict=True)
+    shape = tuple(int(np.prod(factors[first:end])) for first, end in groups)
+    strides = tuple(stride // array.itemsize for stride in array.strides)
+    view = View(0, "int64", array.shape, strides).viewed_as(shape)
+    try:
+        wanted = array.view()
+        wanted.shape = shape
+    except AttributeError:
+        assert view is None
+    else:
+        assert view is not None
+        assert view.shape == shape
+        steps = [stride * array.itemsize for stride in view.strides]
+        got = np.lib.stride_tricks.as_strided(array, shape, steps)
+        np.testing.assert_array_equal(got, wanted)
+
+
+def _primes(number):
+    """Return the prime factors of a number, each as often as it divides."""
+    factors = []
+    for factor in (2, 3):
+        while number % factor == 0:
+            factors.append(factor)
+            number //= factor
+    return factors
 
 
 def test_a_concat_is_written_in_place(lower_model):

@@ -205,6 +205,13 @@ class Assembler:
         block, pads = self.plan.blocks.get(value_id, 0), self.plan.pads.get(value_id)
         if pads is None and self._is_output(value_id, block):
             return _Form(self._output_view(value_id))
+        if value_id in self.plan.channels_last:
+            batch, channels, *spatial = value.shape
+            last = self._allocate(value.dtype, (batch, *spatial, channels), 0, None)
+            order = (0, len(spatial) + 1, *range(1, len(spatial) + 1))
+            view = _other_form(last.permuted(order), block)
+            assert view is not None, "blocks would be cut"
+            return _Form(view)
         return _Form(self._allocate(value.dtype, value.shape, block, pads), pads)
 
     def _is_output(self, value_id: int, block: int) -> bool:
@@ -485,15 +492,17 @@ def _nbytes(view: View) -> int:
 
 
 def _other_form(view: View, block: int) -> View | None:
-    """Return a tensor in the other layout, if it lies in memory just the same there."""
-    rank = len(view.shape)
-    if view.block == block or rank <= CHANNELS or any(extent != 1 for extent in view.shape[2:]):
+    """Return a tensor in the other layout, if it lies in memory just the same there.
+
+    Channels that lie one after the other are blocks as well as they are plain.
+    """
+    if view.block == block or len(view.shape) <= CHANNELS:
         return None
-    ones = (1,) * (rank - 2)
-    if view.block and view.strides[CHANNELS] == view.block:
-        return replace(view, block=0, strides=(view.strides[0], 1, *ones))
-    if block and not view.block and view.strides[CHANNELS] == 1 and not view.shape[1] % block:
-        return replace(view, block=block, strides=(view.strides[0], block, *ones, 1))
+    batch, step, *strides = view.strides
+    if view.block and step == view.block:
+        return replace(view, block=0, strides=(batch, 1, *strides[:-1]))
+    if block and not view.block and step == 1 and not view.shape[CHANNELS] % block:
+        return replace(view, block=block, strides=(batch, block, *strides, 1))
     return None
 
 

@@ -50,11 +50,15 @@ class Borders:
 
 @dataclass(frozen=True, slots=True)
 class LayoutPlan:
-    """What the pass decided, by value id; a value that is not there is plain and by itself."""
+    """What the pass decided, by value id; a value that is not there is plain and by itself.
+
+    Blocks of what is in `channels_last` lie beside one another at each pixel.
+    """
 
     blocks: Mapping[int, int] = field(default_factory=dict)
     pads: Mapping[int, Pads] = field(default_factory=dict)
     parents: Mapping[int, Parent] = field(default_factory=dict)
+    channels_last: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,32 @@ def plan_layouts(
                 # around all parts.
                 root = _root(value, parents)
                 pads[root] = widest(pads.get(root), border)
-    return LayoutPlan(blocks, pads, parents)
+    made = {group.result for group in groups} - outputs - pads.keys() - parents.keys()
+    channels_last = frozenset(
+        value_id
+        for value_id in made & blocks.keys()
+        if not (graph.values[value_id].shape or ())[CHANNELS] % lanes
+        and _become_tokens(graph, value_id)
+    )
+    return LayoutPlan(blocks, pads, parents, channels_last)
+
+
+def _become_tokens(graph: Graph, value_id: int) -> bool:
+    """Tell whether all that read an image put its channels last, pixels in a row or not."""
+    value = graph.values[value_id]
+    readers = [graph.nodes[reader] for reader in value.consumers]
+    for node in readers:
+        result = graph.values[node.outputs[0]]
+        is_flattened = (
+            operator_of(node).view is ViewKind.RESHAPED
+            and len(result.shape or ()) > CHANNELS + 1
+            and (result.shape or ())[: CHANNELS + 1] == (value.shape or ())[: CHANNELS + 1]
+        )
+        if is_flattened and _become_tokens(graph, result.id):
+            continue
+        if node.op_type != "Transpose" or node.ir.attributes.get_ints("perm", (0,))[-1] != CHANNELS:
+            return False
+    return bool(readers)
 
 
 def _root(value: int, parents: Mapping[int, Parent]) -> int:
