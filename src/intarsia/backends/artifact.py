@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import msgspec
 import numpy as np
 
 from intarsia.backends.device import Buffer, ValueSlot
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
     from intarsia.backends.values import BuildContext, Candidate
     from intarsia.graph.graph import Graph, Node, Value
     from intarsia.graph.region import Region
+
+
+_FREE = "free"
+"""Key of an artifact's metadata: what `read_free_border` returns."""
 
 
 def onnx_artifact(
@@ -57,8 +63,38 @@ def onnx_artifact(
             ArtifactConstant(graph.values[i].name, aligned_constant(graph, i))
             for i in extracted.constants
         ),
-        metadata={**(metadata or {}), **border_checks(candidate.region)},
+        metadata={
+            **(metadata or {}),
+            **border_checks(candidate.region),
+            **_free_border(candidate.region),
+        },
     )
+
+
+def _free_border(region: Region) -> Mapping[str, str]:
+    """Return what metadata says of a region whose border has free dimensions."""
+    values = (region.graph.values[value] for value in (*region.inputs, *region.outputs))
+    extents = {
+        value.name: [extent if isinstance(extent, int) else -1 for extent in value.extents]
+        for value in values
+        if value.extents is not None
+    }
+    return {_FREE: json.dumps(extents)} if extents else {}
+
+
+def read_free_border(artifact: Artifact) -> dict[str, list[int]]:
+    """Return the dimensions of values at the border that are known only when it runs.
+
+    Returns:
+        By name, the dimensions; -1 for one that is free.
+
+    Raises:
+        PackageError: The artifact is damaged.
+    """
+    try:
+        return msgspec.json.decode(artifact.metadata.get(_FREE, "{}"), type=dict[str, list[int]])
+    except msgspec.DecodeError as error:
+        raise PackageError(f"the shapes of a region of {artifact.target} are damaged") from error
 
 
 def tensor_spec(value: Value) -> TensorSpec:
@@ -96,8 +132,8 @@ def probe_nodes(
 ) -> dict[int, Refusal]:
     """Try each distinct single node once and return a refusal for every node that failed.
 
-    Nodes are alike if their one-node regions have one `shape_hash`. With `together` they are asked
-    at once, and by halves where that fails.
+    Nodes are alike if their one-node regions have one `shape_hash` and one border. With `together`
+    they are asked at once, and by halves where that fails.
 
     Args:
         graph: Every node of it is tried.
@@ -114,7 +150,7 @@ def probe_nodes(
     distinct: dict[str, Region] = {}
     for node in graph.nodes:
         region = Region.of(graph, (node.id,))
-        keys[node.id] = shape_hash(region)
+        keys[node.id] = shape_hash(region) + _free_border(region).get(_FREE, "")
         distinct.setdefault(keys[node.id], region)
     waiting = [list(distinct)]
     if together is not None:

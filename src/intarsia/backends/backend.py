@@ -160,6 +160,11 @@ class RegisteredBackend:
     cannot tell is left out. The model is not to be changed. It raises a `BackendError` if it does
     not take the model, or is not installed."""
 
+    takes_free: bool = False
+    """Whether it takes regions whose values have free dimensions (`Value.extents`): what `load`
+    returns then runs at all sizes as it is, with buffers of the shapes of a run, unless it has
+    `at`. Without it such nodes are not offered to it."""
+
     identity: Callable[[BuildContext], CodeIdentity] | None = None
     """Returns what decides beside the version which code a target runs: costs, accepted plans and
     kept programs are filed under it. It raises a `BackendError` if there is no such device."""

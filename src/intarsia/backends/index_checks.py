@@ -89,7 +89,7 @@ def misfit(parameter: str, node: str, target: str) -> InputError:
 
 def border_checks(region: Region) -> Mapping[str, str]:
     """Return what metadata of an artifact says about indices among a region's inputs."""
-    from intarsia.graph.indices import index_uses
+    from intarsia.graph.indices import has_free_bound, index_uses
 
     graph, nodes = region.graph, frozenset(region.nodes)
     index_inputs = {}
@@ -97,7 +97,7 @@ def border_checks(region: Region) -> Mapping[str, str]:
         if graph.values[value].dtype not in ("int32", "int64"):
             continue
         for use in index_uses(graph, value):
-            if use.node in nodes:
+            if use.node in nodes and not has_free_bound(graph, graph.nodes[use.node]):
                 node, name = graph.nodes[use.node].name, graph.values[value].name
                 index_inputs[position, use.extents] = (position, node, name, use.extents)
     return {_KEY: json.dumps(list(index_inputs.values()))} if index_inputs else {}

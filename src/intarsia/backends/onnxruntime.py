@@ -179,11 +179,11 @@ class OrtExecutable:
         binding = self._session.io_binding()
         for spec, array in zip(self._artifact.inputs, inputs, strict=True):
             binding.bind_input(
-                spec.name, "cpu", 0, _bound_type(spec.dtype), spec.shape, array.ctypes.data
+                spec.name, "cpu", 0, _bound_type(spec.dtype), array.shape, array.ctypes.data
             )
         for spec, array in zip(self._artifact.outputs, outputs, strict=True):
             binding.bind_output(
-                spec.name, "cpu", 0, _bound_type(spec.dtype), spec.shape, array.ctypes.data
+                spec.name, "cpu", 0, _bound_type(spec.dtype), array.shape, array.ctypes.data
             )
         return _BoundRun(self._session, binding, self, (*inputs, *outputs))
 
@@ -222,6 +222,7 @@ class OnnxRuntimeBackend(ConfiguredBackend):
 
     name = "onnxruntime"
     kinds = ("onnxruntime",)
+    takes_free = True
     defects = DEFECTS
 
     def _require(self) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from intarsia.backends.artifact import (
     first_line,
     onnx_artifact,
     probe_nodes,
+    read_free_border,
 )
 from intarsia.backends.backend import ConfiguredBackend
 from intarsia.backends.device import Buffer, Device, HostDevice, Step, ThreadOptions
@@ -35,7 +36,7 @@ from intarsia.backends.openvino_defects import DEFECTS
 from intarsia.backends.openvino_limits import refuse_values
 from intarsia.backends.runtimes import PythonRuntime
 from intarsia.backends.values import Artifact, Candidate, Detection, Refusal, Rule
-from intarsia.errors import BackendError, ReasonCode
+from intarsia.errors import BackendError, ExecutionError, ReasonCode
 from intarsia.process.selftest import is_inside
 from intarsia.target import Target
 
@@ -112,9 +113,12 @@ def _find_difference(artifact: Artifact, names: Set[str], outputs: Sequence[Any]
     for spec in artifact.inputs:
         if spec.name not in names:
             return f"does not read {spec.name!r}"
+    free = read_free_border(artifact)
     for spec, port in zip(artifact.outputs, outputs, strict=True):
         shape = port.get_partial_shape()
         is_same = shape.is_static and tuple(shape.to_shape()) == spec.shape
+        if spec.name in free:  # what is known only while running is compared then
+            is_same = _is_possible(shape, free[spec.name])
         if spec.shape is not None and not is_same:
             return f"takes the shape of {spec.name!r} to be {shape}, not {list(spec.shape)}"
         if _is_parameter(port.get_node().input_value(0).get_node()):
@@ -132,12 +136,25 @@ def _find_change(compiled: Any, artifact: Artifact) -> str | None:
     if any(_is_parameter(result.input_value(0).get_node()) for result in results):
         outputs = ", ".join(repr(spec.name) for spec in artifact.outputs)
         return f"leaves out what makes an output of {outputs}, and would not write it"
+    free = read_free_border(artifact)
     for spec, port in zip(artifact.outputs, compiled.outputs, strict=True):
         shape = port.get_partial_shape()
         is_same = not shape.is_static or tuple(shape.to_shape()) == spec.shape
+        if spec.name in free:
+            is_same = _is_possible(shape, free[spec.name])
         if spec.shape is not None and not is_same:
             return f"makes {spec.name!r} of shape {shape}, not {list(spec.shape)}"
     return None
+
+
+def _is_possible(shape: Any, extents: Sequence[int]) -> bool:
+    """Tell whether what OpenVINO knows of a shape contradicts nothing; -1 is a free dimension."""
+    if shape.rank.is_dynamic:
+        return True
+    return len(shape) == len(extents) and all(
+        dimension.is_dynamic or extent == dimension.get_length()
+        for dimension, extent in zip(shape, extents, strict=True)
+    )
 
 
 def _as_writable(array: Array) -> Array:
@@ -202,6 +219,7 @@ class OpenVinoExecutable:
     def __init__(self, artifact: Artifact, compiled: Any) -> None:
         self._artifact = artifact  # the compiled model may refer to its constants
         self._compiled = compiled
+        self._is_free = bool(read_free_border(artifact))
 
     def bind(
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
@@ -212,10 +230,12 @@ class OpenVinoExecutable:
         for spec, array in zip(self._artifact.inputs, inputs, strict=True):
             index = next(i for i, aliases in enumerate(names) if spec.name in aliases)
             request.set_input_tensor(index, _shared(array))
+        owned = (self, *inputs, *outputs)
+        if self._is_free:
+            return with_checks(_FreeInference(request, outputs, owned), self._artifact, inputs)
         for index, array in enumerate(outputs):
             request.set_output_tensor(index, _shared(array))
-        step = _BoundInference(request, self, (*inputs, *outputs))
-        return with_checks(step, self._artifact, inputs)
+        return with_checks(_BoundInference(request, *owned), self._artifact, inputs)
 
 
 class _BoundInference:
@@ -229,6 +249,43 @@ class _BoundInference:
 
     def __call__(self) -> None:
         self._infer()
+
+
+class _FreeInference:
+    """A request of a model with free dimensions; its first run sees whose shapes are right.
+
+    What OpenVINO finds too large for a buffer it does not write, and with one thread it does not
+    say so (2026.4). So the first run is into memory of its own.
+
+    Args:
+        request: With the inputs set.
+        outputs: Buffers of the outputs, of the shapes that they have for these sizes.
+        owned: What is kept alive.
+    """
+
+    __slots__ = ("_is_seen", "_outputs", "_owned", "_request")
+
+    def __init__(self, request: Any, outputs: Sequence[Array], owned: object) -> None:
+        self._request = request
+        self._outputs = outputs
+        self._owned = owned
+        self._is_seen = False
+
+    def __call__(self) -> None:
+        self._request.infer()
+        if self._is_seen:
+            return
+        for index, array in enumerate(self._outputs):
+            made = self._request.get_output_tensor(index).data
+            if made.shape != array.shape:
+                raise ExecutionError(
+                    f"output {index} came out as {list(made.shape)}, not as {list(array.shape)}",
+                    backend="openvino",
+                    hint="fix the free dimensions with --shape, or leave openvino out",
+                )
+            np.copyto(array, made)
+            self._request.set_output_tensor(index, _shared(array))
+        self._is_seen = True
 
 
 def _shared(array: Array) -> Any:
@@ -257,6 +314,7 @@ class OpenVinoBackend(ConfiguredBackend):
 
     name = "openvino"
     kinds = ("openvino",)
+    takes_free = True
     defects = DEFECTS
 
     def ready(self) -> str:

@@ -20,6 +20,7 @@ from intarsia.backends.defects import refuse_defects
 from intarsia.backends.openvino_defects import DEFECTS
 from intarsia.backends.values import Refusal
 from intarsia.errors import ReasonCode
+from intarsia.graph.indices import has_free_bound
 
 if TYPE_CHECKING:
     from intarsia.backends.values import BuildContext
@@ -108,8 +109,19 @@ def _host_verdict(graph: Graph, node: Node) -> tuple[ReasonCode, str] | None:
 
     if node_bodies(node.ir) or node.ir.op_identifier() in graph.model.functions:
         return ReasonCode.UNSUPPORTED_OP, "control flow and functions stay with the host"
-    problem = index_problem(graph, node)
+    problem = index_problem(graph, node) or _free_index_problem(graph, node)
     return None if problem is None else (ReasonCode.UNSUPPORTED_OP, problem)
+
+
+def _free_index_problem(graph: Graph, node: Node) -> str | None:
+    """Say which indices cannot be looked at: of a free dimension, unless its first or last one."""
+    if not has_free_bound(graph, node):
+        return None
+    indices = graph.values[node.inputs[1]]
+    is_certain = indices.constant is not None and bool(
+        np.isin(indices.constant.numpy(), (0, -1)).all()
+    )
+    return None if is_certain else f"{indices.name!r} indexes a dimension that is free"
 
 
 def _value_verdict(graph: Graph, node: Node, *, is_fused: bool) -> tuple[ReasonCode, str] | None:

@@ -332,8 +332,9 @@ BATCH_FIRST = Rewrite(
 
 
 def _has_columns_first(graph: Graph, node: Node) -> bool:
-    shape = graph.values[node.inputs[0]].shape
-    return shape is not None and node.ir.attributes.get_string("mode", "DCR") == "CRD"
+    source = graph.values[node.inputs[0]]
+    is_fixed = source.shape is not None and not source.is_free
+    return is_fixed and node.ir.attributes.get_string("mode", "DCR") == "CRD"
 
 
 def _make_blocks(graph: Graph, node: Node, proto: onnx.NodeProto, draft: Draft) -> None:

@@ -226,6 +226,15 @@ def _declare(target: onnx.ValueInfoProto, value: Value) -> None:
             hint="declare it in the model's value_info",
         )
     ir.serde.serialize_value_into(target, value.ir, name=value.name)
+    if value.extents is not None:
+        # Equal extents have equal texts, and runtimes take equal names for equal sizes.
+        shape = target.type.tensor_type.shape
+        del shape.dim[:]
+        for extent in value.extents:
+            if isinstance(extent, int):
+                shape.dim.add(dim_value=extent)
+            else:
+                shape.dim.add(dim_param=str(extent))
     target.ClearField("doc_string")
     del target.metadata_props[:]
 

@@ -41,6 +41,18 @@ class IndexUse:
     extents: tuple[int, ...]
 
 
+def has_free_bound(graph: Graph, node: Node) -> bool:
+    """Tell whether a node reads indices of a dimension that is known only when it runs."""
+    if operator_of(node).indexing is Indexing.NONE:
+        return False
+    extents = graph.values[node.inputs[0]].extents
+    if extents is None or index_use(graph, node) is None:
+        return False
+    if operator_of(node).indexing is Indexing.AXIS:
+        return not isinstance(extents[node.ir.attributes.get_int("axis", 0)], int)
+    return True
+
+
 def find_outside(indices: np.ndarray[Any, Any], extents: Sequence[int]) -> tuple[int, int] | None:
     """Return an index that is out of bounds, and the extent that it is out of; or nothing.
 
