@@ -20,6 +20,7 @@ from intarsia.codegen.lower import (
     recipes,
     recurrent,
     reductions,
+    rotary,
     sampling,
 )
 from intarsia.codegen.lower.assembler import Assembler
@@ -147,6 +148,7 @@ def _normalization(
 
 _ROWS = _normalization(reductions.lower_normalization, reductions.wish_normalization)
 
+_ROTARY = Operator(rotary.lower_rotary, _REAL, rotary.refuse_rotary)
 _SKIP = Operator(reductions.lower_skip, _REAL, reductions.refuse_skip, has_epilogue=True)
 
 OPERATORS: dict[str, Operator] = {
@@ -209,6 +211,7 @@ OPERATORS: dict[str, Operator] = {
     "RMSNormalization": _ROWS,
     "Resize": _RESIZE,
     "RoiAlign": Operator(sampling.lower_roi_align, _REAL, sampling.refuse_roi_align),
+    "RotaryEmbedding": _ROTARY,
     "Scatter": _SCATTER,
     "ScatterElements": _SCATTER,
     "ScatterND": Operator(indices.lower_scatter_nd, ANY, indices.refuse_scatter),
@@ -220,6 +223,7 @@ OPERATORS: dict[str, Operator] = {
     "TopK": Operator(indices.lower_top_k, ANY - BOOL, indices.refuse_top_k),
     "Transpose": Operator(movement.lower_transpose, ANY),
     "Trilu": Operator(indices.lower_trilu, ANY, indices.refuse_trilu),
+    "com.microsoft.RotaryEmbedding": _ROTARY,
     "com.microsoft.SkipLayerNormalization": _SKIP,
     "com.microsoft.SkipSimplifiedLayerNormalization": _SKIP,
     **dict.fromkeys(names_of(lambda operator: operator.view is ViewKind.RESHAPED), _RENAMING),

@@ -265,6 +265,14 @@ def _gelu(b: Builder, arguments: Arguments, attrs: Attributes, dtype: str) -> Ir
     return b.fma(half, maths.erf(b, b.mul(x, sqrt(0.5))), half)
 
 
+def _swish(b: Builder, x: IrValue, alpha: float) -> IrValue:
+    return b.mul(x, maths.sigmoid(b, b.mul(x, alpha)))
+
+
+def _swiglu(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
+    return b.mul(_swish(b, x[0], float(attrs.get("alpha", 1.0))), x[1])
+
+
 def _hard_sigmoid(b: Builder, x: IrValue, alpha: float, beta: float) -> IrValue:
     return b.maximum(0.0, b.minimum(1.0, b.add(b.mul(x, alpha), beta)))
 
@@ -295,9 +303,8 @@ ACTIVATIONS = {
     "Sigmoid": unary(maths.sigmoid, FLOATS),
     "Softplus": unary(maths.softplus, FLOATS),
     "Softsign": unary(lambda b, x: b.div(x, b.add(b.unary("abs", x), 1.0)), FLOATS),
-    "Swish": parametric(
-        lambda b, x, alpha: b.mul(x, maths.sigmoid(b, b.mul(x, alpha))), FLOATS, alpha=1.0
-    ),
+    "Swish": parametric(_swish, FLOATS, alpha=1.0),
+    "SwiGLU": ScalarOp(_swiglu, FLOATS),
     "Tanh": unary(maths.tanh, FLOATS),
     "ThresholdedRelu": parametric(
         lambda b, x, alpha: b.select(b.compare("gt", x, alpha), x, 0.0), FLOATS, alpha=1.0

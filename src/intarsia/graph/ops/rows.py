@@ -28,8 +28,8 @@ _FUNCTIONS = (
     "Celu", "Cos", "Cosh", "Div", "Elu", "Erf", "Exp", "Floor", "Gelu", "Greater",
     "GreaterOrEqual", "HardSigmoid", "HardSwish", "IsInf", "IsNaN", "LeakyRelu", "Less",
     "LessOrEqual", "Log", "Mish", "Mod", "Neg", "Not", "Pow", "Reciprocal", "Relu", "Round",
-    "Selu", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Sub", "Swish",
-    "Tan", "Tanh", "ThresholdedRelu",
+    "Selu", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Sub", "SwiGLU",
+    "Swish", "Tan", "Tanh", "ThresholdedRelu",
 )
 _COMMUTATIVE = (
     "Add", "And", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Equal", "Mean", "Mul", "Or", "Sum",

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotary embeddings of ONNX and of ONNX Runtime, with tables and positions constant and fed."""
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.codegen.lower.small_models import feeds_of, small_model
+
+import intarsia
+from intarsia.codegen.lower.region import refuse_node
+from intarsia.errors import IntarsiaError
+from intarsia.graph.load import load
+from intarsia.graph.snapshot import snapshot
+
+BATCH, LENGTH, HEADS, SIZE, ROWS = 2, 5, 3, 16, 11
+
+
+def positions_of(kind):
+    if kind == "first":
+        return np.array([4], np.int64)
+    return np.random.default_rng(5).integers(0, ROWS, (BATCH, LENGTH))
+
+
+def model_of(
+    domain="",
+    rank=4,
+    turned=0,
+    positions="each",
+    *,
+    is_interleaved=False,
+    is_constant=True,
+    then="",
+):
+    """Return a model, and the positions that are fed."""
+    pairs = (turned or SIZE) // 2
+    shape = (BATCH, HEADS, LENGTH, SIZE) if rank == 4 else (BATCH, LENGTH, HEADS * SIZE)
+    tables = (ROWS, pairs) if positions else (BATCH, LENGTH, pairs)
+    others = {"c": tables, "s": tables}
+    if positions:
+        others["p"] = positions_of(positions)
+    attributes = [f"interleaved = {int(is_interleaved)}"]
+    attributes += [f"rotary_embedding_dim = {turned}"] * bool(turned)
+    attributes += [f"num_heads = {HEADS}"] * bool(turned or (rank == 3 and not domain))
+    operands = "x, p, c, s" if domain else "x, c, s, p" if positions else "x, c, s"
+    text = f"y = {domain}RotaryEmbedding<{', '.join(attributes)}>({operands}) {then}"
+    inputs = {"x": shape} | ({} if is_constant else others)
+    model = small_model("z" if then else "y", text, inputs, others if is_constant else {}, 23)
+    return model, {"p": others["p"]} if positions and not is_constant else {}
+
+
+CASES = [
+    pytest.param(domain, rank, turned, positions, id=f"{domain}{rank}D-{turned}-{positions}")
+    for domain in ("", "com.microsoft.")
+    for rank in (3, 4)
+    for turned in (0, 6)
+    for positions in (("each", "first") if domain else ("each", ""))
+]
+
+
+@pytest.mark.parametrize("is_constant", [True, False])
+@pytest.mark.parametrize("is_interleaved", [True, False])
+@pytest.mark.parametrize(("domain", "rank", "turned", "positions"), CASES)
+def test_agrees_with_onnxruntime(
+    run_both, lower_model, domain, rank, turned, positions, is_interleaved, is_constant
+):
+    model, fed = model_of(
+        domain,
+        rank,
+        turned,
+        positions,
+        is_interleaved=is_interleaved,
+        is_constant=is_constant,
+        then="z = Neg(y)",
+    )
+    run_both(model, feeds_of(model) | fed, rtol=1e-6)
+    program, _ = lower_model(model)
+    picking = 0 if is_constant or not positions else 3 + (positions == "first")
+    assert len(program.calls) == 2 + picking + bool(turned)
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 4), st.integers(1, 20), st.booleans())
+def test_random_shapes(run_both, batch, length, heads, pairs, is_interleaved):
+    rng = np.random.default_rng(batch * length * pairs)
+    arrays = {name: rng.standard_normal((length + 3, pairs), np.float32) for name in "cs"}
+    positions = rng.integers(0, length + 3, (batch, length))
+    text = f"y = com.microsoft.RotaryEmbedding<interleaved = {int(is_interleaved)}>(x, p, c, s)"
+    inputs = {"x": (batch, length, heads * 2 * pairs), "p": positions}
+    model = small_model("y", text, inputs, arrays)
+    run_both(model, feeds_of(model) | {"p": positions}, rtol=1e-6)
+
+
+def test_a_position_outside_is_an_error(backends):
+    model, fed = model_of(is_constant=False)
+    exe = intarsia.compile(model, "llvm", num_threads=1, backends=backends)
+    fed["p"][1, 2] = ROWS
+    with pytest.raises(IntarsiaError, match=f"{ROWS}"):
+        exe.run(feeds_of(model) | fed)
+
+
+REFUSED = {
+    "a constant position outside": (
+        "y = com.microsoft.RotaryEmbedding(x, o, c, c)",
+        "a position is outside of its tables",
+    ),
+    "a scale": (
+        "y = com.microsoft.RotaryEmbedding<scale = 2.0>(x, p, c, c)",
+        "it has a scale",
+    ),
+    "a packed batch": (
+        "y = com.microsoft.RotaryEmbedding<is_packed_batching = 1>(x, p, c, c)",
+        "its batch is packed",
+    ),
+    "other tables": (
+        "y = com.microsoft.RotaryEmbedding<num_heads = 2, rotary_embedding_dim = 2>(x, p, c, c)",
+        "its tables do not have the shape of its input",
+    ),
+    "an odd number": (
+        "y = com.microsoft.RotaryEmbedding<num_heads = 2, rotary_embedding_dim = 3>(x, p, c, c)",
+        "it does not turn pairs",
+    ),
+    "heads that do not fit": (
+        "y = RotaryEmbedding<num_heads = 3>(x, c, c, p)",
+        "its input is not a number of heads",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals(case):
+    text, reason = REFUSED[case]
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 23, "com.microsoft": 1]>'
+        " n (float[1,2,8] x, float[5,2] c, int64[1,2] p) => (float[1,2,8] y)"
+        f" <int64[1,2] o = {{4, 5}}> {{ {text} }}"
+    )
+    graph = snapshot(load(model))
+    assert refuse_node(graph, graph.nodes[0]) == ("op", reason)
