@@ -109,7 +109,53 @@ def test_sizes(run_both, mode):
     run_both(one_node("Resize", feeds, [(1, 2, 7, 3)], nothing, mode=mode), feeds)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_slices(run_both, seed):
+    rng = np.random.default_rng(seed)
+    x = numbers(5, 1, 7, 6)
+    axes = rng.permutation(4)[: rng.integers(1, 5)]
+    starts, ends = rng.integers(-8, 8, (2, len(axes)))
+    steps = rng.choice([1, 1, 2, -1, -3], len(axes))
+    parameters = {"b": starts, "c": ends, "d": axes, "e": steps}
+    known = one_node("Slice", {"a": x}, [None], parameters)
+    shape = evaluate(known, {"a": x})["y0"].shape
+    is_fixed = rng.random(4) < 0.3
+    fixed = {n: p for (n, p), fix in zip(parameters.items(), is_fixed, strict=True) if fix}
+    feeds = {"a": x} | {name: p for name, p in parameters.items() if name not in fixed}
+    run_both(one_node("Slice", feeds, [shape], fixed), feeds)
+
+
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "wrap"])
+def test_pads(run_both, mode):
+    pads = {"b": np.array([0, 2, 1, 0, 1, 2])}
+    feeds = {"a": numbers(2, 3, 5)} | pads
+    run_both(one_node("Pad", feeds, [(2, 6, 8)], opset=19, mode=mode), feeds)
+    if mode == "constant":
+        feeds["b"][1] = -1
+        feeds["c"] = np.array(7, np.float32)
+        run_both(one_node("Pad", feeds, [(2, 3, 8)], opset=19, mode=mode), feeds)
+        del feeds["b"]
+        run_both(one_node("Pad", feeds, [(2, 3, 8)], pads, opset=19), feeds)
+
+
+def test_slice_and_pad_between_blocked_tensors(run_both):
+    body = "c = Conv<pads = [1, 1, 1, 1]>(x, w) s = Slice(c, i, j, k) p = Pad(s, n) y = Relu(p)"
+    x, weights = numbers(1, 32, 6, 6), {"w": (32, 32, 3, 3)}
+    steering = {"i": np.array([1]), "j": np.array([4]), "k": np.array([2])}
+    steering["n"] = np.array([0, 1, 0, 0, 0, 0, 0, 2])
+    model = small_model("y", body, {"x": x}, weights | steering)
+    for tensor in list(model.graph.initializer):
+        if tensor.name in steering:
+            model.graph.initializer.remove(tensor)
+            array = steering[tensor.name]
+            shape = helper.make_tensor_value_info(tensor.name, TensorProto.INT64, array.shape)
+            model.graph.input.append(shape)
+    run_both(model, {"x": x} | steering)
+
+
 MISFITS = {
+    "starts": ("Slice", {"b": np.array([1]), "c": np.array([9])}, {"b": np.array([0])}, (1, 3)),
+    "pads": ("Pad", {"b": np.array([0, 1, 1, 0])}, {"b": np.array([1, 0, 1, 1])}, (3, 4)),
     "axes": ("ReduceSum", {"b": np.array([0])}, {"b": np.array([1])}, (1, 3)),
     "axes outside": ("ReduceSum", {"b": np.array([0])}, {"b": np.array([-3])}, (1, 3)),
     "axis": ("CumSum", {"b": np.array(1)}, {"b": np.array(2)}, (2, 3)),
@@ -125,6 +171,7 @@ def test_a_parameter_that_does_not_fit(backends, case):
     exe = intarsia.compile(model, "llvm", strict=True, backends=backends)
     wanted = evaluate(model, {"a": x, **good})["y0"]
     np.testing.assert_allclose(exe.run({"a": x, **good})["y0"], wanted, rtol=1e-5)
+    bad = {**good, **bad}
     with pytest.raises(InputError, match="'b' does not fit the shapes of node 'n'"):
         exe.run({"a": x, **bad})
     np.testing.assert_allclose(exe.run({"a": x, **good})["y0"], wanted, rtol=1e-5)

@@ -31,6 +31,8 @@ class Remap:
         y: Over the extents.
         epilogue: Over the extents.
         unit: What it is shaped for.
+        outside: Over (1,): what entries are for which a table says -1; None if none does. The last
+            dimension has a table then.
     """
 
     extents: tuple[int, ...]
@@ -41,13 +43,14 @@ class Remap:
     factor: int = 1
     epilogue: Fused = NOTHING
     unit: VectorUnit = AVX512
+    outside: Layout | None = None
 
 
 SPECS = (Remap,)
 
 
 def build(spec: Remap) -> Function:
-    """Return the kernel; its arguments are x, the tables in order, y, fused operands."""
+    """Return the kernel; its arguments are x, the tables in order, outside, y, fused operands."""
     return _Remap(spec).function()
 
 
@@ -62,6 +65,7 @@ class _Remap:
             b.argument(f"t{dim}", "int64", (extent,)) if is_mapped else None
             for dim, (extent, is_mapped) in enumerate(zip(spec.extents, spec.tables, strict=True))
         ]
+        self.outside = spec.outside.declare(b, "outside", (1,)) if spec.outside else None
         self.y = spec.y.declare(b, "y", spec.extents, is_written=True)
         self.epilogue = spec.epilogue.bind(b, spec.extents)
 
@@ -91,7 +95,7 @@ class _Remap:
         if self.tables[-1] is not None:
             with b.serial(0, extent) as index:
                 entry = [*sources, self._source(len(at), index)]
-                self._store(b.load(self.x, entry), [*at, index], 1)
+                self._store(self._entry(entry), [*at, index], 1)
             return
         length = extent // spec.factor
         lanes = min(spec.unit.lanes(spec.x.dtype), 1 << (length.bit_length() - 1))
@@ -99,6 +103,18 @@ class _Remap:
             self._vector(at, sources, number * lanes, lanes, lanes)
         if length % lanes:
             self._vector(at, sources, Index(length - length % lanes), lanes, length % lanes)
+
+    def _entry(self, sources: list[Index]) -> IrValue:
+        """Return an entry of x, or what those outside are."""
+        b = self.b
+        if self.outside is None:
+            return b.load(self.x, sources)
+        value = b.load(self.x, [b.larger(source, 0) for source in sources])
+        for source, table in zip(sources, self.tables, strict=True):
+            if table is not None:
+                is_outside = b.compare("lt", b.index(source), 0)
+                value = b.select(is_outside, b.load(self.outside, 0), value)
+        return value
 
     def _vector(
         self, at: list[Index], sources: list[Index], first: Index, lanes: int, count: int

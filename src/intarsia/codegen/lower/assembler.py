@@ -18,6 +18,7 @@ from intarsia.codegen.ir import INT64, Function, row_major
 from intarsia.codegen.kernels.bounds import Bounds
 from intarsia.codegen.kernels.domain import Ragged
 from intarsia.codegen.kernels.elementwise import Elementwise
+from intarsia.codegen.kernels.entry_tables import PadTables, SliceTables
 from intarsia.codegen.kernels.families import TunableSpec, family_of
 from intarsia.codegen.kernels.fill import Fill
 from intarsia.codegen.kernels.steering import AxisSet, SameNumbers
@@ -404,6 +405,24 @@ class Assembler:
         spec = SameNumbers(tuple(wanted), numbers.layout)
         fault = self._fault(1, IndexCheck(0, node.name, value.name, 0))
         self.call(spec, (numbers, fault), (node.name,), f"{value.name} is {tuple(wanted)}")
+
+    def make_tables(
+        self, spec: SliceTables | PadTables, parameters: Sequence[View], value: Value, node: Node
+    ) -> list[View]:
+        """Append a call that makes a table for each dimension of a result, and return them.
+
+        Args:
+            spec: What makes them.
+            parameters: What it reads.
+            value: The one that is named if they do not fit the shapes.
+            node: What reads them.
+        """
+        joined = self.scratch(INT64.dtype, (sum(spec.result),))
+        fault = self._fault(1, IndexCheck(0, node.name, value.name, 0))
+        self.call(spec, (*parameters, joined, fault), (node.name,), "tables")
+        firsts = [sum(spec.result[:dim]) for dim in range(len(spec.result))]
+        pairs = zip(firsts, spec.result, strict=True)
+        return [joined.part(0, first, size) for first, size in pairs]
 
     def choose_axes(
         self, value: Value, sets: Sequence[tuple[int, ...]], operation: Operation

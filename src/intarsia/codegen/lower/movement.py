@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from intarsia.codegen.body import Fused, identity
 from intarsia.codegen.kernels import resize
+from intarsia.codegen.kernels.entry_tables import PadTables, SliceTables
 from intarsia.codegen.kernels.fill import Fill, pad_table
 from intarsia.codegen.kernels.remap import Remap
 from intarsia.codegen.kernels.resize import Filter, Linear, ResizedAxis, Weighted
@@ -109,10 +110,16 @@ def lower_split(assembler: Assembler, group: KernelGroup) -> None:
 
 
 def refuse_slice(operation: Operation) -> str | None:
-    """Say why a slice is not taken: where it starts has to be known when compiling."""
-    if operation.opset < _SLICE_BY_INPUTS:
-        return None
-    return operation.why_computed({1: "starts are", 3: "axes are", 4: "steps are"})
+    """Say why a slice is not taken."""
+    if is_slice_computed(operation) and not operation.shape():
+        return "its input is a scalar"
+    return None
+
+
+def is_slice_computed(operation: Operation) -> bool:
+    """Tell whether where it starts, or its axes or steps, come when it runs."""
+    names = {1: "starts are", 3: "axes are", 4: "steps are"}
+    return operation.opset >= _SLICE_BY_INPUTS and operation.why_computed(names) is not None
 
 
 _SLICE_BY_INPUTS = 10
@@ -138,6 +145,9 @@ def slices(operation: Operation) -> list[tuple[int, int, int]]:
 def lower_slice(assembler: Assembler, group: KernelGroup) -> None:
     """Take a part as a view; steps, also backwards, are strides."""
     operation = group.anchor
+    if is_slice_computed(operation):
+        _slice_by_tables(assembler, group)
+        return
     parts = slices(operation)
     value_id = operation.node.inputs[0]
     block = 0
@@ -153,6 +163,29 @@ def lower_slice(assembler: Assembler, group: KernelGroup) -> None:
         assembler.copy(view, assembler.target(group.result), group.names, "backwards")
     else:
         assembler.alias(group.result, view)
+
+
+def _slice_by_tables(assembler: Assembler, group: KernelGroup) -> None:
+    """Copy what parameters say that come when it runs."""
+    operation = group.anchor
+    x, y = assembler.read(operation.node.inputs[0]), assembler.target(group.result)
+    starts = operation.value(1)
+    if starts is None or 0 in y.shape:
+        return
+    parameters = _read_parameters(assembler, operation, (1, 2, 3, 4))
+    layouts = (view.layout if view else None for view in parameters)
+    spec = SliceTables(x.shape, y.shape, prod(starts.shape or ()), *layouts)  # type: ignore[arg-type] # starts and ends are there
+    given = [view for view in parameters if view is not None]
+    tables = assembler.make_tables(spec, given, starts, operation.node)
+    _remap(assembler, group, x, y, list(tables))
+
+
+def _read_parameters(
+    assembler: Assembler, operation: Operation, positions: Sequence[int]
+) -> list[View | None]:
+    """Return parameters without gaps; None for those that are absent."""
+    values = [operation.value(position) for position in positions]
+    return [None if value is None else assembler.read_dense(value.id) for value in values]
 
 
 def _block_for_parts(assembler: Assembler, value_id: int, dim: int, starts: list[int]) -> int:
@@ -255,9 +288,15 @@ def refuse_pad(operation: Operation) -> str | None:
     if mode not in ("constant", "edge", "reflect", "wrap"):
         return f"Pad in mode {mode}"
     if operation.opset >= _PAD_BY_INPUTS:
-        problem = operation.why_computed({1: "pads are", 2: "value is", 3: "axes are"})
-        if problem is not None:
-            return problem
+        if not operation.shape():
+            return "its input is a scalar"
+        if _is_pad_computed(operation):
+            pairs = zip(operation.shape(), operation.output_shape, strict=True)
+            if 0 in operation.shape():
+                return "its pads are not constant, and its input is empty"
+            # Libraries differ in what entries that are cut off are reflected of.
+            is_cut = any(new < max(1, old) for old, new in pairs)
+            return "its pads are not constant" if mode != "constant" and is_cut else None
     if not operation.shape():
         return "its input is a scalar"
     if mode != "constant":
@@ -268,9 +307,15 @@ def refuse_pad(operation: Operation) -> str | None:
     return None
 
 
+def _is_pad_computed(operation: Operation) -> bool:
+    """Tell whether pads, their axes or the value come when it runs."""
+    names = {1: "pads are", 2: "value is", 3: "axes are"}
+    return operation.opset >= _PAD_BY_INPUTS and operation.why_computed(names) is not None
+
+
 def wish_pad(operation: Operation, _unit: VectorUnit) -> Wish:
     """Keep blocks of channels where only spatial dimensions get wider."""
-    if any(any(pair) for pair in borders(operation)[:_OUTER]):
+    if _is_pad_computed(operation) or any(any(pair) for pair in borders(operation)[:_OUTER]):
         return Wish()
     return Wish("follow", (operation.node.inputs[0],))
 
@@ -278,6 +323,9 @@ def wish_pad(operation: Operation, _unit: VectorUnit) -> Wish:
 def lower_pad(assembler: Assembler, group: KernelGroup) -> None:
     """Copy into the inside, and fill what is around it; the other modes copy by tables."""
     operation = group.anchor
+    if _is_pad_computed(operation):
+        _pad_by_tables(assembler, group)
+        return
     block = assembler.plan.blocks.get(group.result, 0)
     x, y = assembler.read(operation.node.inputs[0], block), assembler.target(group.result)
     pads = borders(operation)
@@ -312,6 +360,28 @@ def lower_pad(assembler: Assembler, group: KernelGroup) -> None:
     assembler.call(spec, (y,), group.names, "border")
 
 
+def _pad_by_tables(assembler: Assembler, group: KernelGroup) -> None:
+    """Pad as parameters say that come when it runs."""
+    operation = group.anchor
+    x, y = assembler.read(operation.node.inputs[0]), assembler.target(group.result)
+    amounts = operation.value(1)
+    if amounts is None or 0 in y.shape:
+        return
+    mode = operation.attribute("mode", "constant")
+    pads, axes, value = _read_parameters(assembler, operation, (1, 3, 2))
+    assert pads is not None
+    axes_layout = axes.layout if axes else None
+    spec = PadTables(x.shape, y.shape, prod(pads.shape) // 2, mode, pads.layout, axes_layout)
+    parameters = (pads, axes) if axes else (pads,)
+    tables = assembler.make_tables(spec, parameters, amounts, operation.node)
+    outside = None
+    if mode == "constant":
+        if value is None or 0 in value.shape:
+            value = assembler.constant("zero", np.zeros(1, x.dtype))
+        outside = value.reshaped((1,))
+    _remap(assembler, group, x, y, list(tables), outside)
+
+
 def _pad_value(operation: Operation) -> float:
     if operation.opset < _PAD_BY_INPUTS:
         return float(operation.attribute("value", 0.0))
@@ -322,20 +392,37 @@ def _pad_value(operation: Operation) -> float:
 
 
 def _remap(
-    assembler: Assembler, group: KernelGroup, x: View, y: View, tables: list[Array | None]
+    assembler: Assembler,
+    group: KernelGroup,
+    x: View,
+    y: View,
+    tables: Sequence[Array | View | None],
+    outside: View | None = None,
 ) -> None:
-    """Append a copy by a table for each of some dimensions."""
+    """Append a copy by a table for each of some dimensions; -1 stands for a value from outside."""
     marks = [table is not None for table in tables]
     if x.block:
         marks.append(False)
     epilogue = Fused(identity(x.dtype))
-    spec = Remap(y.domain, x.domain, tuple(marks), x.layout, y.layout, 1, epilogue, assembler.unit)
-    constants = [
-        assembler.constant(f"{group.anchor.node.name}/table{dim}", table)
+    spec = Remap(
+        y.domain,
+        x.domain,
+        tuple(marks),
+        x.layout,
+        y.layout,
+        1,
+        epilogue,
+        assembler.unit,
+        outside.layout if outside else None,
+    )
+    name = group.anchor.node.name
+    views = [
+        table if isinstance(table, View) else assembler.constant(f"{name}/table{dim}", table)
         for dim, table in enumerate(tables)
         if table is not None
     ]
-    assembler.call(spec, (x, *constants, y), group.names)
+    values = () if outside is None else (outside,)
+    assembler.call(spec, (x, *views, *values, y), group.names)
 
 
 # Resize

@@ -73,6 +73,11 @@ def _follow_alone(operation: Operation, unit: VectorUnit) -> Wish:
     return Wish() if operation.outputs[1:] else _follow(operation, unit)
 
 
+def _follow_slice(operation: Operation, unit: VectorUnit) -> Wish:
+    """Keep the layout of the operand, unless tables say when it runs what is copied."""
+    return Wish() if movement.is_slice_computed(operation) else _follow(operation, unit)
+
+
 FLOATS = frozenset(("float32",))
 
 
@@ -215,7 +220,7 @@ OPERATORS: dict[str, Operator] = {
     "Scatter": _SCATTER,
     "ScatterElements": _SCATTER,
     "ScatterND": Operator(indices.lower_scatter_nd, ANY, indices.refuse_scatter),
-    "Slice": Operator(movement.lower_slice, ANY, movement.refuse_slice, _follow),
+    "Slice": Operator(movement.lower_slice, ANY, movement.refuse_slice, _follow_slice),
     "Softmax": _SOFTMAX,
     "SpaceToDepth": Operator(movement.lower_shuffle, ANY),
     "Split": Operator(movement.lower_split, ANY, wish=_follow),
