@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     from intarsia.place.setting import Setting
     from intarsia.plan.lock import Lock
     from intarsia.runtime.executor import PlanExecutable
-    from intarsia.runtime.free import FreeExecutable, Program
+    from intarsia.runtime.free import FreeExecutable, Program, StoredModel
     from intarsia.runtime.loader import SharedConstants
+    from intarsia.runtime.package import FreePart
     from intarsia.tuning.options import Options, TuningStatus
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "Compiled",
     "carry_out",
     "compile",
+    "load",
     "read_setting",
     "resolve_targets",
     "tune",
@@ -104,7 +106,7 @@ def carry_out(
     except FreeSizesError as error:
         if request.lock is not None:
             raise
-        return Compiled(_FreeModel(looked_up, error.signature, tell, options).program())
+        return Compiled(_compile_free(looked_up, error.signature, tell, options))
 
 
 def _build(
@@ -150,59 +152,32 @@ _MOST_KEPT = 4
 
 
 class _FreeModel:
-    """A request for a model with free dimensions: makes its programs, one for each sizes.
+    """Makes the programs of a model with free dimensions, one for each sizes.
 
     Args:
-        looked_up: The request and its machine.
-        signature: What the model takes and returns.
+        request: What is asked for, without shapes.
         tell: Told about the stages as they go.
         options: How plans are measured, if it comes to that.
+        kept: What a package had of it; None if it is not from one.
+        shared: The constants that its programs share.
     """
 
     def __init__(
         self,
-        looked_up: Lookup,
-        signature: FreeSignature,
-        tell: Progress,
-        options: Options | None,
+        request: Request,
+        tell: Progress = quiet,
+        options: Options | None = None,
+        *,
+        kept: StoredModel | None = None,
+        shared: SharedConstants,
     ) -> None:
-        from intarsia.runtime.loader import SharedConstants
-
-        request = looked_up.request
-        self._request = replace(request, model=_own(request.model), shapes=None, sizes=())
-        self._config = looked_up.machine.config.without_tags()
-        self._signature = signature
+        self._request = request
         self._tell = tell
         self._options = options
-        self._shared = SharedConstants()
+        self._kept = kept
+        self._shared = shared
         self._state = _file_state(request.model)
         self._count = 0
-        self._sizes = request.sizes
-
-    def program(self) -> FreeExecutable:
-        """Return what runs at any sizes; programs for those that were asked for are in it.
-
-        Raises:
-            InputError: Sizes that were asked for are out of bounds, or of an unknown dimension.
-            IntarsiaError: As `compile`.
-        """
-        from intarsia.runtime.free import FreeExecutable
-
-        request, signature = self._request, self._signature
-        # A plan that is measured to be fastest is measured now, not in a run.
-        sizes = self._sizes or (({},) if request.placement == "collage" else ())
-        shapes = [signature.shapes_at(signature.nominal_sizes(some)) for some in sizes]
-        programs = [self.make(some) for some in shapes]
-        if request.placement == "collage":
-            self._request = replace(request, placement="auto")
-        return FreeExecutable(
-            signature,
-            self.make,
-            targets=tuple(map(str, self._config.targets)),
-            max_shapes=request.max_shapes or request.settings.max_shapes,
-            is_frozen=request.is_fixed,
-            programs=programs,
-        )
 
     def make(self, shapes: Mapping[str, tuple[int, ...]]) -> PlanExecutable:
         """Return a new program.
@@ -212,6 +187,7 @@ class _FreeModel:
 
         Raises:
             ModelError: The model's file has changed since it was compiled.
+            PackageError: The model in the package is damaged.
             IntarsiaError: As `compile`.
         """
         if self._state != _file_state(self._request.model):
@@ -219,6 +195,11 @@ class _FreeModel:
                 f"{str(self._request.model)!r} has changed since it was compiled",
                 hint="compile it again",
             )
+        if self._kept is not None and self._request.model is None:
+            from intarsia.graph.stored import join_model
+
+            arrays = {tensor.name: tensor.data for tensor in self._kept.tensors}
+            self._request = replace(self._request, model=join_model(self._kept.payload, arrays))
         self._count += 1
         is_kept = self._request.is_kept and self._count <= _MOST_KEPT
         looked_up = look_up(replace(self._request, shapes=shapes, cache=is_kept), self._shared)
@@ -226,6 +207,131 @@ class _FreeModel:
             return looked_up.program
         with fewer_collections():
             return _build(looked_up, self._tell, self._options, self._shared)[0]
+
+    def without_measuring(self) -> None:
+        """Measure no plan any more: a run would wait for it."""
+        self._request, self._options = replace(self._request, placement="auto"), None
+
+    def stored(self) -> StoredModel:
+        """Return what makes programs elsewhere.
+
+        Raises:
+            ModelError: The model's file has changed since it was compiled, or is gone.
+        """
+        from intarsia.backends.values import ArtifactConstant
+        from intarsia.graph.load import parse
+        from intarsia.graph.stored import split_model
+        from intarsia.runtime.free import Recipe, StoredModel
+
+        if self._kept is not None:
+            return self._kept
+        request = self._request
+        if self._state != _file_state(request.model):
+            raise ModelError(f"{str(request.model)!r} has changed since it was compiled")
+        payload, arrays = split_model(parse(request.model))
+        tensors = tuple(ArtifactConstant(name, array) for name, array in arrays.items())
+        exclude = request.exclude
+        recipe = Recipe(
+            request.find_machine().config.without_tags().text,
+            dict(request.pins or {}),
+            {key: one if isinstance(one, str) else list(one) for key, one in exclude.items()}
+            if isinstance(exclude, Mapping)
+            else list(exclude),
+            dict(request.layers or {}),
+            request.placement,
+            request.strict,
+        )
+        return StoredModel(payload, tensors, recipe)
+
+
+def _compile_free(
+    looked_up: Lookup, signature: FreeSignature, tell: Progress, options: Options | None
+) -> FreeExecutable:
+    """Return what runs at any sizes; programs for those that were asked for are in it.
+
+    Args:
+        looked_up: The request and its machine.
+        signature: What the model takes and returns.
+        tell: Told about the stages as they go.
+        options: How plans are measured, if it comes to that.
+
+    Raises:
+        InputError: Sizes that were asked for are out of bounds, or of an unknown dimension.
+        IntarsiaError: As `compile`.
+    """
+    from intarsia.runtime.free import FreeExecutable
+    from intarsia.runtime.loader import SharedConstants
+
+    request = looked_up.request
+    own = replace(request, model=_own(request.model), shapes=None, sizes=())
+    source = _FreeModel(own, tell, options, shared=SharedConstants())
+    is_measured = request.placement == "collage"
+    sizes = request.sizes or (({},) if is_measured else ())
+    shapes = [signature.shapes_at(signature.nominal_sizes(some)) for some in sizes]
+    programs = [source.make(some) for some in shapes]
+    if is_measured:
+        source.without_measuring()
+    return FreeExecutable(
+        signature,
+        source,
+        targets=tuple(map(str, looked_up.machine.config.without_tags().targets)),
+        max_shapes=request.max_shapes or request.settings.max_shapes,
+        is_frozen=request.is_fixed,
+        programs=programs,
+    )
+
+
+def load(
+    path: str | Path,
+    *,
+    num_threads: int | None = None,
+    backends: Backends | None = None,
+    frozen: bool = False,
+    max_shapes: int | None = None,
+) -> Program:
+    """Load a package that `save` wrote.
+
+    Args:
+        path: The file.
+        num_threads: Threads that one run may use; None means the setting.
+        backends: The backends to use; None means those that the package needs.
+        frozen: Of a model with free dimensions, whether nothing is compiled for other sizes than
+            those in the package.
+        max_shapes: Most programs of such a model; None means the setting.
+
+    Raises:
+        PackageError: The file is not a package, is damaged, or is of a newer format.
+        BackendError: A backend that the package needs is missing, or refused it.
+    """
+    from intarsia.runtime.loading import load as load_package
+
+    return load_package(
+        path,
+        num_threads=num_threads,
+        backends=backends,
+        max_shapes=max_shapes,
+        find_source=None if frozen else _source_of,
+    )
+
+
+def _source_of(
+    free: FreePart, num_threads: int, backends: Backends | None, shared: SharedConstants
+) -> _FreeModel:
+    """Return what makes more programs of a package's model, as the first ones were made."""
+    recipe = free.model.recipe
+    request = Request(
+        model=None,
+        target=recipe.target,
+        pins=recipe.pins,
+        exclude=recipe.exclude,
+        layers=recipe.layers,
+        placement=recipe.placement,
+        strict=recipe.strict,
+        num_threads=num_threads,
+        backends=backends,
+        cache=False,
+    )
+    return _FreeModel(request, kept=free.model, shared=shared)
 
 
 def _own(model: Any) -> Any:

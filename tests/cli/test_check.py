@@ -152,3 +152,14 @@ def test_the_verdict_is_the_worst(count):
     found = CheckReport.of("file", reversed(rows))
     assert found.verdict == (CheckVerdict.OK if count < 2 else CheckVerdict.INCOMPATIBLE)
     assert [row.subject for row in found.findings] == [row.subject for row in reversed(rows)]
+
+
+def test_a_package_with_free_dimensions_names_its_sizes(call, free_model):
+    options = ("-t", "onnxruntime", "--sizes", "N=1,4", "-o", "free.intarsia")
+    assert call("compile", free_model, *options).code == 0
+    answer = call("check", "free.intarsia")
+    assert answer.code == 0
+    assert "programs for N=4; N=1" in answer.out
+    assert "regions loaded on cpu:0: 2" in answer.out
+    assert "this is for N=4" in call("explain", "free.intarsia").out
+    assert call("run", "free.intarsia", "--frozen").code == 0

@@ -516,3 +516,78 @@ def test_a_payload_that_names_a_file_is_refused(target, location, tmp_path, pars
     exe.save(tmp_path / "evil.intarsia")
     with pytest.raises(PackageError, match="external data"):
         intarsia.load(tmp_path / "evil.intarsia", backends=backends)
+
+
+@pytest.fixture(scope="module")
+def free_package(parse_model, tmp_path_factory):
+    """A package of `y = x @ w` for two sizes, and the weights."""
+    model = parse_model("g (float[n,64] x, float[64,64] w) => (float[n,64] y) {y = MatMul(x, w)}")
+    weights = np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    del model.graph.input[1]
+    path = tmp_path_factory.mktemp("package") / "free.intarsia"
+    intarsia.compile(model, "onnxruntime", sizes={"n": [2, 3]}, shapes={"n": "1..8"}).save(path)
+    return path, weights
+
+
+def test_a_package_with_free_dimensions_runs_at_sizes_that_it_has_and_at_others(free_package):
+    path, weights = free_package
+    for frozen, sizes in ((True, (2, 3)), (False, (2, 5))):
+        exe = intarsia.load(path, frozen=frozen)
+        assert [one["n"] for one in exe.sizes] == [2, 3]
+        for size in sizes:
+            x = np.random.default_rng(size).standard_normal((size, 64)).astype(np.float32)
+            np.testing.assert_allclose(exe(x), x @ weights, rtol=1e-4, atol=1e-5)
+    with pytest.raises(IntarsiaError, match=r"'n' is 9 in input 'x', and was bounded to 1\.\.8"):
+        exe(np.zeros((9, 64), np.float32))
+    with pytest.raises(IntarsiaError, match="no program for n=4"):
+        intarsia.load(path, frozen=True)(np.zeros((4, 64), np.float32))
+
+
+def test_a_package_has_the_weights_of_all_its_programs_once(free_package):
+    path, weights = free_package
+    with zipfile.ZipFile(path) as archive:
+        sizes = [info.file_size for info in archive.infolist()]
+    assert sizes.count(weights.nbytes) == 1
+
+
+def test_a_package_that_was_loaded_is_saved_with_its_new_programs(free_package, tmp_path):
+    exe = intarsia.load(free_package[0])
+    exe(np.zeros((7, 64), np.float32))
+    exe.save(tmp_path / "more.intarsia")
+    again = intarsia.load(tmp_path / "more.intarsia", frozen=True)
+    assert sorted(one["n"] for one in again.sizes) == [2, 3, 7]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda free: free.update(bounds={"n": [5, 8]}), "a plan does not fit the model"),
+        (lambda free: free["inputs"][0].update(name="z"), "it has other inputs"),
+        (lambda free: free.update(model=99), "refers to blob 99"),
+        (lambda free: free["recipe"].pop("target"), "manifest is malformed"),
+    ],
+)
+def test_free_dimensions_that_do_not_fit_are_refused(free_package, change, message, tmp_path):
+    path = tmp_path / "odd.intarsia"
+    with_manifest(free_package[0], path, lambda manifest: change(manifest["free"]))
+    with pytest.raises(PackageError, match=message):
+        intarsia.load(path)
+
+
+def test_a_stored_model_reads_no_files(free_package, tmp_path):
+    path = tmp_path / "odd.intarsia"
+    with_manifest(free_package[0], path, lambda manifest: manifest["free"].update(tensors=[]))
+    exe = intarsia.load(path)
+    with pytest.raises(PackageError, match="refers to external data"):
+        exe(np.zeros((5, 64), np.float32))
+
+
+def test_packages_of_format_1_load(package, tmp_path):
+    def older(manifest):
+        manifest["format_version"] = 1
+        del manifest["free"]
+
+    path = tmp_path / "older.intarsia"
+    with_manifest(package, path, older)
+    assert intarsia.load(path).placement == intarsia.load(package).placement

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,16 @@ if TYPE_CHECKING:
     from intarsia.runtime.free import Program
 
 
-def open_executable(file: Path, choices: Choices, threads: int | None) -> Program:
+def open_executable(
+    file: Path, choices: Choices, threads: int | None, *, is_frozen: bool = False
+) -> Program:
     """Load a package, or compile a model.
+
+    Args:
+        file: The package or model.
+        choices: What was given for compiling.
+        threads: Threads that one run may use.
+        is_frozen: Whether nothing is compiled for sizes that no program is there for.
 
     Raises:
         SettingError: Options of compiling are given for a package.
@@ -35,11 +44,11 @@ def open_executable(file: Path, choices: Choices, threads: int | None) -> Progra
     from intarsia.runtime.package import is_package
 
     if not is_package(file):
-        return compile_file(file, choices, threads).program
+        return compile_file(file, choices, threads, is_fixed=is_frozen).program
     refuse_choices(file, choices)
-    from intarsia.runtime.loading import load
+    from intarsia.compiler import load
 
-    return load(file, num_threads=threads)
+    return load(file, num_threads=threads, frozen=is_frozen)
 
 
 def explain_file(
@@ -70,7 +79,8 @@ def explain_file(
     from intarsia.runtime.package import read_package
 
     package = read_package(file)
-    return explain_plan(package.plan, package.artifacts)
+    explanation = explain_plan(package.plan, package.artifacts)
+    return explanation if package.free is None else replace(explanation, free=package.free.text)
 
 
 def refuse_choices(file: Path, choices: Choices) -> None:
@@ -86,13 +96,19 @@ def refuse_choices(file: Path, choices: Choices) -> None:
         )
 
 
-def compile_file(file: Path, choices: Choices, threads: int | None) -> Compiled:
+def compile_file(file: Path, choices: Choices, threads: int | None, **more: Any) -> Compiled:
     """Compile a model, with a progress bar if standard error is a terminal.
+
+    Args:
+        file: As of `make_request`, and so is the rest.
+        choices: The options that commands share.
+        threads: Threads that one run may use.
+        more: Other fields of a request; they win.
 
     Raises:
         IntarsiaError: As `intarsia.compile`.
     """
-    request = make_request(file, choices, threads)
+    request = make_request(file, choices, threads, **more)
     from intarsia.compiler import carry_out
 
     with progress_bar() as progress:

@@ -49,6 +49,12 @@ def run_command(  # noqa: PLR0913 - an option each
     repeat: Annotated[
         int, typer.Option("--repeat", metavar="N", min=1, help="Run N times and print the time.")
     ] = 1,
+    frozen: Annotated[
+        bool,
+        typer.Option(
+            "--frozen", help="Compile nothing for free dimensions: their sizes must be there."
+        ),
+    ] = False,
     choices: Choices,
     threads: ThreadsOption = None,
     json: JsonOption = False,
@@ -63,7 +69,7 @@ def run_command(  # noqa: PLR0913 - an option each
     if output_dir is not None:
         writable_folder(output_dir)
     start = perf_counter()
-    executable = open_executable(file, choices, threads)
+    executable = open_executable(file, choices, threads, is_frozen=frozen)
     load_seconds = perf_counter() - start
     files = _output_files(executable, output_files, output_dir)
     feeds = _feeds(executable, input_files, seed)

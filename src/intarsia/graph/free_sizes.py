@@ -34,6 +34,14 @@ class FreeSpec:
     shape: tuple[Extent | None, ...] | None
 
     @property
+    def raw(self) -> RawSpec:
+        """It as a model has it."""
+        if self.shape is None:
+            return RawSpec(self.name, self.dtype, None)
+        dims = (str(one) if isinstance(one, Expression) else one for one in self.shape)
+        return RawSpec(self.name, self.dtype, tuple(dims))
+
+    @property
     def is_free(self) -> bool:
         """Whether it is a tensor whose shape is known only when it runs."""
         if self.shape is None:
@@ -62,6 +70,11 @@ class FreeSignature:
     inputs: tuple[FreeSpec, ...]
     outputs: tuple[FreeSpec, ...]
     info: ModelInfo = field(default_factory=ModelInfo)
+
+    @property
+    def bounds(self) -> dict[str, tuple[int, int | None]]:
+        """The smallest and largest size of each free dimension, by name."""
+        return {symbol.name: (symbol.low, symbol.high) for symbol in self.symbols}
 
     def find_sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
         """Return the size of each free dimension, by its name.
@@ -178,6 +191,27 @@ def bounds_text(symbol: Symbol) -> str:
 def sizes_text(sizes: Mapping[str, int]) -> str:
     """Return sizes as they are written: `batch=1, seq=128`."""
     return ", ".join(f"{name}={size}" for name, size in sizes.items())
+
+
+def describe_free(
+    signature: FreeSignature, sizes: Mapping[str, int], others: Sequence[Mapping[str, int]]
+) -> str:
+    """Return one line on free dimensions.
+
+    Args:
+        signature: What the model takes.
+        sizes: Those that it is told for.
+        others: Those that there are programs for.
+    """
+    bounds = (
+        f"{one} (from {one.low}{'' if one.high is None else f' to {one.high}'})"
+        for one in signature.symbols
+    )
+    texts = [sizes_text(some) or "some shapes" for some in (sizes, *others)]
+    return (
+        f"free dimensions: {', '.join(bounds) or 'all of an input'}; this is for {texts[0]}; "
+        f"there are programs for {'; '.join(texts[1:])}"
+    )
 
 
 class FreeSizesError(ModelError):

@@ -15,8 +15,11 @@ from intarsia.plan.identity import Identity
 from intarsia.plan.placement import Placement
 from intarsia.plan.tuning import TuningReport
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Version of plans and packages; it rises when older readers could not read newer files."""
+
+READ_VERSIONS = (1, FORMAT_VERSION)
+"""Versions that can be read; those of version 1 have one plan and no free dimensions."""
 
 HOST = 0
 """Position of host memory in `Plan.devices`."""

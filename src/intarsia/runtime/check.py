@@ -12,7 +12,6 @@ from intarsia.backends.artifact import first_line, shared_sizes
 from intarsia.errors import IntarsiaError, PackageError
 from intarsia.plan.checking import CheckFinding, CheckReport, CheckVerdict
 from intarsia.plan.identity import Identity, compare_identities, identity_here
-from intarsia.plan.plan import FORMAT_VERSION
 from intarsia.runtime.loader import RegionLoader, run_options
 from intarsia.runtime.package import read_package
 
@@ -47,16 +46,17 @@ def check_package(
     findings = (
         *_contents(package),
         *_environment(package, backends, threads),
+        *_free(package),
         *_regions(package, backends, threads),
     )
     return CheckReport.of(str(path), findings)
 
 
 def _contents(package: Package) -> Iterator[CheckFinding]:
-    artifacts = package.artifacts
+    artifacts = [artifact for program in package.programs for artifact in program.artifacts]
     nbytes = sum(len(artifact.payload) for artifact in artifacts)
     constants = shared_sizes(artifacts)
-    yield CheckFinding("format", CheckVerdict.OK, f"package format {FORMAT_VERSION}")
+    yield CheckFinding("format", CheckVerdict.OK, f"package format {package.version}")
     yield CheckFinding(
         "file",
         CheckVerdict.OK,
@@ -66,6 +66,12 @@ def _contents(package: Package) -> Iterator[CheckFinding]:
     yield CheckFinding(
         "plan", CheckVerdict.OK, f"its steps fit together: {len(package.plan.steps)}"
     )
+
+
+def _free(package: Package) -> Iterator[CheckFinding]:
+    """Say for which sizes of free dimensions there are programs."""
+    if package.free is not None:
+        yield CheckFinding("free dimensions", CheckVerdict.OK, package.free.text)
 
 
 def _environment(package: Package, backends: Backends, threads: int) -> Iterator[CheckFinding]:
@@ -107,12 +113,16 @@ def _changes(then: Identity, now: Identity, *, is_measured: bool) -> Iterator[Ch
 
 def _regions(package: Package, backends: Backends, threads: int) -> Iterator[CheckFinding]:
     """Load every region; the first that fails on a backend and device stands for the others."""
-    names = sorted({artifact.backend for artifact in package.artifacts})
+    names = sorted({part.backend for each in package.programs for part in each.artifacts})
     used = [backends.by_name[name] for name in names if name in backends.by_name]
     loader = RegionLoader(backends, run_options(threads, used, is_shared=package.plan.is_mixed))
     loaded: dict[tuple[str, str], int] = {}
     failed: set[tuple[str, str]] = set()
-    pairs = zip(package.artifacts, package.plan.placement.regions, strict=True)
+    pairs = (
+        (artifact, region)
+        for program in package.programs
+        for artifact, region in zip(program.artifacts, program.plan.placement.regions, strict=True)
+    )
     for number, (artifact, region) in enumerate(pairs):
         place = (artifact.backend, region.device)
         if place in failed:

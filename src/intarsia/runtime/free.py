@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from intarsia.backends.values import Artifact, TensorSpec
+from intarsia.backends.values import Artifact, ArtifactConstant, TensorSpec
 from intarsia.errors import InputError, PackageError
 from intarsia.extents import Symbol
-from intarsia.graph.free_sizes import FreeSignature, FreeSpec, sizes_text
+from intarsia.graph.free_sizes import FreeSignature, FreeSpec, describe_free, sizes_text
 from intarsia.runtime.executor import PlanExecutable
 from intarsia.runtime.feeds import as_array, check_array, check_names
 
@@ -28,8 +28,52 @@ if TYPE_CHECKING:
     from intarsia.plan.profile import Profile
     from intarsia.runtime.context import Context
 
-MakeProgram: TypeAlias = Callable[[Mapping[str, tuple[int, ...]]], PlanExecutable]
-"""From the shape of each input that is a tensor, by name, to the program for these."""
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What was asked for when a model was compiled, for programs that are made from its package.
+
+    Attributes:
+        target: The machine, in text.
+        pins: From a glob over node names to the target that must run them.
+        exclude: What must not run where.
+        layers: From a layer's name to the target of its nodes.
+        placement: The policy.
+        strict: Whether what fails or falls back is an error.
+    """
+
+    target: str
+    pins: dict[str, str]
+    exclude: dict[str, str | list[str]] | list[str]
+    layers: dict[str, str]
+    placement: str
+    strict: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """What a package needs to make programs elsewhere.
+
+    Attributes:
+        payload: The model's ONNX without big tensors.
+        tensors: These.
+        recipe: What else was asked for when it was compiled.
+    """
+
+    payload: bytes
+    tensors: tuple[ArtifactConstant, ...]
+    recipe: Recipe
+
+
+class ProgramSource(Protocol):
+    """What makes programs of a model for sizes: the compiler."""
+
+    def make(self, shapes: Mapping[str, tuple[int, ...]]) -> PlanExecutable:
+        """Return a new program, given the shape of each input that is a tensor, by name."""
+
+    def stored(self) -> StoredModel:
+        """Return what makes programs elsewhere."""
+
 
 _Key: TypeAlias = tuple[tuple[int, ...], ...]
 """The shapes of the inputs that have free dimensions, in their order."""
@@ -52,7 +96,7 @@ class FreeExecutable:
 
     Args:
         signature: What the model takes and returns.
-        make: Makes a program; slow.
+        source: Makes programs, slowly; None only if it is frozen.
         targets: Texts of the targets, in the user's order.
         max_shapes: Most programs that are kept, at least 1.
         is_frozen: Whether no program may be made any more.
@@ -66,7 +110,7 @@ class FreeExecutable:
     def __init__(
         self,
         signature: FreeSignature,
-        make: MakeProgram,
+        source: ProgramSource | None,
         *,
         targets: tuple[str, ...],
         max_shapes: int,
@@ -75,8 +119,8 @@ class FreeExecutable:
     ) -> None:
         self.signature = signature
         self.targets = targets
-        self._make = make
-        self._is_frozen = is_frozen
+        self._source = source
+        self._is_frozen = is_frozen or source is None
         self._free = tuple(spec.name for spec in signature.inputs if spec.is_free)
         self._kept: dict[_Key, _Kept] = {}
         self._clock = count()
@@ -200,7 +244,7 @@ class FreeExecutable:
             if kept is not None:
                 kept.used = next(self._clock)
                 return kept.program
-            if self._is_frozen:
+            if self._is_frozen or self._source is None:
                 there = "; ".join(map(sizes_text, self.sizes)) or "none"
                 raise InputError(
                     f"there is no program for {sizes_text(sizes) or key}, and none may be made: "
@@ -208,7 +252,7 @@ class FreeExecutable:
                     hint=f"there are programs for {there}; compile with sizes= (or --sizes) for "
                     "more, or leave out frozen",
                 )
-            program = self._make(shapes)
+            program = self._source.make(shapes)
             self._keep(shapes, program)
             while len(self._kept) > self._max_shapes:
                 del self._kept[min(self._kept, key=lambda one: self._kept[one].used)]
@@ -313,24 +357,31 @@ class FreeExecutable:
             profile: What `profile` returned, for the times of regions and copies.
         """
         explanation = self.latest.explain(profile)
-        bounds = (f"{one} (from {one.low}{_up_to(one)})" for one in self.symbols)
-        sizes = [sizes_text(one) or "the shapes that came" for one in self.sizes]
-        return replace(
-            explanation,
-            free=f"free dimensions: {', '.join(bounds) or 'all of an input'}; "
-            f"this is for {sizes[-1]}; there are programs for {'; '.join(sizes)}",
-        )
+        sizes = self.sizes
+        return replace(explanation, free=describe_free(self.signature, sizes[-1], sizes))
 
     def save(self, path: str | Path) -> None:
-        """Refuse: packages hold one plan.
+        """Write a self-contained package: the model, the programs that there are, weights once.
+
+        If there is no program yet, that for nominal sizes is made.
+
+        Args:
+            path: File to write; by custom it ends in `.intarsia`.
 
         Raises:
-            PackageError: Always.
+            PackageError: The file cannot be written, or the model is not there.
+            IntarsiaError: As `intarsia.compile`.
         """
-        raise PackageError(
-            f"{str(path)!r} cannot be written: a package has one plan",
-            hint="fix the free dimensions, for example --shape batch=1 --shape seq=128",
-        )
+        from intarsia.runtime.package import save_free_package
+
+        if self._source is None:
+            raise PackageError(
+                f"{str(path)!r} cannot be written: the model was not loaded with its package",
+                hint="copy the package",
+            )
+        latest = self.latest  # which makes one if there is none
+        programs = (latest, *(one for one in self.programs if one is not latest))
+        save_free_package(self.signature, self.targets, programs, self._source.stored(), path)
 
     def __repr__(self) -> str:
         names = ", ".join(map(str, self.symbols))
@@ -339,10 +390,6 @@ class FreeExecutable:
 
 def _last_use(kept: _Kept) -> int:
     return kept.used
-
-
-def _up_to(symbol: Symbol) -> str:
-    return "" if symbol.high is None else f" to {symbol.high}"
 
 
 Program: TypeAlias = PlanExecutable | FreeExecutable

@@ -4,27 +4,43 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from intarsia.backends.registry import Backends, load_backends
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
+from intarsia.runtime.free import FreeExecutable
+from intarsia.runtime.loader import SharedConstants
 from intarsia.runtime.package import load_regions, read_package
 from intarsia.settings import Settings
 
 if TYPE_CHECKING:
-    from intarsia.runtime.executor import PlanExecutable
-    from intarsia.runtime.package import Package
+    from collections.abc import Callable
+
+    from intarsia.runtime.free import Program, ProgramSource
+    from intarsia.runtime.package import FreePart, Package
+
+    FindSource: TypeAlias = Callable[
+        [FreePart, int, Backends | None, SharedConstants], ProgramSource
+    ]
+    """From what a package has, threads, given backends and shared constants to what compiles."""
 
 
 def load(
-    path: str | Path, *, num_threads: int | None = None, backends: Backends | None = None
-) -> PlanExecutable:
+    path: str | Path,
+    *,
+    num_threads: int | None = None,
+    backends: Backends | None = None,
+    max_shapes: int | None = None,
+    find_source: FindSource | None = None,
+) -> Program:
     """Load a package that `save` wrote.
 
     Args:
         path: The file.
         num_threads: Threads that one run may use; None means the setting.
         backends: The backends to use; None means those that the package needs.
+        max_shapes: Most programs of a model with free dimensions; None means the setting.
+        find_source: Returns what makes more of them; None means that none are made.
 
     Raises:
         PackageError: The file is not a package, is damaged, or is of a newer format.
@@ -33,9 +49,19 @@ def load(
     settings = Settings.from_environment()
     threads = settings.threads(num_threads)
     package = read_package(path)
-    if backends is None:
-        backends = backends_for(package, settings)
-    return load_regions(package, backends.with_settings(settings), threads)
+    used = backends_for(package, settings) if backends is None else backends
+    used = used.with_settings(settings)
+    if package.free is None:
+        return load_regions(package, used, threads)
+    shared = SharedConstants()
+    free = package.free
+    return FreeExecutable(
+        free.signature,
+        None if find_source is None else find_source(free, threads, backends, shared),
+        targets=free.targets,
+        max_shapes=settings.max_shapes if max_shapes is None else max_shapes,
+        programs=[load_regions(one, used, threads, shared) for one in reversed(package.programs)],
+    )
 
 
 def backends_for(package: Package, settings: Settings) -> Backends:
@@ -45,9 +71,9 @@ def backends_for(package: Package, settings: Settings) -> Backends:
         package: What is to be loaded.
         settings: What they follow.
     """
-    names = {artifact.backend for artifact in package.artifacts}
+    names = {artifact.backend for each in package.programs for artifact in each.artifacts}
     host = domain_text(HOST_DOMAIN)
-    if all(text == host for text in package.plan.devices):
+    if all(text == host for each in package.programs for text in each.plan.devices):
         needed = load_backends(settings, names)
         if names <= needed.by_name.keys():
             return needed

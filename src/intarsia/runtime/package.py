@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package: a zip with a JSON manifest and blobs, self-contained and opened as plain data.
 
-Format 1. `manifest.json` holds the plan, the artifacts' facts and a digest for every chunk of
+Format 2. `manifest.json` holds the plan, the artifacts' facts and a digest for every chunk of
 every blob; blobs are stored uncompressed at multiples of 4096 bytes, so that they are used where
 they are mapped, and constants are stored once for all regions. No pickle, no code, no path that
 leaves the package. A digest finds corruption; it is not a signature.
+
+A model with free dimensions is kept itself, and has a plan for each sizes that were compiled.
+Format 1 had neither, and is read as what it is.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import struct
 import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -25,14 +28,24 @@ import numpy as np
 
 from intarsia.arrays import Array, np_dtype
 from intarsia.backends.values import Artifact, ArtifactConstant, TensorSpec
-from intarsia.errors import PackageError
+from intarsia.errors import InputError, PackageError
 from intarsia.files import whole_file
+from intarsia.graph.free_sizes import FreeSignature, RawSpec, describe_free, make_signature
 from intarsia.graph.model_info import ModelInfo
 from intarsia.plan.identity import Identity
 from intarsia.plan.placement import Placement
-from intarsia.plan.plan import FORMAT_VERSION, CopyStep, PassRun, Plan, PlanTensor, RegionStep
+from intarsia.plan.plan import (
+    FORMAT_VERSION,
+    READ_VERSIONS,
+    CopyStep,
+    PassRun,
+    Plan,
+    PlanTensor,
+    RegionStep,
+)
 from intarsia.plan.tuning import TuningReport
 from intarsia.runtime.executor import PlanExecutable
+from intarsia.runtime.free import Recipe, StoredModel
 from intarsia.runtime.loader import RegionLoader, SharedConstants, run_options
 from intarsia.runtime.verify import verify_plan
 from intarsia.settings import available_cpus
@@ -132,6 +145,42 @@ class PlanRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class ProgramRecord:
+    """A plan, its artifacts, and the constants that are outputs of the model."""
+
+    plan: PlanRecord
+    artifacts: tuple[ArtifactRecord, ...]
+    constants: tuple[ConstantRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FreeRecord:
+    """Of a model with free dimensions, what it takes, and what makes programs for other sizes.
+
+    Attributes:
+        inputs: As the model has them.
+        outputs: Likewise.
+        bounds: The smallest and largest size of each free dimension, by name.
+        info: What the model says of itself.
+        targets: Texts of the targets.
+        programs: Those for other sizes than the manifest's own.
+        model: The position of the blob with the model's ONNX.
+        tensors: What is left out of that.
+        recipe: What else was asked for when it was compiled.
+    """
+
+    inputs: tuple[RawSpec, ...]
+    outputs: tuple[RawSpec, ...]
+    bounds: dict[str, tuple[int, int | None]]
+    info: ModelInfo
+    targets: tuple[str, ...]
+    programs: tuple[ProgramRecord, ...]
+    model: int
+    tensors: tuple[ConstantRecord, ...]
+    recipe: Recipe
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """What `manifest.json` holds."""
 
@@ -141,6 +190,7 @@ class Manifest:
     artifacts: tuple[ArtifactRecord, ...]
     constants: tuple[ConstantRecord, ...]
     blobs: tuple[Blob, ...]
+    free: FreeRecord | None = None
 
 
 @dataclass(slots=True)
@@ -189,15 +239,56 @@ def save_package(executable: PlanExecutable, path: str | Path) -> None:
     Raises:
         PackageError: The file cannot be written.
     """
-    from importlib.metadata import version
-
     table = _BlobTable()
+    _write(path, table, _program_record(executable, table))
+
+
+def save_free_package(
+    signature: FreeSignature,
+    targets: tuple[str, ...],
+    programs: Sequence[PlanExecutable],
+    model: StoredModel,
+    path: str | Path,
+) -> None:
+    """Write a package of a model with free dimensions; it appears whole or not at all.
+
+    Args:
+        signature: What the model takes and returns.
+        targets: Texts of the targets.
+        programs: For some sizes; at least one. The first is what `explain` is of.
+        model: What makes others.
+        path: File to write.
+
+    Raises:
+        PackageError: The file cannot be written.
+    """
+    table = _BlobTable()
+    first, *others = (
+        _program_record(program, table, f"{index}/") for index, program in enumerate(programs)
+    )
+    free = FreeRecord(
+        tuple(spec.raw for spec in signature.inputs),
+        tuple(spec.raw for spec in signature.outputs),
+        signature.bounds,
+        signature.info,
+        targets,
+        tuple(others),
+        table.add("model.onnx", memoryview(model.payload)),
+        tuple(map(table.add_constant, model.tensors)),
+        model.recipe,
+    )
+    _write(path, table, first, free)
+
+
+def _program_record(
+    executable: PlanExecutable, table: _BlobTable, folder: str = ""
+) -> ProgramRecord:
     artifacts = tuple(
         ArtifactRecord(
             artifact.backend,
             artifact.version,
             artifact.target,
-            table.add(f"regions/{index}.onnx", memoryview(artifact.payload)),
+            table.add(f"regions/{folder}{index}.onnx", memoryview(artifact.payload)),
             artifact.inputs,
             artifact.outputs,
             tuple(table.add_constant(constant) for constant in artifact.constants),
@@ -209,9 +300,22 @@ def save_package(executable: PlanExecutable, path: str | Path) -> None:
         table.add_constant(ArtifactConstant(name, data))
         for name, data in executable.constants.items()
     )
-    record = _plan_record(executable.plan)
+    return ProgramRecord(_plan_record(executable.plan), artifacts, constants)
+
+
+def _write(
+    path: str | Path, table: _BlobTable, program: ProgramRecord, free: FreeRecord | None = None
+) -> None:
+    from importlib.metadata import version
+
     manifest = Manifest(
-        FORMAT_VERSION, version("intarsia"), record, artifacts, constants, tuple(table.blobs)
+        FORMAT_VERSION,
+        version("intarsia"),
+        program.plan,
+        program.artifacts,
+        program.constants,
+        tuple(table.blobs),
+        free,
     )
     try:
         with (
@@ -234,11 +338,39 @@ class Package:
         plan: What it runs.
         artifacts: One per region; their constants view the mapped file.
         constants: By name, the constants that are outputs of the model.
+        free: What a model with free dimensions has beside this one program.
+        version: Of the package's format.
     """
 
     plan: Plan
     artifacts: tuple[Artifact, ...]
     constants: dict[str, Array]
+    free: FreePart | None = None
+    version: int = FORMAT_VERSION
+
+    @property
+    def programs(self) -> tuple[Package, ...]:
+        """All programs, this one first."""
+        return (self, *(() if self.free is None else self.free.programs))
+
+
+@dataclass(frozen=True, slots=True)
+class FreePart:
+    """What a package of a model with free dimensions has beside its first program.
+
+    Attributes:
+        signature: What the model takes and returns.
+        targets: Texts of the targets.
+        programs: The other programs.
+        model: What makes programs for other sizes.
+        text: One line on the dimensions and the sizes that there are programs for.
+    """
+
+    signature: FreeSignature
+    targets: tuple[str, ...]
+    programs: tuple[Package, ...]
+    model: StoredModel
+    text: str
 
 
 def read_package(path: str | Path) -> Package:
@@ -249,9 +381,32 @@ def read_package(path: str | Path) -> Package:
     """
     path = Path(path)
     manifest, contents = _open(path)
-    plan = _plan(manifest.plan)
-    artifacts = tuple(_artifact(record, contents) for record in manifest.artifacts)
-    constants = {record.name: _constant(record, contents).data for record in manifest.constants}
+    own = ProgramRecord(manifest.plan, manifest.artifacts, manifest.constants)
+    package = replace(_package(path, own, contents), version=manifest.format_version)
+    free = manifest.free
+    if free is None:
+        return package
+    try:
+        signature = make_signature(free.inputs, free.outputs, free.bounds, free.info)
+    except (ArithmeticError, ValueError, RecursionError) as error:
+        raise PackageError(f"{str(path)!r}: the free dimensions are malformed: {error}") from error
+    tensors = tuple(map(partial(_constant, contents=contents), free.tensors))
+    model = StoredModel(bytes(_blob(free.model, contents)), tensors, free.recipe)
+    others = tuple(_package(path, record, contents) for record in free.programs)
+    sizes = [_find_sizes(path, signature, program.plan) for program in (package, *others)]
+    text = describe_free(signature, sizes[0], sizes)
+    return replace(package, free=FreePart(signature, free.targets, others, model, text))
+
+
+def _package(path: Path, record: ProgramRecord, contents: Sequence[memoryview]) -> Package:
+    """Return a program of a package.
+
+    Raises:
+        PackageError: Its plan is inconsistent.
+    """
+    plan = _plan(record.plan)
+    artifacts = tuple(_artifact(artifact, contents) for artifact in record.artifacts)
+    constants = {one.name: _constant(one, contents).data for one in record.constants}
     try:
         verify_plan(plan, artifacts, constants)
     except ValueError as error:
@@ -259,6 +414,28 @@ def read_package(path: str | Path) -> Package:
             f"{str(path)!r}: the plan is inconsistent: {error}", hint="compile the model again"
         ) from error
     return Package(plan, artifacts, constants)
+
+
+def _find_sizes(path: Path, signature: FreeSignature, plan: Plan) -> dict[str, int]:
+    """Return the sizes that a plan is for.
+
+    Raises:
+        PackageError: It is not.
+    """
+    specs = [plan.tensors[position].spec for position in plan.inputs]
+    shapes = {spec.name: spec.shape for spec in specs if spec.shape is not None}
+    if [spec.name for spec in specs] != [spec.name for spec in signature.inputs]:
+        problem = "it has other inputs"
+    elif any(spec.is_free and spec.name not in shapes for spec in signature.inputs):
+        problem = "it has an input without a shape"
+    else:
+        try:
+            return signature.find_sizes(shapes)
+        except InputError as error:
+            problem = error.message
+    raise PackageError(
+        f"{str(path)!r}: a plan does not fit the model: {problem}", hint="compile the model again"
+    )
 
 
 def load_regions(
@@ -410,10 +587,10 @@ def _decode_manifest(path: Path, archive: zipfile.ZipFile) -> Manifest:
         # The number alone first: a manifest of another format need not have our fields.
         version = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).get("format_version")
         format_version = msgspec.json.decode(version, type=int) if version is not None else None
-        if format_version != FORMAT_VERSION:
+        if format_version not in READ_VERSIONS:
             raise PackageError(
                 f"{str(path)!r} has package format {format_version}; "
-                f"this version reads {FORMAT_VERSION}",
+                f"this version reads {' and '.join(map(str, READ_VERSIONS))}",
                 hint="use the version of intarsia that wrote it, or compile the model again",
             )
         return msgspec.json.decode(text, type=Manifest)

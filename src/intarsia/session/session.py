@@ -21,6 +21,7 @@ from typing import Any
 from intarsia.backends.registry import Backends, load_backends
 from intarsia.backends.values import TensorSpec
 from intarsia.compiler import compile as compile_model
+from intarsia.compiler import load
 from intarsia.errors import ExecutionError, InputError, SettingError
 from intarsia.graph.free_sizes import FreeSpec
 from intarsia.graph.model_info import ModelInfo
@@ -29,7 +30,6 @@ from intarsia.plan.plan import Plan, RegionStep
 from intarsia.runtime.device_array import to_host
 from intarsia.runtime.feeds import check_feeds
 from intarsia.runtime.free import Program
-from intarsia.runtime.loading import load
 from intarsia.runtime.package import is_package
 from intarsia.session.binding import IOBinding
 from intarsia.session.options import (
@@ -129,7 +129,8 @@ class InferenceSession:
             compiling = [
                 name
                 for name, value in arguments.items()
-                if value is not None and name not in ("num_threads", "backends")
+                if value is not None
+                and name not in ("num_threads", "backends", "frozen", "max_shapes")
             ]
             compiling += changes_of(self._session_options)
             if compiling:

@@ -116,7 +116,7 @@ def _program(subject: Subject) -> tuple[EvaluatedModel, PlanExecutable]:
         )
     if not program.placement.coverage().get(str(subject.placed)):
         raise NotApplicable("nothing of the program went to the backend")
-    return problem, program
+    return problem, program.latest
 
 
 THREADS = 4
