@@ -36,6 +36,7 @@ from intarsia.codegen.lower.program import (
 from intarsia.codegen.lower.schedules import HEURISTICS, Chooser, none
 from intarsia.codegen.lower.views import CHANNELS, Pads, View, dense_view, domain_of, outer, padded
 from intarsia.codegen.printer import fingerprint
+from intarsia.codegen.scalar_ops.narrow import storage_of
 from intarsia.codegen.unit import VectorUnit, WinogradMode
 from intarsia.codegen.verifier import verify
 from intarsia.graph.extract import constant_array
@@ -206,14 +207,15 @@ class Assembler:
         block, pads = self.plan.blocks.get(value_id, 0), self.plan.pads.get(value_id)
         if pads is None and self._is_output(value_id, block):
             return _Form(self._output_view(value_id))
+        dtype = storage_of(value.dtype)
         if value_id in self.plan.channels_last:
             batch, channels, *spatial = value.shape
-            last = self._allocate(value.dtype, (batch, *spatial, channels), 0, None)
+            last = self._allocate(dtype, (batch, *spatial, channels), 0, None)
             order = (0, len(spatial) + 1, *range(1, len(spatial) + 1))
             view = _other_form(last.permuted(order), block)
             assert view is not None, "blocks would be cut"
             return _Form(view)
-        return _Form(self._allocate(value.dtype, value.shape, block, pads), pads)
+        return _Form(self._allocate(dtype, value.shape, block, pads), pads)
 
     def _is_output(self, value_id: int, block: int) -> bool:
         """Tell whether a value is an output of the region in this layout."""
@@ -300,6 +302,7 @@ class Assembler:
     def constant(self, name: str, array: Array) -> View:
         """Return an array that is known now as a plain tensor; `name` says what it is."""
         array = np.require(array, requirements="C")
+        array = array.view(storage_of(array.dtype.name))
         name = self._free_name(name, array)
         storage = self._constant_storages.get(name)
         if storage is None:
@@ -471,8 +474,9 @@ class Assembler:
     def _border_view(self, kind: StorageKind, index: int, value: Value, block: int) -> View:
         """Return an input or output of the region: the caller's memory, of any alignment."""
         storage = self._storage(kind, index, value.nbytes)
-        view = dense_view(storage, value.dtype, value.shape or (), block)
-        return replace(view, align=np.dtype(value.dtype).itemsize)
+        dtype = storage_of(value.dtype)
+        view = dense_view(storage, dtype, value.shape or (), block)
+        return replace(view, align=np.dtype(dtype).itemsize)
 
     def _storage(self, kind: StorageKind, index: int, nbytes: int) -> int:
         self._storages.append(MemoryBlock(kind, index, nbytes))

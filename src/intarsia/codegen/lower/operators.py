@@ -28,6 +28,7 @@ from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.layouts import Wish
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import is_elementwise
+from intarsia.codegen.scalar_ops.narrow import WITH_NARROW
 from intarsia.codegen.scalar_ops.operator import ANY, BOOL, WIDE
 from intarsia.codegen.unit import VectorUnit
 from intarsia.errors import InternalError
@@ -119,9 +120,9 @@ def refuse_operation(operation: Operation) -> tuple[str, str] | None:
 
 
 _ELEMENTWISE = Operator(
-    recipes.lower_pointwise, ANY, recipes.refuse_pointwise, _follow, has_epilogue=True
+    recipes.lower_pointwise, WITH_NARROW, recipes.refuse_pointwise, _follow, has_epilogue=True
 )
-_RENAMING = Operator(movement.lower_reshape, ANY)
+_RENAMING = Operator(movement.lower_reshape, WITH_NARROW)
 _POOL = Operator(reductions.lower_pool, FLOATS, reductions.refuse_pool, _follow, has_epilogue=True)
 _GLOBAL_POOL = Operator(
     reductions.lower_global_pool, FLOATS, reductions.refuse_pool, _follow, has_epilogue=True
@@ -159,7 +160,7 @@ _SKIP = Operator(reductions.lower_skip, _REAL, reductions.refuse_skip, has_epilo
 OPERATORS: dict[str, Operator] = {
     "Attention": Operator(attention.lower_attention, FLOATS, attention.refuse_attention),
     "AveragePool": _POOL,
-    "Concat": Operator(movement.lower_concat, ANY, wish=_follow),
+    "Concat": Operator(movement.lower_concat, WITH_NARROW, wish=_follow),
     "Conv": Operator(
         convolution.lower_conv,
         FLOATS,
@@ -176,17 +177,17 @@ OPERATORS: dict[str, Operator] = {
     ),
     "CumProd": _SCAN,
     "CumSum": _SCAN,
-    "DepthToSpace": Operator(movement.lower_shuffle, ANY),
+    "DepthToSpace": Operator(movement.lower_shuffle, WITH_NARROW),
     "Einsum": Operator(
         contraction.lower_einsum, WIDE, contraction.refuse_einsum, has_epilogue=True
     ),
-    "Expand": Operator(movement.lower_expand, ANY),
+    "Expand": Operator(movement.lower_expand, WITH_NARROW),
     **dict.fromkeys(GATES, _RECURRENT),
-    "Gather": Operator(indices.lower_gather, ANY, indices.refuse_gather),
+    "Gather": Operator(indices.lower_gather, WITH_NARROW, indices.refuse_gather),
     "GatherElements": Operator(
-        indices.lower_gather_elements, ANY, indices.refuse_gather, has_epilogue=True
+        indices.lower_gather_elements, WITH_NARROW, indices.refuse_gather, has_epilogue=True
     ),
-    "GatherND": Operator(indices.lower_gather_nd, ANY, indices.refuse_gather),
+    "GatherND": Operator(indices.lower_gather_nd, WITH_NARROW, indices.refuse_gather),
     "Gemm": Operator(products.lower_gemm, WIDE, has_epilogue=True),
     "GlobalAveragePool": _GLOBAL_POOL,
     "GlobalLpPool": _GLOBAL_POOL,
@@ -220,13 +221,13 @@ OPERATORS: dict[str, Operator] = {
     "Scatter": _SCATTER,
     "ScatterElements": _SCATTER,
     "ScatterND": Operator(indices.lower_scatter_nd, ANY, indices.refuse_scatter),
-    "Slice": Operator(movement.lower_slice, ANY, movement.refuse_slice, _follow_slice),
+    "Slice": Operator(movement.lower_slice, WITH_NARROW, movement.refuse_slice, _follow_slice),
     "Softmax": _SOFTMAX,
-    "SpaceToDepth": Operator(movement.lower_shuffle, ANY),
-    "Split": Operator(movement.lower_split, ANY, wish=_follow),
-    "Tile": Operator(movement.lower_tile, ANY, movement.refuse_tile),
+    "SpaceToDepth": Operator(movement.lower_shuffle, WITH_NARROW),
+    "Split": Operator(movement.lower_split, WITH_NARROW, wish=_follow),
+    "Tile": Operator(movement.lower_tile, WITH_NARROW, movement.refuse_tile),
     "TopK": Operator(indices.lower_top_k, ANY - BOOL, indices.refuse_top_k),
-    "Transpose": Operator(movement.lower_transpose, ANY),
+    "Transpose": Operator(movement.lower_transpose, WITH_NARROW),
     "Trilu": Operator(indices.lower_trilu, ANY, indices.refuse_trilu),
     "com.microsoft.RotaryEmbedding": _ROTARY,
     "com.microsoft.SkipLayerNormalization": _SKIP,

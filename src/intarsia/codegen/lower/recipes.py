@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from intarsia.codegen.body import Apply, Body, Fused
+from intarsia.codegen.body import Apply, Attributes, Body, Fused
 from intarsia.codegen.ir import row_major
 from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.lower.assembler import Assembler
@@ -17,6 +17,7 @@ from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.views import CHANNELS, View
 from intarsia.codegen.scalar_ops import SCALAR_OPS, supported_dtypes
+from intarsia.codegen.scalar_ops.narrow import NARROW, storage_of
 from intarsia.codegen.scalar_ops.operator import FLOATS
 from intarsia.graph.extract import constant_array
 from intarsia.graph.graph import Graph
@@ -68,21 +69,28 @@ def _plain(operation: Operation, op_type: str | None = None) -> Recipe:
     name = op_type or operation.op_type
     step = Apply(name, tuple(arguments), tuple(sorted(attributes.items())), operation.output.dtype)
     if "float16" in supported_dtypes(name):
-        return Recipe(tuple(sources), (step,))
-    halves = [number for number, value in enumerate(operation.inputs) if value.dtype == "float16"]
+        return Recipe(tuple(sources), (replace(step, dtype=storage_of(step.dtype)),))
+    dtypes = [value.dtype for value in operation.inputs]
+    halves = {number: dtype for number, dtype in enumerate(dtypes) if dtype in _WIDER}
     return Recipe(tuple(sources), _in_float32(step, len(sources), halves))
 
 
-def _in_float32(step: Apply, sources: int, halves: Sequence[int]) -> tuple[Apply, ...]:
-    """Return a step with float16 converted before and after."""
-    casts = [Apply("Cast", (number,), (), "float32") for number in halves]
+def _in_float32(step: Apply, sources: int, halves: Mapping[int, str]) -> tuple[Apply, ...]:
+    """Return a step with float16 or bfloat16 converted before and after."""
+    casts = [_convert(number, dtype, "float32") for number, dtype in halves.items()]
     wide = {number: sources + place for place, number in enumerate(halves)}
     arguments = tuple(wide.get(number, number) for number in step.arguments)
-    if step.dtype != "float16":
+    if step.dtype not in _WIDER:
         return (*casts, replace(step, arguments=arguments))
     computed = replace(step, arguments=arguments, dtype="float32")
-    narrow = Apply("Cast", (sources + len(casts),), (), "float16")
-    return (*casts, computed, narrow)
+    return (*casts, computed, _convert(sources + len(casts), "float32", step.dtype))
+
+
+def _convert(argument: int, source: str, target: str, attributes: Attributes = ()) -> Apply:
+    """Return the step that makes one dtype of another, which either may be one of ours."""
+    names = (("from", source), ("to", target))
+    narrow = tuple((name, dtype) for name, dtype in names if dtype in NARROW)
+    return Apply("Cast", (argument,), tuple(sorted(narrow + attributes)), storage_of(target))
 
 
 _MEANINGLESS = frozenset(("to", "saturate", "round_mode", "axis", "broadcast"))
@@ -103,13 +111,16 @@ def _batch_normalization(operation: Operation) -> Recipe:
 
 
 def _first_input(operation: Operation) -> Recipe:
-    dtype = operation.output.dtype
+    dtype = storage_of(operation.output.dtype)
     return Recipe((operation.node.inputs[0],), (Apply("Identity", (0,), (), dtype),))
 
 
 def _cast(operation: Operation) -> Recipe:
-    step = Apply("Cast", (0,), (), operation.output.dtype)
-    return Recipe((operation.node.inputs[0],), (step,))
+    source, target = operation.inputs[0].dtype, operation.output.dtype
+    names = ("round_mode", "saturate") if target in NARROW else ()
+    given = ((name, operation.attribute(name)) for name in names)
+    attributes = tuple((name, value) for name, value in given if value is not None)
+    return Recipe((operation.node.inputs[0],), (_convert(0, source, target, attributes),))
 
 
 _TANH = (("approximate", "tanh"),)
@@ -137,13 +148,13 @@ def _several_steps(operation: Operation) -> Recipe:
     if wide == dtype:
         return Recipe(sources, tuple(replace(step, dtype=dtype) for step in steps))
     count = len(sources)
-    casts = [Apply("Cast", (number,), (), wide) for number in range(count)]
+    casts = [_convert(number, dtype, wide) for number in range(count)]
     # what an operand's number was is now its conversion's, and what a step's was comes behind it
     moved = [
         replace(step, arguments=tuple(number + count for number in step.arguments))
         for step in steps
     ]
-    narrow = Apply("Cast", (2 * count + len(moved) - 1,), (), dtype)
+    narrow = _convert(2 * count + len(moved) - 1, wide, dtype)
     return Recipe(sources, (*casts, *moved, narrow))
 
 
@@ -196,7 +207,7 @@ def make_chain(
             names[key] = len(dtypes)
             sources.append(source)
             if isinstance(source, int):
-                dtypes.append(graph.values[source].dtype)
+                dtypes.append(storage_of(graph.values[source].dtype))
             else:
                 dtypes.append(source[1].dtype.name)
     steps: list[Apply] = []
@@ -352,17 +363,19 @@ def _is_old(operation: Operation) -> bool:
 
 
 def _refuse_dtypes(operation: Operation) -> str | None:
-    """Say why the dtypes of the operands are not taken; float16 is computed in float32."""
+    """Say why the dtypes of the operands are not taken; halves are computed in float32."""
     is_several = (operation.op_type, len(operation.inputs)) in _SEVERAL_STEPS
     taken = FLOATS if is_several else supported_dtypes(operation.op_type)
     first = 1 if operation.op_type == "Where" else 0  # after its condition
+    if not taken and operation.inputs[0].dtype in NARROW:
+        return f"{operation.op_type} of {operation.inputs[0].dtype} has no native code"
     for value in operation.inputs[first:] if taken else ():
         if not {value.dtype, _WIDER.get(value.dtype, value.dtype)} & taken:
             return f"{operation.op_type} of {value.dtype} has no native code"
     return None
 
 
-_WIDER = {"float16": "float32"}
+_WIDER = {"float16": "float32", "bfloat16": "float32"}
 
 
 def lower_pointwise(assembler: Assembler, group: KernelGroup) -> None:

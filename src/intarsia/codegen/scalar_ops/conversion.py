@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import IrValue
-from intarsia.codegen.scalar_ops.operator import ANY, ScalarOp, unary
+from intarsia.codegen.scalar_ops.operator import ANY, unary
 
 
 def convert(b: Builder, x: IrValue, dtype: str) -> IrValue:
@@ -23,7 +23,7 @@ def convert(b: Builder, x: IrValue, dtype: str) -> IrValue:
     if source == "float16":
         return convert(b, half_to_float(b, x), dtype)
     if dtype == "float16":
-        return float_to_half(b, _as_float32_for_half(b, x))
+        return float_to_half(b, exact_in_single(b, x))
     # LLVM leaves open what a float gives that does not fit; x86 converts to 32 and 64 bits only,
     # and so does numpy before it cuts.
     if x.type.is_float and dtype in ("uint8", "uint16", "int8", "int16"):
@@ -33,10 +33,12 @@ def convert(b: Builder, x: IrValue, dtype: str) -> IrValue:
     return b.cast(x, dtype)
 
 
-def _as_float32_for_half(b: Builder, x: IrValue) -> IrValue:
-    """Return a float32 that rounds to the same float16 as the value does."""
+def exact_in_single(b: Builder, x: IrValue) -> IrValue:
+    """Return a float32 that rounds to the same float16, or narrower float, as the value does."""
     if x.type.dtype == "float32":
         return x
+    if x.type.dtype == "float16":
+        return half_to_float(b, x)
     wide = b.cast(x, "float64")
     near = b.cast(wide, "float32")
     back = b.cast(near, "float64")
@@ -51,9 +53,6 @@ def _as_float32_for_half(b: Builder, x: IrValue) -> IrValue:
 
 
 CONVERSIONS = {
-    "Cast": ScalarOp(lambda b, x, attrs, dtype: convert(b, x[0], dtype), ANY),
-    "CastLike": ScalarOp(lambda b, x, attrs, dtype: convert(b, x[0], dtype), ANY),
-    "Identity": unary(lambda b, x: x, ANY),
     "Dropout": unary(lambda b, x: x, ANY),  # in inference
 }
 """Operators that keep the number."""
