@@ -56,3 +56,16 @@ def test_trilu(run_kernel, shape, diagonal, upper):
     got = run_kernel(scan.build(spec), [x, y])[1]
     pick = np.triu if upper else np.tril
     np.testing.assert_array_equal(got, pick(x, diagonal))
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("shape", [(5, 4, 19), (3, 7, 1), (1, 2, 4), (0, 3, 2)])
+def test_reversed_starts(run_kernel, shape, unit):
+    x, y = numbers(shape), numbers(shape)
+    lengths = np.random.default_rng(0).integers(0, shape[0] + 1, shape[1])
+    spec = scan.ReversedStarts(*shape, dense(x), dense(lengths), dense(y), unit)
+    got = run_kernel(scan.build(spec), [x, lengths, y])[2]
+    wanted = x.copy()
+    for row, length in enumerate(lengths):
+        wanted[:length, row] = x[:length, row][::-1]
+    np.testing.assert_array_equal(got, wanted)

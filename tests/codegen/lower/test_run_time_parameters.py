@@ -153,6 +153,35 @@ def test_slice_and_pad_between_blocked_tensors(run_both):
     run_both(model, {"x": x} | steering)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int16", "int32", "int64"])
+def test_range(backends, dtype):
+    for start, limit, delta in ((1, 9, 3), (9, -40, -2), (3, 3, 1), (0, 100, 7)):
+        ends = {"a": start, "b": limit, "c": delta}
+        feeds = {name: np.array(number, dtype) for name, number in ends.items()}
+        model = one_node("Range", feeds, [(len(range(start, limit, delta)),)])
+        got = intarsia.compile(model, "llvm", strict=True, backends=backends).run(feeds)
+        np.testing.assert_array_equal(got["y0"], np.arange(start, limit, delta, dtype))
+
+
+@pytest.mark.parametrize("time_axis", [0, 1])
+@pytest.mark.parametrize("is_constant", [True, False])
+def test_sequences_turned_round(run_both, time_axis, is_constant):
+    x, lengths = numbers(4, 4, 5), {"b": np.array([1, 4, 2, 3])}
+    fed, fixed = ({}, lengths) if is_constant else (lengths, {})
+    flags = {"time_axis": time_axis, "batch_axis": 1 - time_axis}
+    feeds = {"a": x} | fed
+    run_both(one_node("ReverseSequence", feeds, [x.shape], fixed, **flags), feeds)
+
+
+def test_a_range_of_another_length(backends):
+    good = {name: np.array(number) for name, number in zip("abc", (1, 9, 2), strict=True)}
+    exe = intarsia.compile(one_node("Range", good, [(4,)]), "llvm", strict=True, backends=backends)
+    for name, number in (("a", 5), ("b", 10), ("c", 0), ("c", -1)):
+        with pytest.raises(InputError, match="'a' does not fit the shapes of node 'n'"):
+            exe.run(good | {name: np.array(number)})
+    np.testing.assert_array_equal(exe.run(good)["y0"], [1, 3, 5, 7])
+
+
 MISFITS = {
     "starts": ("Slice", {"b": np.array([1]), "c": np.array([9])}, {"b": np.array([0])}, (1, 3)),
     "pads": ("Pad", {"b": np.array([0, 1, 1, 0])}, {"b": np.array([1, 0, 1, 1])}, (3, 4)),

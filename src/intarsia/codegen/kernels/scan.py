@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CumSum, CumProd and Trilu: kernels whose entries depend on where they lie along a dimension."""
+"""CumSum, CumProd, Trilu, ReverseSequence: what entries are depends on where they lie."""
 
 from __future__ import annotations
 
@@ -66,11 +66,36 @@ class Trilu:
     is_upper: bool = True
 
 
-SPECS = (Scan, Trilu)
+@dataclass(frozen=True, slots=True)
+class ReversedStarts:
+    """Sequences of which so many entries are turned round, and the others stay.
+
+    Attributes:
+        extent: Of a sequence.
+        batch: Sequences.
+        inner: Entries of each step.
+        x: Over (extent, batch, inner).
+        lengths: Over (batch,); in `[0, extent]`.
+        y: Over (extent, batch, inner).
+        unit: What it is shaped for.
+    """
+
+    extent: int
+    batch: int
+    inner: int
+    x: Layout
+    lengths: Layout
+    y: Layout
+    unit: VectorUnit = AVX512
 
 
-def build(spec: Scan | Trilu) -> Function:
-    """Return the kernel; its arguments are x, for Trilu a diagonal that is a tensor, y."""
+SPECS = (Scan, Trilu, ReversedStarts)
+
+
+def build(spec: Scan | Trilu | ReversedStarts) -> Function:
+    """Return the kernel; its arguments are x, a diagonal that is a tensor or the lengths, y."""
+    if isinstance(spec, ReversedStarts):
+        return _reversed_starts(spec)
     return _scan(spec) if isinstance(spec, Scan) else _trilu(spec)
 
 
@@ -124,4 +149,23 @@ def _trilu(spec: Trilu) -> Function:
             b.store(b.load(x, (image, row, column)), y, (image, row, column))
         with b.serial(*cleared) as column:
             b.store(zero, y, (image, row, column))
+    return b.finish()
+
+
+def _reversed_starts(spec: ReversedStarts) -> Function:
+    b = Builder("reversed_starts")
+    domain = (spec.extent, spec.batch, spec.inner)
+    x = spec.x.declare(b, "x", domain)
+    lengths = spec.lengths.declare(b, "lengths", (spec.batch,))
+    y = spec.y.declare(b, "y", domain, is_written=True)
+    b.note(f"{spec.extent} x {spec.batch} x {spec.inner}")
+    for step, row in each_turn(b, domain[:2], prod(domain)):
+        length = b.cast(b.load(lengths, row), "int64")
+        length = b.minimum(spec.extent, b.maximum(0, length))
+        at = b.index(step)
+        turned = b.sub(b.sub(length, 1), at)
+        source = Index.of(b.select(b.compare("lt", at, length), turned, at))
+        for first, lanes, count in vectors(b, spec.unit, x.dtype, spec.inner):
+            value = load_lanes(b, x, (source, row, first), lanes, count)
+            store_lanes(b, value, y, (step, row, first), count)
     return b.finish()

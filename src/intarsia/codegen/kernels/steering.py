@@ -45,11 +45,30 @@ class SameNumbers:
     numbers: Layout
 
 
-SPECS = (AxisSet, SameNumbers)
+@dataclass(frozen=True, slots=True)
+class RangeLength:
+    """How many numbers a `Range` has to have.
+
+    Attributes:
+        wanted: How many.
+        start: Over (1,), as all that follow.
+        limit: Beyond the last number.
+        delta: From one to the next.
+    """
+
+    wanted: int
+    start: Layout
+    limit: Layout
+    delta: Layout
 
 
-def build(spec: AxisSet | SameNumbers) -> Function:
-    """Return the kernel; its arguments are axes, choice and fault, or numbers and fault."""
+SPECS = (AxisSet, SameNumbers, RangeLength)
+
+
+def build(spec: AxisSet | SameNumbers | RangeLength) -> Function:
+    """Return the kernel; its arguments are the layouts in order, of `AxisSet` choice, and fault."""
+    if isinstance(spec, RangeLength):
+        return _range_length(spec)
     return _axis_set(spec) if isinstance(spec, AxisSet) else _same_numbers(spec)
 
 
@@ -86,6 +105,25 @@ def _same_numbers(spec: SameNumbers) -> Function:
             for at, number in enumerate(spec.wanted)
         ]
         b.store(b.cast(_any(b, others), INT64.dtype), fault, 0)
+    return b.finish()
+
+
+def _range_length(spec: RangeLength) -> Function:
+    b = Builder("range_length")
+    pairs = (("start", spec.start), ("limit", spec.limit), ("delta", spec.delta))
+    buffers = [layout.declare(b, name, (1,)) for name, layout in pairs]
+    fault = b.argument("fault", INT64.dtype, (1,), is_written=True)
+    b.note(f"{spec.wanted}")
+    with b.parallel(1):
+        start, limit, delta = (b.load(buffer, 0) for buffer in buffers)
+        # Floats are subtracted as they are, and divided in float64, as in ONNX Runtime.
+        if start.type.is_float:
+            way = b.cast(b.sub(limit, start), "float64")
+        else:
+            way = b.sub(b.cast(limit, "float64"), b.cast(start, "float64"))
+        length = b.maximum(0.0, b.unary("ceil", b.div(way, b.cast(delta, "float64"))))
+        is_other = b.compare("ne", length, float(spec.wanted))  # also of NaN
+        b.store(b.cast(is_other, INT64.dtype), fault, 0)
     return b.finish()
 
 

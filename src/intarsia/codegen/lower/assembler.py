@@ -21,7 +21,7 @@ from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.kernels.entry_tables import PadTables, SliceTables
 from intarsia.codegen.kernels.families import TunableSpec, family_of
 from intarsia.codegen.kernels.fill import Fill
-from intarsia.codegen.kernels.steering import AxisSet, SameNumbers
+from intarsia.codegen.kernels.steering import AxisSet, RangeLength, SameNumbers
 from intarsia.codegen.lower.layouts import LayoutPlan, widest
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.program import (
@@ -426,6 +426,13 @@ class Assembler:
         firsts = [sum(spec.result[:dim]) for dim in range(len(spec.result))]
         pairs = zip(firsts, spec.result, strict=True)
         return [joined.part(0, first, size) for first, size in pairs]
+
+    def check_range(self, views: Sequence[View], count: int, value: Value, node: Node) -> None:
+        """Append a call that finds whether start, limit and delta say another number of entries."""
+        start, limit, delta = (view.layout for view in views)
+        fault = self._fault(1, IndexCheck(0, node.name, value.name, 0))
+        spec = RangeLength(count, start, limit, delta)
+        self.call(spec, (*views, fault), (node.name,), f"{count} entries")
 
     def choose_axes(
         self, value: Value, sets: Sequence[tuple[int, ...]], operation: Operation

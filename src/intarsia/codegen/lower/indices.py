@@ -8,8 +8,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 
-from intarsia.codegen.body import Fused, Layout, identity
+import numpy as np
+
+from intarsia.codegen.body import Apply, Body, Fused, Layout, identity
 from intarsia.codegen.kernels import gather, scan, scatter, top_k
+from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.lower.assembler import Assembler, Guard
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
@@ -291,6 +294,57 @@ def lower_trilu(assembler: Assembler, group: KernelGroup) -> None:
         is_upper = bool(operation.attribute("upper", 1))
         spec = scan.Trilu(*domain, x.layout, y.layout, diagonal, is_upper)
         assembler.call(spec, (x, *k, y), group.names)
+
+
+# ReverseSequence and Range
+
+
+def refuse_reverse_sequence(operation: Operation) -> str | None:
+    """Say why a `ReverseSequence` is not taken."""
+    axes = operation.attribute("time_axis", 0), operation.attribute("batch_axis", 1)
+    if sorted(axes) != [0, 1]:
+        return f"its axes are {axes}"
+    steps = operation.shape()[axes[0]]
+    lengths = operation.numbers(1) or () if operation.is_constant(1) else ()
+    if not all(0 <= length <= steps for length in lengths):
+        return f"its sequences are not all of 0 to {steps} steps"
+    return None
+
+
+def lower_reverse_sequence(assembler: Assembler, group: KernelGroup) -> None:
+    """Turn the beginning of each sequence round."""
+    operation = group.anchor
+    x, lengths = assembler.read_dense(operation.node.inputs[0]), operation.inputs[1]
+    counts = assembler.read(lengths.id)
+    order = (operation.attribute("time_axis", 0), operation.attribute("batch_axis", 1), 2)
+    shape = (*x.shape[:2], prod(x.shape[2:]))
+    if lengths.constant is None:
+        extent = shape[order[0]]
+        assembler.check_indices(counts, extent + 1, operation.node.name, lengths.name)
+    with dense_target(assembler, group) as target:
+        data, y = (view.reshaped(shape).permuted(order) for view in (x, target))
+        steps, batch, inner = data.shape
+        spec = scan.ReversedStarts(
+            steps, batch, inner, data.layout, counts.layout, y.layout, assembler.unit
+        )
+        assembler.call(spec, (data, counts, y), group.names)
+
+
+def lower_range(assembler: Assembler, group: KernelGroup) -> None:
+    """Append `start + i * delta`; how many there are is known, and looked at."""
+    operation = group.anchor
+    views = [assembler.read_dense(value.id).reshaped((1,)) for value in operation.inputs]
+    (count,), dtype = operation.output_shape, operation.output.dtype
+    assembler.check_range(views, count, operation.inputs[0], operation.node)
+    numbers = assembler.constant(f"0 to {count}, {dtype}", np.arange(count).astype(dtype))
+    start, _, delta = (replace(view, shape=(count,), strides=(0,)) for view in views)
+    y = assembler.target(group.result)
+    steps = (Apply("Mul", (0, 1), (), dtype), Apply("Add", (3, 2), (), dtype))
+    body = Body((dtype,) * 3, steps, (4,))
+    inputs = (numbers, delta, start)
+    layouts = tuple(view.layout for view in inputs)
+    spec = Elementwise((count,), layouts, (y.layout,), body, assembler.unit)
+    assembler.call(spec, (*inputs, y), group.names)
 
 
 # TopK

@@ -215,7 +215,13 @@ OPERATORS: dict[str, Operator] = {
     "OneHot": Operator(indices.lower_one_hot, ANY, indices.refuse_one_hot),
     "Pad": Operator(movement.lower_pad, ANY, movement.refuse_pad, movement.wish_pad),
     "RMSNormalization": _ROWS,
+    "Range": Operator(
+        indices.lower_range, frozenset(("float32", "float64", "int16", "int32", "int64"))
+    ),
     "Resize": _RESIZE,
+    "ReverseSequence": Operator(
+        indices.lower_reverse_sequence, ANY, indices.refuse_reverse_sequence
+    ),
     "RoiAlign": Operator(sampling.lower_roi_align, _REAL, sampling.refuse_roi_align),
     "RotaryEmbedding": _ROTARY,
     "Scatter": _SCATTER,
