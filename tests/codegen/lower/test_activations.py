@@ -200,3 +200,19 @@ def test_integers_are_refused():
     graph = snapshot(load(model))
     code, reason = refuse_node(graph, graph.nodes[0])
     assert (code, reason) == ("op", "com.microsoft.BiasGelu of int32 has no native code")
+
+
+@pytest.mark.parametrize("exponent", [2, 3, 4, 0.5, -1])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_a_power_of_a_constant_is_that_of_numpy(exponent, dtype, backends):
+    """Squares and cubes are products; the special cases of powers hold for both."""
+    x = np.array([0.0, -0.0, 1, -1, 0.3, -2.7, 11, np.inf, -np.inf, np.nan, 1e-3], dtype)
+    body = "y = Pow(x, e)"
+    model = small_model("y", body, {"x": x}, {"e": np.array(exponent, dtype)})
+    got = intarsia.compile(model, "llvm", num_threads=1, backends=backends).run({"x": x})["y"]
+    with np.errstate(all="ignore"):
+        wanted = np.power(x, np.full_like(x, exponent))  # of one number it takes roots
+    tolerance = {"float32": 3e-7, "float64": 6e-16, "float16": 1e-3}[dtype]
+    np.testing.assert_allclose(got, wanted, rtol=tolerance)
+    is_zero = wanted == 0
+    np.testing.assert_array_equal(np.signbit(got[is_zero]), np.signbit(wanted[is_zero]))

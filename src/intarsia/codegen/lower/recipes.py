@@ -158,12 +158,25 @@ def _several_steps(operation: Operation) -> Recipe:
     return Recipe(sources, (*casts, *moved, narrow))
 
 
+def _power(operation: Operation) -> Recipe:
+    """Return a square or a cube as products, which are as exact; other powers as they are."""
+    base, result = operation.inputs[0], operation.output
+    steps = (Apply("Mul", (0, 0), (), result.dtype), Apply("Mul", (1, 0), (), result.dtype))
+    is_wide = result.dtype in ("float32", "float64") and base.shape == result.shape
+    if is_wide and operation.is_constant(1):
+        exponents = set(operation.array(1).reshape(-1).tolist())
+        if exponents in ({2}, {3}):
+            return Recipe((base.id,), steps[: int(exponents.pop()) - 1])
+    return _plain(operation)
+
+
 _SPECIAL: dict[str, Callable[[Operation], Recipe]] = {
     **{name: _several_steps for name, _ in _SEVERAL_STEPS},
     "BatchNormalization": _batch_normalization,
     **dict.fromkeys(names_of(lambda operator: operator.casts), _cast),
     "Dropout": _first_input,
     "Identity": _first_input,
+    "Pow": _power,
 }
 
 
