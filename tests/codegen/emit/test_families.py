@@ -6,6 +6,7 @@ The cases are those that the machine code is tested by; here one or two of a fam
 import pytest
 from tests.codegen.emit.runners import run_c, run_opencl, run_opencl_groups
 from tests.codegen.kernels import (
+    test_attention,
     test_conv,
     test_conv_plain,
     test_conv_transposed,
@@ -34,6 +35,16 @@ from intarsia.codegen.kernels.pool.combination import PoolKind
 from intarsia.codegen.unit import AVX2, AVX512, SSE
 
 FAMILIES = {
+    "attention": lambda run: test_attention.test_hard_shapes(run, "avx2", 17, 33, 20),
+    "attention with masks": lambda run: test_attention.test_masks_of_all_shapes(
+        run, "sse", test_attention.KEPT, (2, 1, 21, 40)
+    ),
+    "attention with lengths": lambda run: test_attention.test_lengths_of_keys(
+        run, "int64", {"last": 0, "first": -3}
+    ),
+    "attention without keys": lambda run: test_attention.test_rows_without_keys(
+        run, test_attention.EmptyRow.NAN, 70
+    ),
     "conv": lambda run: check_conv(run, test_conv.CASES["3x3"], AVX512, ConvKind.DIRECT),
     "conv odd": lambda run: check_conv(run, test_conv.CASES["odd channels"], SSE, ConvKind.DIRECT),
     "conv grouped": lambda run: check_conv(run, test_conv.CASES["grouped"], AVX2, ConvKind.DIRECT),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from operator import mul
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from intarsia.codegen.kernels.attention import Attention, EmptyRow, Mask, MaskKind
 from intarsia.codegen.lower.assembler import Assembler
@@ -135,43 +135,87 @@ def with_lead(view: View, lead: Lead) -> View:
     )
 
 
-def refuse_attention(operation: Operation) -> str | None:
-    """Say why attention is not taken."""
-    return None if PROBLEM in operation.meant else "it is a node, not nodes that spell it"
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The tensors of attention, the extents of a batch in front of the last two of each.
+
+    Attributes:
+        q: (*batch, queries, size).
+        k: (*batch, keys, size).
+        v: (*batch, keys, size of a value).
+        y: (*batch, queries, size of a value).
+        masks: Each with what it does and its fill, over (*batch, queries, keys).
+        lengths: Over batch; see `Attention`.
+    """
+
+    q: View
+    k: View
+    v: View
+    y: View
+    masks: tuple[tuple[View, MaskKind, float], ...] = ()
+    lengths: View | None = None
 
 
-def lower_attention(assembler: Assembler, group: KernelGroup) -> None:
-    """Append the kernel of attention."""
-    problem: AttentionProblem = group.anchor.meant[PROBLEM]
-    queries, keys, key_size, value_size = problem.sizes
-    batch = problem.batch
-    q, k, v = (_read(assembler, item, batch) for item in (problem.q, problem.k, problem.v))
-    masks, mask_views = [], []
-    for mask in problem.masks:
-        shape = (*mask.over, queries, keys)
-        view = with_lead(assembler.read(mask.value).expanded(shape), batch)
-        masks.append(Mask(view.layout, mask.kind, mask.fill))
-        mask_views.append(view)
-    y = with_lead(place_of(assembler, problem.result), batch)
+def append_attention(
+    assembler: Assembler, heads: Heads, names: Sequence[str], **options: Any
+) -> None:
+    """Append the kernel of attention.
+
+    Args:
+        assembler: Of the program.
+        heads: Its tensors.
+        names: Of the nodes that it computes.
+        options: Further fields of `Attention`.
+    """
+    *batch, queries, key_size = heads.q.shape
+    keys, value_size = heads.v.shape[-2:]
+    lengths = heads.lengths
     spec = Attention(
         queries,
         keys,
         key_size,
         value_size,
-        q.layout,
-        k.layout,
-        v.layout,
-        y.layout,
-        batch,
-        problem.scale,
-        problem.cap,
+        heads.q.layout,
+        heads.k.layout,
+        heads.v.layout,
+        heads.y.layout,
+        batch=tuple(batch),
+        masks=tuple(Mask(view.layout, kind, fill) for view, kind, fill in heads.masks),
+        lengths=lengths.layout if lengths else None,
+        unit=assembler.unit,
+        **options,
+    )
+    views = [heads.q, heads.k, heads.v, heads.y, *(mask[0] for mask in heads.masks)]
+    assembler.call(spec, [*views, lengths] if lengths else views, names, "attention")
+
+
+def lower_problem(assembler: Assembler, group: KernelGroup) -> None:
+    """Append the kernel of attention that several nodes spell."""
+    problem: AttentionProblem = group.anchor.meant[PROBLEM]
+    queries, keys, *_ = problem.sizes
+    batch = problem.batch
+    masks = []
+    for mask in problem.masks:
+        view = assembler.read(mask.value).expanded((*mask.over, queries, keys))
+        masks.append((with_lead(view, batch), mask.kind, mask.fill))
+    q, k, v = (_read(assembler, item, batch) for item in (problem.q, problem.k, problem.v))
+    heads = Heads(
+        q,
+        k,
+        v,
+        with_lead(place_of(assembler, problem.result), batch),
         tuple(masks),
+    )
+    append_attention(
+        assembler,
+        heads,
+        group.names,
+        scale=problem.scale,
+        cap=problem.cap,
         last=problem.last,
         first=problem.first,
         empty=problem.empty,
-        unit=assembler.unit,
     )
-    assembler.call(spec, (q, k, v, y, *mask_views), group.names, "attention")
 
 
 def _read(assembler: Assembler, matrices: Matrices, batch: Lead) -> View:

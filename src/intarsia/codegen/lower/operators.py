@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from intarsia.codegen.kernels.recurrence import GATES
 from intarsia.codegen.lower import (
-    attention,
+    attention_operators,
     contraction,
     convolution,
     indices,
@@ -158,7 +158,9 @@ _ROTARY = Operator(rotary.lower_rotary, _REAL, rotary.refuse_rotary)
 _SKIP = Operator(reductions.lower_skip, _REAL, reductions.refuse_skip, has_epilogue=True)
 
 OPERATORS: dict[str, Operator] = {
-    "Attention": Operator(attention.lower_attention, FLOATS, attention.refuse_attention),
+    "Attention": Operator(
+        attention_operators.lower_attention, FLOATS, attention_operators.refuse_attention
+    ),
     "AveragePool": _POOL,
     "Concat": Operator(movement.lower_concat, WITH_NARROW, wish=_follow),
     "Conv": Operator(

@@ -25,6 +25,7 @@ from intarsia.codegen.lower.attention import (
     ScoreMask,
     refine,
 )
+from intarsia.codegen.lower.attention_operators import LARGEST_HEAD
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.unit import VectorUnit
 from intarsia.graph.extract import constant_array
@@ -491,8 +492,4 @@ def read_attention(
 
 def _is_worth_it(problem: AttentionProblem, unit: VectorUnit) -> bool:
     queries, _, *sizes = problem.sizes
-    return queries >= min(_LEAST_QUERIES, unit.lanes()) and max(sizes) <= _LARGEST_HEAD
-
-
-_LARGEST_HEAD = 512
-"""Entries of a key or value; a turn's queries and sums lie on the stack of a thread."""
+    return queries >= min(_LEAST_QUERIES, unit.lanes()) and max(sizes) <= LARGEST_HEAD
