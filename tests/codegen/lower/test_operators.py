@@ -366,3 +366,16 @@ def test_an_empty_tensor_is_resized_by_another_backend(backends, mode, coordinat
     model = small_model("y", body, {"x": (0, 1, 4, 2)}, scales)
     exe = intarsia.compile(model, "llvm, onnxruntime", num_threads=1, backends=backends)
     assert exe.run(feeds_of(model))["y"].shape == (0, 1, 6, 6)
+
+
+@pytest.mark.parametrize("height", [1, 2, 4, 5, 6, 7, 9])
+@pytest.mark.parametrize("wanted", [(3, 20, 5), (1, 19, 8), (4, 23, 1)])
+def test_cropped_and_padded_around_the_centre(run_both, height, wanted):
+    weights = {"s": ints(*wanted[:2], height, wanted[2])}
+    cropped = "c = Conv(x, w) y = CenterCropPad(c, s)"
+    model = small_model("y", cropped, IMAGE, WIDE | weights, 18)
+    run_both(model, feeds_of(model))
+    part = "c = Conv(x, w) p = CenterCropPad<axes = [-2, 3]>(c, s) y = Conv(p, w)"
+    weights = {"s": ints(height, wanted[2])}
+    model = small_model("y", part, IMAGE, WIDE | weights, 18)
+    run_both(model, feeds_of(model))

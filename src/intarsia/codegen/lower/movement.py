@@ -268,6 +268,9 @@ _OUTER = 2
 
 def borders(operation: Operation) -> list[tuple[int, int]]:
     """Return for each dimension what a `Pad` adds before and after it; negative ones cut off."""
+    if operation.op_type == "CenterCropPad":
+        pairs = zip(operation.shape(), operation.output_shape, strict=True)
+        return [_around_centre(old, new) for old, new in pairs]
     rank = len(operation.shape())
     amounts = operation.attribute("pads") or operation.attribute("paddings") or operation.numbers(1)
     assert amounts is not None
@@ -280,6 +283,12 @@ def borders(operation: Operation) -> list[tuple[int, int]]:
     ):
         added[axis] = pair
     return added
+
+
+def _around_centre(old: int, new: int) -> tuple[int, int]:
+    """Return what is added on both sides of a dimension; of an odd number more behind it."""
+    before, after = abs(new - old) // 2, (abs(new - old) + 1) // 2
+    return (before, after) if new >= old else (-before, -after)
 
 
 def refuse_pad(operation: Operation) -> str | None:
@@ -310,7 +319,8 @@ def refuse_pad(operation: Operation) -> str | None:
 def _is_pad_computed(operation: Operation) -> bool:
     """Tell whether pads, their axes or the value come when it runs."""
     names = {1: "pads are", 2: "value is", 3: "axes are"}
-    return operation.opset >= _PAD_BY_INPUTS and operation.why_computed(names) is not None
+    has_inputs = operation.op_type == "Pad" and operation.opset >= _PAD_BY_INPUTS
+    return has_inputs and operation.why_computed(names) is not None
 
 
 def wish_pad(operation: Operation, _unit: VectorUnit) -> Wish:

@@ -162,6 +162,7 @@ OPERATORS: dict[str, Operator] = {
         attention_operators.lower_attention, FLOATS, attention_operators.refuse_attention
     ),
     "AveragePool": _POOL,
+    "CenterCropPad": Operator(movement.lower_pad, ANY, wish=movement.wish_pad),
     "Concat": Operator(movement.lower_concat, WITH_NARROW, wish=_follow),
     "Conv": Operator(
         convolution.lower_conv,
