@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pins and exclusions are obeyed, or an error that names both sides."""
 
+import numpy as np
 import pytest
 
 import intarsia
@@ -97,14 +98,17 @@ def test_a_pin_that_matches_nothing_suggests_names(chain_model, backends):
     assert "'fourth'" in caught.value.hint
 
 
-def test_a_pin_of_a_node_in_a_body_names_the_node_to_pin(parse_model, backends):
+def test_a_pin_reaches_a_node_in_a_body(parse_model, random_feeds, evaluate, backends):
     model = parse_model("""g (bool c, float[2] x) => (float[2] y) {
         ["if"] y = If(c)<then_branch = t () => (float[2] p) { ["in"] p = Neg(x) },
                          else_branch = e () => (float[2] q) { q = Abs(x) }>
     }""")
-    with pytest.raises(PlacementError, match="'in=fake:1' matches no node") as caught:
-        intarsia.compile(model, TARGET, pins={"in": "fake:1"}, backends=backends)
-    assert "inside of 'if' (If)" in caught.value.hint
+    exe = intarsia.compile(model, TARGET, pins={"in": "fake:1"}, backends=backends)
+    then = next(body.plan for body in exe.plan.bodies if body.name == "then_branch")
+    assert [(r.target, r.reason) for r in then.placement.regions] == [("fake:1", "pin 'in=fake:1'")]
+    for condition in (True, False):
+        feeds = {**random_feeds(model), "c": np.array(condition)}
+        np.testing.assert_array_equal(exe.run(feeds)["y"], evaluate(model, feeds)["y"])
 
 
 def test_a_pin_to_no_target_of_the_machine_is_an_error(chain_model, backends):

@@ -48,7 +48,7 @@ def model():
 
 
 def targets_of(exe):
-    return {node.name: r.target.split()[0] for r in exe.placement.regions for node in r.nodes}
+    return {node.name: r.runs_on.split()[0] for r in exe.placement.regions for node in r.nodes}
 
 
 @pytest.mark.parametrize("target", ["llvm", "onnxruntime", "openvino, llvm", "fake"])

@@ -16,7 +16,8 @@ def setting_of(backends):
 
     def make(model, target, num_threads=1, known=backends):
         config = CompilationConfig.resolve(target)
-        return make_setting(Request(model=model, num_threads=num_threads), Machine(config, known))
+        request = Request(model=model, num_threads=num_threads, placement="collage")
+        return make_setting(request, Machine(config, known))
 
     return make
 

@@ -140,12 +140,13 @@ def locked_choice(setting: Setting, lock: Lock) -> PlanChoice:
         )
     try:
         calls = _calls_of(setting, lock.regions)
+        steps = _steps_of(setting, lock)
     except _MisfitError as error:
         raise LockError(
             f"the lock file does not fit its model: {error}",
             hint="it has been edited; lock the plan again",
         ) from error
-    return PlanChoice(Policy(lock.policy), calls, lock=lock)
+    return PlanChoice(Policy(lock.policy), calls, lock=lock, steps=steps)
 
 
 class _MisfitError(Exception):
@@ -173,6 +174,21 @@ def _calls_of(setting: Setting, regions: Iterable[Assigned]) -> Calls:
     if placed != list(range(len(setting.graph.nodes))):
         raise _MisfitError("its regions do not cover every node exactly once")
     return tuple(calls)
+
+
+def _steps_of(setting: Setting, lock: Lock) -> frozenset[int]:
+    """Return the ids of the nodes that the locked plan runs itself.
+
+    Raises:
+        _MisfitError: It cannot do so any more, or they do not stand alone.
+    """
+    alone = [region.nodes[0] for region in lock.regions if len(region.nodes) == 1]
+    steps = []
+    for node_id, bodies in setting.bodies.items():
+        name = setting.graph.nodes[node_id].name
+        if name in alone and all(f"{name}/{body}" in lock.bodies for body in bodies.settings):
+            steps.append(node_id)
+    return frozenset(steps)
 
 
 def _hint(changed: set[str], lock: Lock) -> str:

@@ -75,11 +75,10 @@ def explain_file(
     if not is_package(file):
         return compile_file(file, choices, threads).program.explain()
     refuse_choices(file, choices)
-    from intarsia.plan.explanation import explain_plan
     from intarsia.runtime.package import read_package
 
     package = read_package(file)
-    explanation = explain_plan(package.plan, package.artifacts)
+    explanation = package.explain()
     return explanation if package.free is None else replace(explanation, free=package.free.text)
 
 

@@ -25,9 +25,10 @@ def on_device(model: ModelLike, devices: Mapping[str, str | Target | VirtualDevi
     An input that is on a device is given in its memory, and an output taken from there: a run takes
     and returns `intarsia.DeviceArray`s.
 
-    Nodes inside the bodies of If, Loop and Scan run with the node that they belong to, and cannot
-    be annotated. A pattern that means no node but one inside a function, by `CALL/NODE`, gives a
-    model in which functions stand in the place of their calls.
+    A node inside a body of an If, Loop or Scan is annotated like any other; where the plan cannot
+    run the operator itself, the annotation holds for all of it. A pattern that means no node but
+    one inside a function, by `CALL/NODE`, gives a model in which functions stand in the place of
+    their calls.
 
     Args:
         model: Any form that `load` takes.
@@ -43,7 +44,7 @@ def on_device(model: ModelLike, devices: Mapping[str, str | Target | VirtualDevi
             what is said is neither text nor a target or device.
     """
     annotated = parse(model)
-    nodes = [(node.name or "", node) for node in annotated.graph]
+    nodes = [(node.name or "", node) for node in annotated.graph.all_nodes()]
     patterns = [each for each in devices if find_border(annotated, each) is None]
     if not all(any(name_matches(name, each) for name, _ in nodes) for each in patterns):
         nodes = _inlined(annotated)
@@ -64,8 +65,7 @@ def on_device(model: ModelLike, devices: Mapping[str, str | Target | VirtualDevi
             names = [name for name, _ in nodes]
             raise PlacementError(
                 f"the pattern {pattern!r} for {device!r} matches no node{nearest(pattern, names)}",
-                hint=hint_inside(annotated.graph, pattern)
-                or "patterns are compared with node names; * stands for any text",
+                hint="patterns are compared with node names; * stands for any text",
             )
         for node in matches:
             other = written.setdefault(node.name or "", (device, pattern))
@@ -127,24 +127,9 @@ def _inlined(model: ir.Model) -> list[tuple[str, ir.Node]]:
         node.metadata_props.pop(ORIGIN_KEY, None)  # this is the user's model now
     return [
         (name, node)
-        for node in model.graph
+        for node in model.graph.all_nodes()
         for name in (node.name or "", *(call.name for call in calls_of(node)))
     ]
-
-
-def hint_inside(nodes: Iterable[ir.Node], pattern: str) -> str:
-    """Return a hint for a pattern that matches only a node in a body of If, Loop or Scan, or ""."""
-    from intarsia.graph.snapshot import node_bodies
-
-    for node in nodes:
-        for body in node_bodies(node):
-            for inner in body.all_nodes():
-                if name_matches(inner.name or "", pattern):
-                    return (
-                        f"{inner.name!r} is inside of {node.name!r} ({node.op_type}) and runs "
-                        f"where that runs: annotate {node.name!r} instead"
-                    )
-    return ""
 
 
 def nearest_names(pattern: str, names: Iterable[str]) -> str:

@@ -17,6 +17,7 @@ import onnx_ir.external_data
 
 from intarsia.errors import IntarsiaError, ModelError
 from intarsia.extents import Extent, evaluate, free_symbols
+from intarsia.graph.bodies import settle_loops
 from intarsia.graph.check import check_structure, nearest
 from intarsia.graph.external import check_external_data
 from intarsia.graph.free_sizes import (
@@ -71,6 +72,7 @@ def load(model: ModelLike, shapes: Shapes | None = None, *, stays_free: bool = F
         else:
             check_shapes(loaded, bounds)
         infer_shapes(loaded, None if shapes or is_inlined else checked)
+        settle_loops(loaded)
     return loaded
 
 

@@ -15,6 +15,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as onnx_passes
 
 from intarsia.errors import IntarsiaError, ModelError
+from intarsia.graph.bodies import settle_loops
 from intarsia.graph.graph import Graph
 from intarsia.graph.infer import infer_shapes
 from intarsia.graph.model_info import ModelInfo, read_model_info
@@ -265,6 +266,7 @@ def prepare(model: ir.Model, passes: Iterable[NamedPass] | None = None) -> Prepa
     applied = tuple(rewrite for rewrite in rewrites if rewrite.count)
     if applied:
         infer_shapes(model)
+        settle_loops(model)
     graph = snapshot(model)
     return PreparedModel(graph, read_model_info(graph), applied)
 

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from intarsia.errors import ModelError, PlacementError, SettingError
 from intarsia.graph.load import ModelLike, parse
 from intarsia.graph.metadata import DEVICE_KEY, LAYER_KEY
-from intarsia.plan.placement import Placement
+from intarsia.plan.placement import CONTROL_FLOW, Placement
 
 CONFIGURATION = "intarsia"
 """The name of the device configuration that we write."""
@@ -71,14 +71,18 @@ def annotate(model: ModelLike, placed: Placement | Placed) -> onnx.ModelProto:
                 node=origin,
                 hint="give the model that was compiled",
             )
-    devices = list(dict.fromkeys(region.target for region in placement.regions))
+    devices = list(
+        dict.fromkeys(one.target for one in placement.regions if one.backend != CONTROL_FLOW)
+    )
     layers = layer_names(devices)
     _declare(proto, devices)
     split = _split_calls(proto, placement)
     for node in proto.graph.node:
         name = names[_first_output(node)]
         index = regions.get(name)
-        if index is not None and name not in split:
+        if index is None or name in split:
+            continue
+        if placement.regions[index].backend != CONTROL_FLOW:
             target = placement.regions[index].target
             _set(node, {DEVICE_KEY: target, LAYER_KEY: layers[target]})
             _configure(node, devices.index(target), index)

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
 from intarsia.errors import PlacementError, TargetError
-from intarsia.graph.annotate import find_border, hint_inside, nearest_names
+from intarsia.graph.annotate import find_border, nearest_names
 from intarsia.graph.inline import calls_of
 from intarsia.graph.metadata import DEVICE_KEY, LAYER_KEY, name_matches
 from intarsia.place.machine import find_targets
@@ -60,6 +60,16 @@ class Annotations:
     borders: SaidOfEnds
     operators: Mapping[str, str]
 
+    def of(self, model: ir.Model) -> Annotations:
+        """Return what was said of the nodes of a model, without those in bodies, or of a body."""
+        names = {node.name for node in model.graph}
+        ends = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
+        return replace(
+            self,
+            words={name: words for name, words in self.words.items() if name in names},
+            borders={key: said for key, said in self.borders.items() if key[1] in ends},
+        )
+
 
 def annotate_model(model: ir.Model, request: Request, config: CompilationConfig) -> Annotations:
     """Write all that was said of nodes onto the nodes of a loaded model, in place.
@@ -75,7 +85,7 @@ def annotate_model(model: ir.Model, request: Request, config: CompilationConfig)
         PlacementError: Something matches nothing, or contradicts something else.
         TargetError: What was said is none of the machine's targets or devices.
     """
-    operators = {node.name or "": node.op_type for node in model.graph}
+    operators = {node.name or "": node.op_type for node in model.graph.all_nodes()}
     operators |= {call.name: call.op_type for node in model.graph for call in calls_of(node)}
     pins, borders = take_borders(model, request.pins or {})
     copied = resolve_copies(model, config)
@@ -140,7 +150,7 @@ def annotate_pins(
         TargetError: A target is not one of the machine's.
     """
     why = dict(said or {})
-    nodes = list(model.graph)
+    nodes = list(model.graph.all_nodes())
     for pattern, text in pins.items():
         words = f"pin '{pattern}={text}'"
         meant = find_targets(config, text, words)
@@ -148,8 +158,7 @@ def annotate_pins(
         if not matched:
             raise PlacementError(
                 f"{words} matches no node",
-                hint=hint_inside(nodes, pattern)
-                or nearest_names(pattern, (node.name or "" for node in nodes)),
+                hint=nearest_names(pattern, (node.name or "" for node in nodes)),
             )
         for node in matched:
             name = node.name or ""

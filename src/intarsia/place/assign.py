@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from intarsia.backends.values import Refusal
 from intarsia.errors import PlacementError, ReasonCode, UnsupportedError
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
-from intarsia.plan.placement import HOST, STAND_IN
+from intarsia.plan.placement import HOST, STAND_IN, STEP
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Node
@@ -44,12 +44,14 @@ class Assignment:
         whys: By node id, the reason in words.
         refusals: Why nodes did not go to a target that comes before theirs.
         passed_over: Where the user gave no order, for each target that does not go first why not.
+        steps: Ids of the nodes that the plan runs itself, with bodies that are placed apart.
     """
 
     choices: tuple[int, ...]
     whys: tuple[str, ...]
     refusals: tuple[Refusal, ...]
     passed_over: tuple[str, ...] = ()
+    steps: frozenset[int] = frozenset()
 
 
 def assign_targets(setting: Setting, order: Sequence[int] | None = None) -> Assignment:
@@ -77,13 +79,16 @@ def target_order(config: CompilationConfig, *first: int) -> list[int]:
     return [*first, *(i for i in range(len(config.targets)) if i not in first)]
 
 
-def assign_as_chosen(setting: Setting, choices: Sequence[int], why: str) -> Assignment:
+def assign_as_chosen(
+    setting: Setting, choices: Sequence[int], why: str, steps: frozenset[int] = frozenset()
+) -> Assignment:
     """Return the assignment that a search found.
 
     Args:
         setting: The model and the machine.
         choices: By node id, the position of its target.
         why: The reason of every node without a pin.
+        steps: Ids of the nodes that the plan runs itself.
 
     Raises:
         PlacementError: A pinned node's target does not take it, the choice bends a pin, or it
@@ -95,6 +100,9 @@ def assign_as_chosen(setting: Setting, choices: Sequence[int], why: str) -> Assi
     refusals: list[Refusal] = []
     for node in graph.nodes:
         chosen = capabilities[choices[node.id]]
+        if node.id in steps:
+            whys.append(STEP)
+            continue
         pin = constraints.pins.get(node.id)
         refusal = refusal_of(node, chosen, constraints)
         if pin is not None:
@@ -125,7 +133,7 @@ def assign_as_chosen(setting: Setting, choices: Sequence[int], why: str) -> Assi
                 f"memories: {', '.join(sorted(map(domain_text, used)))}",
                 node=graph.nodes[group.nodes[0]].name,
             )
-    return Assignment(tuple(choices), tuple(whys), tuple(refusals))
+    return Assignment(tuple(choices), tuple(whys), tuple(refusals), steps=steps)
 
 
 def _too_dear(node: Node, capability: Capability, chosen: Capability) -> Refusal:
@@ -160,6 +168,8 @@ class _Assigner:
         self.choices: list[int] = []
         self.whys: list[str] = []
         self.refusals: list[Refusal] = []
+        self.bodies = setting.bodies if self.host >= 0 else {}
+        self.steps: set[int] = set()
 
     def run(self) -> Assignment:
         stranded = []
@@ -177,7 +187,8 @@ class _Assigner:
             self.tie(nodes)
         if self.limits:
             _check_memory(self.graph, [self.domains[i] for i in self.choices], self.limits)
-        return Assignment(tuple(self.choices), tuple(self.whys), tuple(self.refusals))
+        steps = frozenset(self.steps)
+        return Assignment(tuple(self.choices), tuple(self.whys), tuple(self.refusals), steps=steps)
 
     def choose(self, node: Node) -> int | None:
         """Return the first target that takes a node, or nothing; remember the refusals."""
@@ -188,6 +199,9 @@ class _Assigner:
         elif node.id in self.constraints.shapes:
             order = sorted(order, key=lambda i: (self.domains[i] != HOST_DOMAIN, i != self.host))
         refused: list[Refusal] = []
+        if self.is_step(node, order):
+            self.steps.add(node.id)
+            return self.host
         for position in order:
             refusal = self.refusal(node, position) or self.overfull(node, position)
             if refusal is None:
@@ -200,7 +214,30 @@ class _Assigner:
         self.refusals += refused
         return None
 
+    def is_step(self, node: Node, order: Sequence[int]) -> bool:
+        """Tell whether the plan runs a node itself, by its bodies.
+
+        It does if the user said something of a node inside, if no target takes the node whole, or
+        if one that comes before all of these takes something of the bodies; where nobody gave an
+        order, the first that takes it whole has it.
+        """
+        bodies = self.bodies.get(node.id)
+        host = refusal_of(node, self.capabilities[self.host], self.constraints)
+        if bodies is None or (host is not None and host.code is ReasonCode.USER):
+            return False
+        if bodies.is_pinned:
+            return True
+        for position in order:
+            if self.refusal(node, position) is None:
+                return False
+            is_given = not self.config.reasons.is_detected
+            if is_given and bodies.has_work(self.capabilities[position].target):
+                return True
+        return True
+
     def why(self, node: Node, position: int) -> str:
+        if node.id in self.steps:
+            return STEP
         pin = self.constraints.pins.get(node.id)
         if pin is not None:
             return pin.why
@@ -218,6 +255,8 @@ class _Assigner:
 
         What the user keeps from the host, nothing has in its place.
         """
+        if node.id in self.steps and position == self.host:
+            return None
         refusal = refusal_of(node, self.capabilities[position], self.constraints)
         if refusal is None and self.host >= 0 and self.is_stand_in(position):
             kept = refusal_of(node, self.capabilities[self.host], self.constraints)

@@ -25,6 +25,8 @@ from intarsia.errors import (
     UnsupportedError,
 )
 from intarsia.graph.region import Region
+from intarsia.place.assign import Policy
+from intarsia.place.bodies import control_artifact
 from intarsia.place.decide import Decision, PlanChoice, decide
 from intarsia.place.request import Progress, quiet
 from intarsia.place.schedule import (
@@ -34,11 +36,13 @@ from intarsia.place.schedule import (
     candidate_of,
     make_draft,
 )
-from intarsia.place.setting import Capability, Setting
+from intarsia.place.setting import Bodies, Capability, Setting
 from intarsia.plan.devices import domain_text
-from intarsia.plan.lock import check_layouts
-from intarsia.plan.plan import PassRun
-from intarsia.runtime.executor import PlanExecutable
+from intarsia.plan.lock import check_bodies, check_layouts
+from intarsia.plan.placement import CONTROL_FLOW
+from intarsia.plan.plan import BodyPlan, PassRun
+from intarsia.runtime.control_flow import ControlExecutable
+from intarsia.runtime.executor import PlanExecutable, bodies_of
 from intarsia.runtime.loader import RegionLoader, SharedConstants, run_options
 
 if TYPE_CHECKING:
@@ -65,6 +69,7 @@ def build_program(
     tell: Progress = quiet,
     revise: Revise | None = None,
     shared: SharedConstants | None = None,
+    is_body: bool = False,
 ) -> PlanExecutable:
     """Place a model as was chosen and compile its regions; what fails goes elsewhere.
 
@@ -78,6 +83,7 @@ def build_program(
         tell: Told about the stages as they go.
         revise: May decide otherwise.
         shared: The constants that it shares with other programs of the same model.
+        is_body: Whether it is a body, which takes turns with the runtimes around it.
 
     Raises:
         PlacementError: A pinned node's target does not take it.
@@ -87,15 +93,20 @@ def build_program(
         BackendError: If `strict`, or of a locked plan, a backend failed.
     """
     lock = choice.lock
+    if choice.calls is not None and lock is None:  # it was found with whole nodes
+        setting = replace(setting, bodies={})
     is_frozen = lock is not None
-    builder = RegionBuilder(
-        setting, strict or is_frozen, tell, choice.store, is_frozen=is_frozen, shared=shared
-    )
+    inner = PlanChoice(Policy.GREEDY if choice.policy is Policy.COLLAGE else choice.policy)
+    if setting.bodies and shared is None:  # what is outside and inside has the same constants
+        shared = SharedConstants()
+    is_strict = strict or is_frozen
+    builder = RegionBuilder(setting, is_strict, tell, choice.store, is_frozen, shared, inner)
     while True:
         decision = decide(setting, choice)
         if revise is not None:
             decision = revise(setting, decision, builder)
         draft = make_draft(setting, decision, is_frozen=is_frozen)
+        draft = replace(draft, is_shared=draft.is_shared or is_body)
         placement = draft.plan.placement
         if lock is not None:
             check_layouts(lock, draft.plan.layouts)
@@ -119,7 +130,10 @@ def build_program(
         identity=setting.identity(),
         model=setting.info,
     )
-    return builder.finish(replace(draft, plan=plan), (*setting.passes, *decision.passes))
+    program = builder.finish(replace(draft, plan=plan), (*setting.passes, *decision.passes))
+    if lock is not None:
+        check_bodies(lock, program.plan)
+    return program
 
 
 def _strict_error(placement: Placement) -> UnsupportedError:
@@ -166,6 +180,7 @@ class RegionBuilder:
         store: Keeps artifacts that take long to compile; None keeps none.
         is_frozen: Whether nothing that was measured here may change what is compiled.
         shared: The constants that the program shares with others; None means that it is alone.
+        inner: How the bodies of If, Loop and Scan are placed.
     """
 
     setting: Setting
@@ -174,15 +189,16 @@ class RegionBuilder:
     store: RegionStore | None = None
     is_frozen: bool = False
     shared: SharedConstants | None = None
+    inner: PlanChoice = field(default_factory=PlanChoice)
     _done: dict[_Key, _Built] = field(default_factory=dict)
     _loaders: dict[ThreadOptions, RegionLoader] = field(default_factory=dict)
 
-    def build(self, draft: PlanDraft) -> tuple[PlacedTarget, dict[int, Refusal]] | None:
+    def build(self, draft: PlanDraft) -> tuple[PlacedTarget | None, dict[int, Refusal]] | None:
         """Compile and load every region.
 
         Returns:
             Nothing; or, of the first region that fails, its target and a refusal for each node at
-            fault.
+            fault. A node whose bodies fail has no target.
 
         Raises:
             BackendError: One failed, and `strict` is set.
@@ -193,6 +209,11 @@ class RegionBuilder:
             capability = assigned.capability
             key = self._key(draft, assigned)
             if key in self._done:
+                continue
+            if assigned.bodies is not None:
+                refused = self._build_bodies(key, assigned, assigned.bodies)
+                if refused:
+                    return None, refused
                 continue
             device = domain_text(assigned.domain)
             candidate = candidate_of(assigned, draft.layouts)
@@ -210,6 +231,36 @@ class RegionBuilder:
                 return capability.target, self._blame(draft, assigned, error)
         self.tell("compile", total, total)
         return None
+
+    def _build_bodies(
+        self, key: _Key, assigned: AssignedRegion, bodies: Bodies
+    ) -> dict[int, Refusal]:
+        """Build the programs of a node that the plan runs itself; return why it cannot, if so.
+
+        Raises:
+            IntarsiaError: One cannot be built, and the user said that it is to be.
+        """
+        target = str(assigned.capability.target)
+        (position,) = assigned.region.nodes
+        node = self.setting.graph.nodes[position]
+        try:
+            programs = {
+                name: build_program(
+                    setting, self.inner, strict=self.strict, shared=self.shared, is_body=True
+                )
+                for name, setting in bodies.settings.items()
+            }
+        except (InternalError, SettingError):
+            raise
+        except IntarsiaError as error:
+            if self.strict or bodies.is_pinned:
+                raise
+            logger.info("%s is not a step of the plan: %s", node.name, error.message)
+            code = ReasonCode.COMPILE_FAILED
+            return {position: Refusal(node.name, node.op_type, target, code, error.message)}
+        artifact = control_artifact(assigned.region, target)
+        self._done[key] = artifact, ControlExecutable(artifact, programs), ()
+        return {}
 
     def _compile(
         self, draft: PlanDraft, capability: Capability, wanted: Candidate, device: str
@@ -309,14 +360,14 @@ class RegionBuilder:
         A part of a model that is measured as among several runtimes may meet all of the machine's.
         """
         is_part = draft.is_shared and not draft.plan.is_mixed
-        used = {assigned.capability.target: assigned.capability for assigned in draft.regions}
+        used = {one.capability.target: one.capability for one in draft.regions if not one.bodies}
         capabilities = self.setting.capabilities if is_part else used.values()
         backends = [capability.backend for capability in capabilities]
         return run_options(self.setting.num_threads, backends, is_shared=draft.is_shared)
 
     def _key(self, draft: PlanDraft, assigned: AssignedRegion) -> _Key:
         border = border_text(candidate_of(assigned, draft.layouts))
-        target = str(assigned.capability.target)
+        target = str(assigned.capability.target) if assigned.bodies is None else CONTROL_FLOW
         return self._options(draft), target, assigned.region.bits, border
 
     def finish(self, draft: PlanDraft, passes: Sequence[PassRun]) -> PlanExecutable:
@@ -341,8 +392,13 @@ class RegionBuilder:
             for region, key in enumerate(keys)
             for run in self._done[key][2]
         )
+        bodies = tuple(
+            BodyPlan(region, name, program.plan)
+            for region, key in enumerate(keys)
+            for name, program in bodies_of(self._done[key][1]).items()
+        )
         return PlanExecutable(
-            replace(draft.plan, passes=(*passes, *on_regions)),
+            replace(draft.plan, passes=(*passes, *on_regions), bodies=bodies),
             [self._done[key][0] for key in keys],
             [self._done[key][1] for key in keys],
             devices,

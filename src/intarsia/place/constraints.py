@@ -8,7 +8,8 @@ no other. Three things bind more:
 * A value that cannot be copied (a sequence, a string, a tensor whose shape is only known while
   running) keeps its maker and its readers in one memory. The host gives the model's inputs and
   takes its outputs, so such an input or output keeps them in the host's.
-* An annotation inside a body of If, Loop or Scan holds for the whole operator.
+* An annotation inside a body of If, Loop or Scan holds for the whole operator, unless the plan runs
+  the operator itself: then the bodies are placed as graphs of their own.
 * Small integers that only make shapes are computed on the host, which has to know them.
 
 All else is the policy's: a node of which nothing is said is where the policy puts it.
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -117,7 +118,11 @@ class Constraints:
 
 
 def resolve_constraints(
-    graph: Graph, machine: Machine, annotations: Annotations, exclude: Exclusions = ()
+    graph: Graph,
+    machine: Machine,
+    annotations: Annotations,
+    exclude: Exclusions = (),
+    steps: Mapping[int, str] | None = None,
 ) -> Constraints:
     """Return where the nodes of a prepared graph may run. Linear in it, and without recursion.
 
@@ -126,6 +131,8 @@ def resolve_constraints(
         machine: Where it is to run.
         annotations: What `annotate_model` returned.
         exclude: What must not run where.
+        steps: By id, the nodes whose bodies are placed apart, with the digest of what was said of
+            nodes inside.
 
     Raises:
         PlacementError: An exclusion matches nothing, or forbids what a pin demands. Two nodes that
@@ -134,11 +141,12 @@ def resolve_constraints(
         TargetError: A target is not one of the machine's.
     """
     config = machine.config
-    said = _pins_of(graph, config, annotations)
+    inner = steps or {}
+    said = _pins_of(graph, config, annotations, inner)
     exclusions = _exclusions_of(graph, config, annotations, exclude, said)
     domains = memory_domains(config, machine.backends)
     borders = _place_borders(graph, annotations, config, domains)
-    of_said = _digest_of(graph, said, exclusions, borders)
+    of_said = _digest_of(graph, said, exclusions, borders, inner)
     if set(domains.values()) == {HOST_DOMAIN}:
         return Constraints(domains, said, said, exclusions, borders=borders, digest=of_said)
     pins = dict(said)
@@ -152,6 +160,7 @@ def _digest_of(
     pins: Mapping[int, Pin],
     exclusions: Mapping[PlacedTarget, Mapping[int, str]],
     borders: Mapping[int, MemoryDomain],
+    inner: Mapping[int, str],
 ) -> str:
     """Return a hash of what the user said of nodes, inputs and outputs; empty if nothing."""
     nodes, values = graph.nodes, graph.values
@@ -162,10 +171,13 @@ def _digest_of(
     for target, excluded in sorted(exclusions.items(), key=lambda item: str(item[0])):
         parts += [f"{nodes[node].name}!{target}" for node in sorted(excluded)]
     parts += [f"{values[value].name}@{domain_text(borders[value])}" for value in sorted(borders)]
+    parts += [f"{nodes[node].name}/{said}" for node, said in sorted(inner.items()) if said]
     return digest(parts) if parts else ""
 
 
-def _pins_of(graph: Graph, config: CompilationConfig, annotations: Annotations) -> dict[int, Pin]:
+def _pins_of(
+    graph: Graph, config: CompilationConfig, annotations: Annotations, steps: Collection[int]
+) -> dict[int, Pin]:
     """Return by node id what its annotation says, and those inside its bodies."""
     pins: dict[int, Pin] = {}
     _say_what_vanished(graph, annotations.words)
@@ -179,6 +191,8 @@ def _pins_of(graph: Graph, config: CompilationConfig, annotations: Annotations) 
                 words or "annotation",
                 words or f"annotation {node.device!r}",
             )
+        if node.id in steps:
+            continue
         for inner, device in annotated_inside(node.ir, graph.model.functions):
             pins[node.id] = _with_inner(node, pins.get(node.id), config, inner, device)
     return pins

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -73,6 +73,7 @@ class PlanChoice:
         report: How a tuner found them.
         lock: The lock file that has them: this plan, or an error.
         store: Artifacts that were compiled while they were found, if any were.
+        steps: Of a locked plan, ids of the nodes that the plan runs itself.
     """
 
     policy: Policy = Policy.GREEDY
@@ -80,6 +81,7 @@ class PlanChoice:
     report: TuningReport | None = None
     lock: Lock | None = None
     store: RegionStore | None = None
+    steps: frozenset[int] = frozenset()
 
     def reused(self) -> PlanChoice:
         """Return the choice with a report that says that it was accepted before."""
@@ -98,7 +100,8 @@ def decide(setting: Setting, choice: PlanChoice) -> Decision:
     if choice.calls is None:
         return decide_in_order(setting, choice.policy)
     why = "cost" if choice.lock is None else "lock"
-    return replace(decide_as_chosen(setting, choice.calls, why), policy=choice.policy)
+    decision = decide_as_chosen(setting, choice.calls, why, choice.steps)
+    return replace(decision, policy=choice.policy)
 
 
 def decide_in_order(
@@ -128,7 +131,7 @@ def decide_in_order(
         order = target_order(config, config.targets.index(config.fallback))
     assignment = assign_targets(setting, order)
     targets = [setting.targets[position] for position in assignment.choices]
-    pieces, passes = arrange(setting, targets)
+    pieces, passes = arrange(setting, targets, steps=assignment.steps)
     return Decision(assignment, pieces, passes, policy)
 
 
@@ -187,7 +190,7 @@ def _unpinned_pieces(setting: Setting, decision: Decision, position: int) -> tup
         first if node in kept else targets[choice]
         for node, choice in enumerate(decision.assignment.choices)
     ]
-    return arrange(setting, choices)[0]
+    return arrange(setting, choices, steps=decision.assignment.steps)[0]
 
 
 def _yields(setting: Setting, position: int) -> str | None:
@@ -219,13 +222,16 @@ def decide_single(setting: Setting, position: int) -> Decision:
     return replace(decide_in_order(setting, order=order), policy=Policy.COLLAGE)
 
 
-def decide_as_chosen(setting: Setting, calls: Calls, why: str = "cost") -> Decision:
+def decide_as_chosen(
+    setting: Setting, calls: Calls, why: str = "cost", steps: frozenset[int] = frozenset()
+) -> Decision:
     """Carry out regions that a search has formed.
 
     Args:
         setting: The model and the machine.
         calls: In an order in which they can run; every node in exactly one.
         why: The reason of every node without a pin.
+        steps: Ids of the nodes that the plan runs itself.
 
     Raises:
         PlacementError: A choice bends a pin.
@@ -241,12 +247,13 @@ def decide_as_chosen(setting: Setting, calls: Calls, why: str = "cost") -> Decis
     if -1 in choices:
         missing = setting.graph.nodes[choices.index(-1)].name
         raise InternalError(f"node {missing!r} is in no call")
-    assignment = assign_as_chosen(setting, choices, why)
+    assignment = assign_as_chosen(setting, choices, why, steps)
     targets = setting.targets
     pieces, passes = arrange(
         setting,
         [targets[position] for position in choices],
         [Piece(targets[position], nodes) for position, nodes in calls],
+        steps,
     )
     return Decision(assignment, pieces, passes, Policy.COLLAGE)
 
@@ -255,6 +262,7 @@ def arrange(
     setting: Setting,
     choices: Sequence[PlacedTarget],
     pieces: Sequence[Piece] | None = None,
+    steps: Collection[int] = (),
 ) -> tuple[tuple[Piece, ...], tuple[PassRun, ...]]:
     """Run the passes after placement, which make regions of single nodes.
 
@@ -263,6 +271,7 @@ def arrange(
         choices: By node id, its target.
         pieces: Regions that a search has formed, in an order in which they can run: what they
             begin with instead of single nodes. `merge-regions` is then left out.
+        steps: Ids of the nodes that the plan runs itself: each is a piece alone.
 
     Raises:
         BackendError: A backend's pass failed, or its pieces cannot run as they are.
@@ -276,29 +285,39 @@ def arrange(
         if entry.text == MERGE_REGIONS:
             if is_formed:
                 continue
-            pieces = merge_regions(graph, pieces)
+            pieces = merge_regions(graph, pieces, steps)
         else:
             context = pipeline.contexts[entry.target]
             with calling(entry.owner, context, f"in its pass {entry.name!r}"):
                 pieces = tuple(pipeline.functions[entry](graph, pieces, context))
-            problem = _pieces_problem(graph, pieces, choices) if entry.owner else ""
+            problem = _pieces_problem(graph, pieces, choices, steps) if entry.owner else ""
             if problem:
                 raise broken_by(entry, problem)
         runs.append(entry.ran)
     return tuple(pieces), tuple(runs)
 
 
-def merge_regions(graph: Graph, pieces: Sequence[Piece]) -> list[Piece]:
-    """Return the fewest pieces with the same targets."""
+def merge_regions(
+    graph: Graph, pieces: Sequence[Piece], steps: Collection[int] = ()
+) -> list[Piece]:
+    """Return the fewest pieces with the same targets; some nodes stay alone."""
     targets = list(dict.fromkeys(piece.target for piece in pieces))
     choices = [0] * len(graph.nodes)
     for piece in pieces:
         for node in piece.nodes:
             choices[node] = targets.index(piece.target)
+            if node in steps:  # a choice of its own merges with nothing
+                choices[node] = len(targets)
+                targets.append(piece.target)
     return [Piece(targets[i], tuple(nodes)) for i, nodes in cut_regions(graph, choices)]
 
 
-def _pieces_problem(graph: Graph, pieces: Sequence[Piece], choices: Sequence[PlacedTarget]) -> str:
+def _pieces_problem(
+    graph: Graph,
+    pieces: Sequence[Piece],
+    choices: Sequence[PlacedTarget],
+    steps: Collection[int] = (),
+) -> str:
     done: set[int] = set()
     for piece in pieces:
         for node in piece.nodes:
@@ -306,6 +325,8 @@ def _pieces_problem(graph: Graph, pieces: Sequence[Piece], choices: Sequence[Pla
                 return f"node {node} is in two pieces, or not in the graph"
             if choices[node] != piece.target:
                 return f"it moved node {graph.nodes[node].name!r} to another target"
+            if node in steps and len(piece.nodes) > 1:
+                return f"node {graph.nodes[node].name!r} is to be alone"
         done.update(piece.nodes)
         if not piece.nodes or not all(done.issuperset(graph.predecessors[n]) for n in piece.nodes):
             return "a piece is empty, or comes before what it reads"

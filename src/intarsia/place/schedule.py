@@ -16,15 +16,23 @@ from intarsia.graph.per_graph import per_graph
 from intarsia.graph.region import Region
 from intarsia.graph.state import BLOCKS, PLAIN, blocked_shape, can_block
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
-from intarsia.plan.placement import NodePlacement, PlacedRegion, Placement
-from intarsia.plan.plan import HOST, CopyStep, Plan, PlanStep, PlanTensor, RegionStep, TensorStorage
+from intarsia.plan.placement import CONTROL_FLOW, NodePlacement, PlacedRegion, Placement
+from intarsia.plan.plan import (
+    HOST,
+    CopyStep,
+    Plan,
+    PlanStep,
+    PlanTensor,
+    RegionStep,
+    TensorStorage,
+)
 
 if TYPE_CHECKING:
     from intarsia.backends.values import ListStates
     from intarsia.graph.graph import Graph, Value
     from intarsia.graph.state import TensorState
     from intarsia.place.decide import Decision
-    from intarsia.place.setting import Capability, Setting
+    from intarsia.place.setting import Bodies, Capability, Setting
     from intarsia.target.placed import MemoryDomain, VirtualDevice
 
 
@@ -162,11 +170,13 @@ class AssignedRegion:
         region: What runs.
         capability: Its target and backend.
         domain: The memory in which its tensors lie.
+        bodies: Of a node that the plan runs itself, its bodies.
     """
 
     region: Region
     capability: Capability
     domain: MemoryDomain
+    bodies: Bodies | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +219,7 @@ def make_draft(setting: Setting, decision: Decision, *, is_frozen: bool = False)
             Region.of(graph, piece.nodes),
             capabilities[piece.target],
             constraints.domains[piece.target],
+            setting.bodies[piece.nodes[0]] if piece.nodes[0] in decision.assignment.steps else None,
         )
         for piece in decision.pieces
     )
@@ -248,7 +259,7 @@ def _placed(assigned: AssignedRegion, whys: Sequence[str]) -> PlacedRegion:
     return PlacedRegion(
         str(assigned.capability.target),
         domain_text(assigned.domain),
-        assigned.capability.backend.name,
+        assigned.capability.backend.name if assigned.bodies is None else CONTROL_FLOW,
         tuple(
             NodePlacement(node.name, node.op_type, whys[node.id], node.origins) for node in nodes
         ),
@@ -286,7 +297,7 @@ def choose_layouts(regions: Sequence[AssignedRegion]) -> dict[int, str]:
             continue
         if not nodes.issuperset(graph.values[value].consumers):
             continue
-        if any(regions[i].capability.backend.states is None for i in ends):
+        if any(regions[i].capability.backend.states is None or regions[i].bodies for i in ends):
             continue
         if len({regions[i].domain for i in ends}) > 1:
             continue

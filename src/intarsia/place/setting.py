@@ -27,7 +27,8 @@ from intarsia.errors import (
 )
 from intarsia.graph.infer import adopt_types, infer_shapes
 from intarsia.graph.model_info import ModelInfo
-from intarsia.place.annotations import annotate_model
+from intarsia.hashing import digest
+from intarsia.place.annotations import Annotations, annotate_model
 from intarsia.place.assign import assign_targets
 from intarsia.place.constraints import Constraints, resolve_constraints
 from intarsia.place.machine import (
@@ -94,6 +95,43 @@ class Capability:
 
 
 @dataclass(frozen=True, slots=True)
+class Bodies:
+    """The bodies of an If, Loop or Scan.
+
+    Attributes:
+        settings: By the attribute that holds it, each body as a model to be placed.
+    """
+
+    settings: Mapping[str, Setting]
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the user said something of a node inside."""
+        return any(
+            each.constraints.said or any(one.is_pinned for one in each.bodies.values())
+            for each in self.settings.values()
+        )
+
+    @property
+    def digest(self) -> str:
+        """Hash of what the user said of nodes inside; empty if nothing."""
+        said = [each.constraints.digest for each in self.settings.values()]
+        return digest(said) if any(said) else ""
+
+    def has_work(self, target: PlacedTarget) -> bool:
+        """Whether a target takes a node inside."""
+        for setting in self.settings.values():
+            of_target = [each for each in setting.capabilities if each.target == target]
+            for node in setting.graph.nodes:
+                inner = setting.bodies.get(node.id)
+                if inner is not None and inner.has_work(target):
+                    return True
+                if any(node.id not in capability.refusals for capability in of_target):
+                    return True
+        return False
+
+
+@dataclass(frozen=True, slots=True)
 class Setting:
     """All that placing a model needs.
 
@@ -110,6 +148,7 @@ class Setting:
         rewrites: What was done to the model before placement, as `name xCOUNT`.
         passes: The passes that did it.
         info: What the model says of itself.
+        bodies: By node id, what the plan can run itself: the bodies of If, Loop and Scan.
     """
 
     config: CompilationConfig
@@ -123,6 +162,7 @@ class Setting:
     rewrites: tuple[str, ...] = ()
     passes: tuple[PassRun, ...] = ()
     info: ModelInfo = field(default_factory=ModelInfo)
+    bodies: Mapping[int, Bodies] = field(default_factory=dict)
 
     @property
     def targets(self) -> tuple[PlacedTarget, ...]:
@@ -149,8 +189,14 @@ class Setting:
         said = self.constraints.digest
         return replace(identity, model=self.graph.structure, constraints=said)
 
-    def without(self, target: PlacedTarget, refusals: Mapping[int, Refusal]) -> Setting:
-        """Return the setting in which one target refuses some more nodes."""
+    def without(self, target: PlacedTarget | None, refusals: Mapping[int, Refusal]) -> Setting:
+        """Return the setting in which one target refuses some more nodes.
+
+        Without a target, the plan does: it does not run their bodies.
+        """
+        if target is None:
+            bodies = {node: one for node, one in self.bodies.items() if node not in refusals}
+            return replace(self, bodies=bodies).with_hosts()
         capabilities, hosts = (
             tuple(one.without(refusals) if one.target == target else one for one in some)
             for some in (self.capabilities, self.hosts)
@@ -184,7 +230,6 @@ def make_setting(request: Request, machine: Machine, tell: Progress = quiet) -> 
         BackendError: A backend is missing, or failed.
     """
     from intarsia.graph.load import load
-    from intarsia.passes.prepare import prepare
 
     config, backends, num_threads = machine.config, machine.backends, request.threads
     if request.is_here:
@@ -195,27 +240,84 @@ def make_setting(request: Request, machine: Machine, tell: Progress = quiet) -> 
     tell("load", 0, 1)
     loaded = load(request.model, request.shapes)
     annotations = annotate_model(loaded, request, config)
-    tell("prepare", 0, 1)
-    _fill_types(loaded, contexts, backends)
-    passes: list[PassRun] = []
-    prepared = prepare(loaded, pipeline.before(passes))
-    tell("place", 0, 1)
-    constraints = resolve_constraints(prepared.graph, machine, annotations, request.exclude)
-    capabilities = [_capability(prepared.graph, backends, context) for context in contexts.values()]
-    given = len(config.targets)
-    return Setting(
-        untagged,
-        backends,
-        pipeline,
-        num_threads,
-        prepared.graph,
-        constraints,
-        tuple(capabilities[:given]),
-        tuple(capabilities[given:]),
-        tuple(f"{rewrite.name} x{rewrite.count}" for rewrite in prepared.rewrites),
-        tuple(passes),
-        prepared.info,
-    ).with_hosts()
+    return _Scene(request, machine, untagged, contexts, pipeline, tell).set(loaded, annotations)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """What a model and all bodies in it have in common.
+
+    Attributes:
+        request: What is asked for.
+        machine: What it means.
+        config: The machine without tags.
+        contexts: By target, what its backend is given.
+        pipeline: The passes that the targets bring.
+        tell: Told about the stages as they go.
+    """
+
+    request: Request
+    machine: Machine
+    config: CompilationConfig
+    contexts: Mapping[PlacedTarget, BuildContext]
+    pipeline: Pipeline
+    tell: Progress
+
+    def set(self, loaded: ir.Model, annotations: Annotations) -> Setting:
+        """Prepare a model, or a body, and ask every backend what it takes of it.
+
+        Args:
+            loaded: Ours to change; what was said of its nodes is written on them.
+            annotations: That, for the whole model.
+        """
+        from intarsia.passes.prepare import prepare
+
+        backends = self.machine.backends
+        self.tell("prepare", 0, 1)
+        _fill_types(loaded, self.contexts, backends)
+        passes: list[PassRun] = []
+        said = annotations.of(loaded)
+        prepared = prepare(loaded, self.pipeline.before(passes))
+        self.tell("place", 0, 1)
+        graph = prepared.graph
+        bodies = dict(self.bodies(graph, annotations))
+        inner = {node: one.digest for node, one in bodies.items()}
+        exclude = self.request.exclude
+        constraints = resolve_constraints(graph, self.machine, said, exclude, inner)
+        capabilities = [_capability(graph, backends, one) for one in self.contexts.values()]
+        given = len(self.config.targets)
+        return Setting(
+            self.config,
+            backends,
+            self.pipeline,
+            self.request.threads,
+            graph,
+            constraints,
+            tuple(capabilities[:given]),
+            tuple(capabilities[given:]),
+            tuple(f"{rewrite.name} x{rewrite.count}" for rewrite in prepared.rewrites),
+            tuple(passes),
+            prepared.info,
+            bodies,
+        ).with_hosts()
+
+    def bodies(self, graph: Graph, annotations: Annotations) -> Iterator[tuple[int, Bodies]]:
+        """Yield the nodes that the plan can run itself, with their bodies.
+
+        What was said of such a node holds for all of it, so it is none of them. What is measured
+        to be best is so with whole nodes.
+        """
+        from intarsia.place.bodies import list_bodies
+
+        if self.request.placement == "collage":
+            return
+
+        for node, models in list_bodies(graph):
+            if isinstance(models, str):
+                logger.info("%s is not a step of the plan: %s", node.name, models)
+            elif node.device is None:
+                settings = {name: self.set(one, annotations) for name, one in models.items()}
+                yield node.id, Bodies(settings)
 
 
 def open_setting(

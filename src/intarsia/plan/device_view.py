@@ -97,7 +97,7 @@ def view_devices(
         views.append(
             DeviceView(
                 device,
-                targets=tuple(dict.fromkeys(region.target for region in placed)),
+                targets=tuple(dict.fromkeys(region.runs_on for region in placed)),
                 regions=regions,
                 nodes=sum(len(region.nodes) for region in placed),
                 tensor_bytes=plan.arena_bytes[position] + _border_bytes(plan, position),

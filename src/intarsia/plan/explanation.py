@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from intarsia.backends.values import ABOUT, SCRATCH, Artifact
 from intarsia.plan.device_view import DeviceView, view_devices
-from intarsia.plan.placement import Placement
+from intarsia.plan.placement import CONTROL_FLOW, Placement
 from intarsia.plan.plan import CopyStep, PassRun, Plan
 from intarsia.plan.profile import Profile
 from intarsia.plan.tuning import TuningReport
@@ -31,6 +31,34 @@ class CopyRow:
     destination: str
     nbytes: int
     seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BodyExplanation:
+    """What runs where in a body of an If, Loop or Scan that the plan runs itself.
+
+    Attributes:
+        region: Position of the operator's region.
+        name: The attribute that holds the body.
+        explanation: Of its own plan.
+    """
+
+    region: int
+    name: str
+    explanation: Explanation
+
+    @property
+    def title(self) -> str:
+        """Which body it is."""
+        return f"{self.name} of region {self.region}"
+
+    def __str__(self) -> str:
+        inner = self.explanation
+        lines = [inner.summary, *([inner.shortfall] if inner.shortfall else [])]
+        lines += [
+            line for text in (inner.placement, *inner.bodies) for line in str(text).split("\n")
+        ]
+        return "\n".join([f"{self.title}:", *(f"  {line}" for line in lines)])
 
 
 _MOST_NAMES = 3
@@ -56,6 +84,7 @@ class Explanation:
         region_seconds: For each region how long it took, if that was measured.
         layouts: By name, how tensors lie between regions that are not row-major there.
         free: One line on free dimensions and the sizes that this is for; empty if there are none.
+        bodies: What runs where in If, Loop and Scan, where the plan runs them itself.
     """
 
     placement: Placement
@@ -73,6 +102,7 @@ class Explanation:
     region_seconds: tuple[float, ...] | None = None
     layouts: dict[str, str] = field(default_factory=dict)
     free: str = ""
+    bodies: tuple[BodyExplanation, ...] = ()
 
     @property
     def layout_lines(self) -> tuple[str, ...]:
@@ -96,6 +126,7 @@ class Explanation:
             *([self.shortfall] if self.shortfall else []),
             *self.placement.passed_over,
             str(self.placement),
+            *map(str, self.bodies),
             *(f"region {i}: {about}" for i, about in enumerate(self.regions) if about),
             *(f"device {device}" for device in self.devices),
             f"copies: {len(self.copies)}",
@@ -116,6 +147,7 @@ def explain_plan(
     artifacts: Sequence[Artifact],
     scratch_bytes: Sequence[int] | None = None,
     profile: Profile | None = None,
+    bodies: Sequence[Explanation] = (),
 ) -> Explanation:
     """Return the explanation of a plan with its artifacts.
 
@@ -124,6 +156,7 @@ def explain_plan(
         artifacts: One per region.
         scratch_bytes: Of each region, once it is loaded; None takes what the artifacts say.
         profile: How long each step took.
+        bodies: Of the plan's bodies.
     """
     placement = plan.placement
     counts = ", ".join(
@@ -147,7 +180,12 @@ def explain_plan(
         devices=view_devices(plan, artifacts, scratch_bytes, profile),
         rewrites=plan.rewrites,
         passes=plan.passes,
-        versions={artifact.backend: artifact.version for artifact in artifacts},
+        versions={
+            artifact.backend: artifact.version
+            for artifact in artifacts
+            if artifact.backend != CONTROL_FLOW
+        }
+        | {name: version for body in bodies for name, version in body.versions.items()},
         arena_bytes=dict(zip(plan.devices, plan.arena_bytes, strict=True)),
         summary=summary,
         shortfall=placement.shortfall,
@@ -155,6 +193,10 @@ def explain_plan(
         tuning=plan.tuning,
         region_seconds=profile.of_regions(plan) if profile else None,
         layouts=plan.layouts,
+        bodies=tuple(
+            BodyExplanation(body.region, body.name, inner)
+            for body, inner in zip(plan.bodies, bodies, strict=True)
+        ),
     )
 
 

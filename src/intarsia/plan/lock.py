@@ -33,7 +33,7 @@ _FORMAT = "intarsia-plan-lock"
 _MAX_BYTES = 256 << 20
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding raises: of JSON that is wrong, of what is not text, of JSON that is too deep."""
-_ORDER = ("format", "version", "policy", "summary", "world", "regions", "layouts")
+_ORDER = ("format", "version", "policy", "summary", "world", "regions", "layouts", "bodies")
 
 
 class Lock(msgspec.Struct, frozen=True, rename={"identity": "world"}):
@@ -46,6 +46,8 @@ class Lock(msgspec.Struct, frozen=True, rename={"identity": "world"}):
         summary: One line on how it was found; empty if that is not known.
         layouts: By name, how values lie between regions that are not plain there; they follow from
             the regions, so it only shows whether they still do. None: that is not known.
+        bodies: By `NODE/ATTRIBUTE`, the regions of each body of an If, Loop or Scan that the plan
+            runs itself. They follow from all else, so it only shows whether they still do.
         format: What kind of file it is.
         version: Version of the format.
     """
@@ -55,13 +57,14 @@ class Lock(msgspec.Struct, frozen=True, rename={"identity": "world"}):
     regions: tuple[Assigned, ...]
     summary: str = ""
     layouts: dict[str, str] | None = None
+    bodies: dict[str, tuple[Assigned, ...]] = {}
     format: str = _FORMAT
     version: int = LOCK_VERSION
 
     def __str__(self) -> str:
         """Its JSON text: equal locks give equal text."""
         fields = msgspec.to_builtins(self)
-        ordered = {name: fields[name] for name in _ORDER}
+        ordered = {name: fields[name] for name in _ORDER if name != "bodies" or self.bodies}
         return msgspec.json.format(msgspec.json.encode(ordered), indent=1).decode() + "\n"
 
 
@@ -78,7 +81,9 @@ def lock_plan(plan: Plan) -> Lock:
         )
     summary = "" if plan.tuning is None else plan.tuning.summary
     policy = cast("Policy", plan.placement.policy)
-    return Lock(policy, plan.identity, placed_regions(plan), summary, plan.layouts)
+    return Lock(
+        policy, plan.identity, placed_regions(plan), summary, plan.layouts, body_regions(plan)
+    )
 
 
 def placed_regions(plan: Plan) -> tuple[Assigned, ...]:
@@ -87,6 +92,16 @@ def placed_regions(plan: Plan) -> tuple[Assigned, ...]:
         Assigned(region.target, tuple(node.name for node in region.nodes))
         for region in plan.placement.regions
     )
+
+
+def body_regions(plan: Plan) -> dict[str, tuple[Assigned, ...]]:
+    """Return the regions of the bodies that a plan runs itself, by `NODE/ATTRIBUTE`."""
+    regions: dict[str, tuple[Assigned, ...]] = {}
+    for body in plan.bodies:
+        path = f"{plan.placement.regions[body.region].nodes[0].name}/{body.name}"
+        regions[path] = placed_regions(body.plan)
+        regions |= {f"{path}/{deeper}": those for deeper, those in body_regions(body.plan).items()}
+    return regions
 
 
 def write_lock(lock: Lock, path: str | Path) -> None:
@@ -188,3 +203,18 @@ def check_layouts(lock: Lock, layouts: Mapping[str, str]) -> None:
         f"locked, and would be {layouts.get(name, PLAIN)} now",
         hint="compile without --frozen, and lock the new plan",
     )
+
+
+def check_bodies(lock: Lock, plan: Plan) -> None:
+    """Compare the bodies of a locked plan's control flow with those of the plan that was built.
+
+    Raises:
+        LockError: Some are placed in another way.
+    """
+    regions = body_regions(plan)
+    for path in sorted(lock.bodies.keys() | regions.keys()):
+        if lock.bodies.get(path) != regions.get(path):
+            raise LockError(
+                f"the regions of the body {path!r} are not those that were locked",
+                hint="compile without --frozen, and lock the new plan",
+            )

@@ -21,6 +21,17 @@ STAND_IN = "in the host's place"
 """The reason of a node that the host does not take either, on the next complete target."""
 
 
+CONTROL_FLOW = "plan"
+"""In the place of a backend's name: the plan itself runs the region, by the programs of its bodies.
+Its target is then the host."""
+
+THE_PLAN = "the plan"
+"""What runs such a region, for people."""
+
+STEP = "control flow"
+"""The reason of an If, Loop or Scan that the plan runs itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodePlacement:
     """One node and why it is where it is.
@@ -31,8 +42,9 @@ class NodePlacement:
         why: `priority` (the first target that takes it), `fallback`, `pattern 'NAME'` (the first,
             by a pattern of its backend), `pin 'PATTERN=TARGET'`, `annotation`, either of these `of
             'NODE'` with which it shares a memory, `copy 'NODE' (SOURCE -> DESTINATION)`, `shape`
-            (computed on the host), `'VALUE' cannot be copied`, `host` (no target takes it) or
-            `in the host's place` (nor does the host).
+            (computed on the host), `'VALUE' cannot be copied`, `host` (no target takes it),
+            `in the host's place` (nor does the host) or `control flow` (the plan runs it, by
+            bodies that are placed apart).
         origins: Names of the nodes of the user's model that it stands for.
     """
 
@@ -57,6 +69,11 @@ class PlacedRegion:
     device: str
     backend: str
     nodes: tuple[NodePlacement, ...]
+
+    @property
+    def runs_on(self) -> str:
+        """Text of what runs it, for people: a target, or the plan itself."""
+        return THE_PLAN if self.backend == CONTROL_FLOW else self.target
 
     @property
     def reason(self) -> str:
@@ -111,17 +128,17 @@ class Placement:
     @property
     def stand_ins(self) -> tuple[str, ...]:
         """The targets that have nodes because neither a target nor the host takes them."""
-        used = dict.fromkeys(region.target for region in self.regions)
+        used = dict.fromkeys(one.target for one in self.regions if one.backend != CONTROL_FLOW)
         return tuple(target for target in used if target not in (*self.targets, self.host))
 
     def coverage(self) -> dict[str, int]:
         """Return how many nodes each target has, in the user's order; targets without any too.
 
-        What has nodes beside them comes after them.
+        What has nodes beside them comes after them: so does the plan, if it runs some itself.
         """
         counts = dict.fromkeys(self.targets, 0)
         for region in self.regions:
-            counts[region.target] = counts.get(region.target, 0) + len(region.nodes)
+            counts[region.runs_on] = counts.get(region.runs_on, 0) + len(region.nodes)
         return counts
 
     @property
@@ -149,7 +166,7 @@ class Placement:
 
     def _role(self, target: str) -> str:
         """Return why a target that was not asked for has nodes; nothing of one that was."""
-        if target in self.targets:
+        if target in self.targets or target == THE_PLAN:
             return ""
         if target == self.host:
             return " (the host)"
@@ -158,7 +175,7 @@ class Placement:
 
     def __str__(self) -> str:
         lines = [
-            f"{index:4d}  {len(region.nodes):5d} nodes  {region.target}  [{region.device}]  "
+            f"{index:4d}  {len(region.nodes):5d} nodes  {region.runs_on}  [{region.device}]  "
             f"{region.reason}  ({region.operators})"
             for index, region in enumerate(self.regions)
         ]

@@ -118,6 +118,21 @@ class PassRun:
 
 
 @dataclass(frozen=True, slots=True)
+class BodyPlan:
+    """The plan of one body of an If, Loop or Scan that is a step of a plan.
+
+    Attributes:
+        region: Position in `Plan.placement.regions` of the operator.
+        name: The attribute that holds the body, such as `then_branch`.
+        plan: What runs in it; its inputs are the body's own, then the values from outside.
+    """
+
+    region: int
+    name: str
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """All that running needs, without the code.
 
@@ -135,6 +150,7 @@ class Plan:
         tuning: How it was found, if it was found by cost.
         identity: What it depends on; None if it was made by an older version.
         model: What the model says of itself; None if it was made by an older version.
+        bodies: The plans of the bodies of operators that are steps of it.
     """
 
     placement: Placement
@@ -149,6 +165,7 @@ class Plan:
     tuning: TuningReport | None = None
     identity: Identity | None = None
     model: ModelInfo | None = None
+    bodies: tuple[BodyPlan, ...] = ()
 
     @property
     def copies(self) -> tuple[CopyStep, ...]:

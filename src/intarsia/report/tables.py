@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from intarsia.plan.device_view import DeviceView
-from intarsia.plan.explanation import Explanation
+from intarsia.plan.explanation import BodyExplanation, Explanation
 from intarsia.plan.placement import Placement
 from intarsia.report.nodes import NodeView, group_refusals, view_nodes
 from intarsia.report.tensors import TensorSummary
@@ -154,7 +154,7 @@ def placement_table(placement: Placement, seconds: Sequence[float] | None = None
         ),
         (
             (
-                *(i, len(region.nodes), region.target, region.device),
+                *(i, len(region.nodes), region.runs_on, region.device),
                 *(*times[i], region.reason, region.operators),
             )
             for i, region in enumerate(placement.regions)
@@ -176,6 +176,7 @@ def explanation_view(explanation: Explanation, *, complete: bool) -> RenderableT
         *([Text(explanation.shortfall)] if explanation.shortfall else []),
         *map(Text, placement.passed_over),
         placement_table(placement, explanation.region_seconds),
+        *(part for body in explanation.bodies for part in _body_view(body)),
         *(Text(f"region {i}: {about}") for i, about in enumerate(explanation.regions) if about),
         *([_nodes_table(view_nodes(placement))] if complete else []),
         devices_table(explanation.devices),
@@ -189,6 +190,15 @@ def explanation_view(explanation: Explanation, *, complete: bool) -> RenderableT
         parts += [Text("passes:"), *(Text(f"  {run}") for run in explanation.passes)]
         parts += [Text("steps:"), *(Text(f"  {step}") for step in explanation.steps)]
     return Group(*parts)
+
+
+def _body_view(body: BodyExplanation) -> Iterator[RenderableType]:
+    """Yield the placement of a body, and of those in it."""
+    inner = body.explanation
+    yield Text(f"{body.title}: {inner.summary}")
+    yield placement_table(inner.placement, inner.region_seconds)
+    for deeper in inner.bodies:
+        yield from _body_view(deeper)
 
 
 def _pairs(items: dict[str, Any]) -> str:

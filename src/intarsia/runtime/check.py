@@ -12,6 +12,7 @@ from intarsia.backends.artifact import first_line, shared_sizes
 from intarsia.errors import IntarsiaError, PackageError
 from intarsia.plan.checking import CheckFinding, CheckReport, CheckVerdict
 from intarsia.plan.identity import Identity, compare_identities, identity_here
+from intarsia.plan.placement import CONTROL_FLOW
 from intarsia.runtime.loader import RegionLoader, run_options
 from intarsia.runtime.package import read_package
 
@@ -53,7 +54,7 @@ def check_package(
 
 
 def _contents(package: Package) -> Iterator[CheckFinding]:
-    artifacts = [artifact for program in package.programs for artifact in program.artifacts]
+    artifacts = [artifact for _, artifact, _ in package.all_regions]
     nbytes = sum(len(artifact.payload) for artifact in artifacts)
     constants = shared_sizes(artifacts)
     yield CheckFinding("format", CheckVerdict.OK, f"package format {package.version}")
@@ -113,25 +114,20 @@ def _changes(then: Identity, now: Identity, *, is_measured: bool) -> Iterator[Ch
 
 def _regions(package: Package, backends: Backends, threads: int) -> Iterator[CheckFinding]:
     """Load every region; the first that fails on a backend and device stands for the others."""
-    names = sorted({part.backend for each in package.programs for part in each.artifacts})
+    names = sorted({artifact.backend for _, artifact, _ in package.all_regions})
     used = [backends.by_name[name] for name in names if name in backends.by_name]
     loader = RegionLoader(backends, run_options(threads, used, is_shared=package.plan.is_mixed))
     loaded: dict[tuple[str, str], int] = {}
     failed: set[tuple[str, str]] = set()
-    pairs = (
-        (artifact, region)
-        for program in package.programs
-        for artifact, region in zip(program.artifacts, program.plan.placement.regions, strict=True)
-    )
-    for number, (artifact, region) in enumerate(pairs):
-        place = (artifact.backend, region.device)
-        if place in failed:
+    for number, artifact, device in package.all_regions:
+        place = (artifact.backend, device)
+        if place in failed or artifact.backend == CONTROL_FLOW:
             continue
         try:
-            loader.load(artifact, region.device)
+            loader.load(artifact, device)
         except IntarsiaError as error:
             failed.add(place)
-            where = f"region {number} on {artifact.target}, {region.device}"
+            where = f"region {number} on {artifact.target}, {device}"
             yield CheckFinding(where, CheckVerdict.INCOMPATIBLE, error.message, error.hint or "")
             continue
         loaded[place] = loaded.get(place, 0) + 1

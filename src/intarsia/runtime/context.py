@@ -167,6 +167,11 @@ class Context:
             )
         ]
 
+    def border(self) -> tuple[list[Buffer], list[Buffer]]:
+        """Return the buffers of the model's inputs and of its outputs, in its order."""
+        inputs, outputs = self._plan.inputs, self._plan.outputs
+        return [self._buffers[i] for i in inputs], [self._buffers[i] for i in outputs]
+
     def write_inputs(self, arrays: Sequence[Any]) -> None:
         """Copy arrays into the model's inputs, in its order."""
         for position, array in zip(self._plan.inputs, arrays, strict=True):

@@ -82,6 +82,12 @@ class PlanExecutable:
         return self._devices
 
     @property
+    def bodies(self) -> tuple[PlanExecutable, ...]:
+        """The programs of `plan.bodies`."""
+        bodies = self.plan.bodies
+        return tuple(bodies_of(self._executables[one.region])[one.name] for one in bodies)
+
+    @property
     def placement(self) -> Placement:
         """What runs where; printing it gives a table."""
         return self.plan.placement
@@ -115,7 +121,8 @@ class PlanExecutable:
         from intarsia.plan.explanation import explain_plan
 
         scratch = [executable.scratch_bytes for executable in self._executables]
-        return explain_plan(self.plan, self.artifacts, scratch, profile)
+        bodies = [body.explain() for body in self.bodies]
+        return explain_plan(self.plan, self.artifacts, scratch, profile, bodies)
 
     def profile(self, feeds: Mapping[str, Any], runs: int = 5) -> Profile:
         """Time each region and each copy by itself.
@@ -379,6 +386,12 @@ class PlanExecutable:
     def __repr__(self) -> str:
         coverage = ", ".join(f"{n} nodes on {t}" for t, n in self.placement.coverage().items())
         return f"<intarsia executable: {len(self.plan.steps)} steps, {coverage}>"
+
+
+def bodies_of(executable: object) -> Mapping[str, PlanExecutable]:
+    """Return the programs of the bodies of a region that the plan runs itself; else none."""
+    bodies: Mapping[str, PlanExecutable] = getattr(executable, "bodies", {})
+    return bodies
 
 
 def _check_in_place(spec: TensorSpec, array: Array) -> Array:

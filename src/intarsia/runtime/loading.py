@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from intarsia.backends.registry import Backends, load_backends
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
+from intarsia.plan.placement import CONTROL_FLOW
 from intarsia.runtime.free import FreeExecutable
 from intarsia.runtime.loader import SharedConstants
 from intarsia.runtime.package import load_regions, read_package
@@ -71,9 +72,9 @@ def backends_for(package: Package, settings: Settings) -> Backends:
         package: What is to be loaded.
         settings: What they follow.
     """
-    names = {artifact.backend for each in package.programs for artifact in each.artifacts}
+    names = {artifact.backend for _, artifact, _ in package.all_regions} - {CONTROL_FLOW}
     host = domain_text(HOST_DOMAIN)
-    if all(text == host for each in package.programs for text in each.plan.devices):
+    if all(text == host for each in package.programs for text in each.devices):
         needed = load_backends(settings, names)
         if names <= needed.by_name.keys():
             return needed

@@ -16,7 +16,7 @@ import hashlib
 import mmap
 import struct
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,10 +33,11 @@ from intarsia.files import whole_file
 from intarsia.graph.free_sizes import FreeSignature, RawSpec, describe_free, make_signature
 from intarsia.graph.model_info import ModelInfo
 from intarsia.plan.identity import Identity
-from intarsia.plan.placement import Placement
+from intarsia.plan.placement import CONTROL_FLOW, Placement
 from intarsia.plan.plan import (
     FORMAT_VERSION,
     READ_VERSIONS,
+    BodyPlan,
     CopyStep,
     PassRun,
     Plan,
@@ -51,7 +52,9 @@ from intarsia.runtime.verify import verify_plan
 from intarsia.settings import available_cpus
 
 if TYPE_CHECKING:
+    from intarsia.backends.device import Executable
     from intarsia.backends.registry import Backends
+    from intarsia.plan.explanation import Explanation
 
 MANIFEST = "manifest.json"
 # The file is mapped as a whole, so that any multiple of 64 would serve vectors; whole pages also
@@ -151,6 +154,16 @@ class ProgramRecord:
     plan: PlanRecord
     artifacts: tuple[ArtifactRecord, ...]
     constants: tuple[ConstantRecord, ...]
+    bodies: tuple[BodyRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BodyRecord:
+    """The program of a body of an If, Loop or Scan, with its region and its attribute."""
+
+    region: int
+    name: str
+    program: ProgramRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +204,7 @@ class Manifest:
     constants: tuple[ConstantRecord, ...]
     blobs: tuple[Blob, ...]
     free: FreeRecord | None = None
+    bodies: tuple[BodyRecord, ...] = ()
 
 
 @dataclass(slots=True)
@@ -300,7 +314,15 @@ def _program_record(
         table.add_constant(ArtifactConstant(name, data))
         for name, data in executable.constants.items()
     )
-    return ProgramRecord(_plan_record(executable.plan), artifacts, constants)
+    bodies = tuple(
+        BodyRecord(
+            body.region,
+            body.name,
+            _program_record(program, table, f"{folder}{body.region}/{body.name}/"),
+        )
+        for body, program in zip(executable.plan.bodies, executable.bodies, strict=True)
+    )
+    return ProgramRecord(_plan_record(executable.plan), artifacts, constants, bodies)
 
 
 def _write(
@@ -316,6 +338,7 @@ def _write(
         program.constants,
         tuple(table.blobs),
         free,
+        program.bodies,
     )
     try:
         with (
@@ -340,6 +363,7 @@ class Package:
         constants: By name, the constants that are outputs of the model.
         free: What a model with free dimensions has beside this one program.
         version: Of the package's format.
+        bodies: For each of the plan's bodies, its program.
     """
 
     plan: Plan
@@ -347,11 +371,41 @@ class Package:
     constants: dict[str, Array]
     free: FreePart | None = None
     version: int = FORMAT_VERSION
+    bodies: tuple[Package, ...] = ()
 
     @property
     def programs(self) -> tuple[Package, ...]:
         """All programs, this one first."""
         return (self, *(() if self.free is None else self.free.programs))
+
+    @property
+    def regions(self) -> tuple[tuple[str, Artifact, str], ...]:
+        """The number of each region, its artifact and its device; then those of its bodies."""
+        pairs = zip(self.artifacts, self.plan.placement.regions, strict=True)
+        own = ((str(number), one, region.device) for number, (one, region) in enumerate(pairs))
+        inner = (
+            (f"{plan.region}/{plan.name}/{number}", artifact, device)
+            for plan, body in zip(self.plan.bodies, self.bodies, strict=True)
+            for number, artifact, device in body.regions
+        )
+        return (*own, *inner)
+
+    @property
+    def all_regions(self) -> tuple[tuple[str, Artifact, str], ...]:
+        """Those of all programs."""
+        return tuple(region for program in self.programs for region in program.regions)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Those of its plan, then those of its bodies'."""
+        return (*self.plan.devices, *(text for body in self.bodies for text in body.devices))
+
+    def explain(self) -> Explanation:
+        """Return what runs where and why in this program; no backend is needed."""
+        from intarsia.plan.explanation import explain_plan
+
+        bodies = [body.explain() for body in self.bodies]
+        return explain_plan(self.plan, self.artifacts, bodies=bodies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +435,7 @@ def read_package(path: str | Path) -> Package:
     """
     path = Path(path)
     manifest, contents = _open(path)
-    own = ProgramRecord(manifest.plan, manifest.artifacts, manifest.constants)
+    own = ProgramRecord(manifest.plan, manifest.artifacts, manifest.constants, manifest.bodies)
     package = replace(_package(path, own, contents), version=manifest.format_version)
     free = manifest.free
     if free is None:
@@ -404,7 +458,12 @@ def _package(path: Path, record: ProgramRecord, contents: Sequence[memoryview]) 
     Raises:
         PackageError: Its plan is inconsistent.
     """
-    plan = _plan(record.plan)
+    bodies = tuple(_package(path, body.program, contents) for body in record.bodies)
+    plans = (
+        BodyPlan(body.region, body.name, package.plan)
+        for body, package in zip(record.bodies, bodies, strict=True)
+    )
+    plan = replace(_plan(record.plan), bodies=tuple(plans))
     artifacts = tuple(_artifact(artifact, contents) for artifact in record.artifacts)
     constants = {one.name: _constant(one, contents).data for one in record.constants}
     try:
@@ -413,7 +472,7 @@ def _package(path: Path, record: ProgramRecord, contents: Sequence[memoryview]) 
         raise PackageError(
             f"{str(path)!r}: the plan is inconsistent: {error}", hint="compile the model again"
         ) from error
-    return Package(plan, artifacts, constants)
+    return Package(plan, artifacts, constants, bodies=bodies)
 
 
 def _find_sizes(path: Path, signature: FreeSignature, plan: Plan) -> dict[str, int]:
@@ -456,18 +515,48 @@ def load_regions(
         PackageError: An artifact is damaged.
         BackendError: A backend is missing, or refused its artifact.
     """
-    plan = package.plan
-    names = sorted({artifact.backend for artifact in package.artifacts})
+    names = sorted({artifact.backend for _, artifact, _ in package.regions})
     used = [backends.by_name[name] for name in names if name in backends.by_name]
-    options = run_options(num_threads, used, is_shared=plan.is_mixed)
-    loader = RegionLoader(backends, options, shared)
+    if package.bodies and shared is None:  # what is outside and inside has the same constants
+        shared = SharedConstants()
+    is_mixed = package.plan.is_mixed
+    options = run_options(num_threads, used, is_shared=is_mixed)
+    loader = inner = RegionLoader(backends, options, shared)
+    if package.bodies and not is_mixed:  # bodies take turns with what is around them
+        options = run_options(num_threads, used, is_shared=True)
+        inner = RegionLoader(backends, options, shared)
+    return _load(package, loader, inner)
+
+
+def _load(package: Package, loader: RegionLoader, inner: RegionLoader) -> PlanExecutable:
+    """Load the regions of a program, and the programs of its bodies.
+
+    Args:
+        package: Read and checked.
+        loader: For its regions.
+        inner: For those of its bodies.
+    """
+    plan = package.plan
+    programs: dict[int, dict[str, PlanExecutable]] = {}
+    for body, one in zip(plan.bodies, package.bodies, strict=True):
+        programs.setdefault(body.region, {})[body.name] = _load(one, inner, inner)
     artifacts = [loader.with_shared(artifact) for artifact in package.artifacts]
     executables = [
-        loader.load(artifact, region.device)
-        for artifact, region in zip(artifacts, plan.placement.regions, strict=True)
+        _control(artifact, programs.get(number, {}))
+        if artifact.backend == CONTROL_FLOW
+        else loader.load(artifact, region.device)
+        for number, (artifact, region) in enumerate(
+            zip(artifacts, plan.placement.regions, strict=True)
+        )
     ]
     devices = [loader.device(text) for text in plan.devices]
     return PlanExecutable(plan, artifacts, executables, devices, package.constants)
+
+
+def _control(artifact: Artifact, bodies: Mapping[str, PlanExecutable]) -> Executable:
+    from intarsia.runtime.control_flow import ControlExecutable  # few programs have any
+
+    return ControlExecutable(artifact, bodies)
 
 
 def _plan_record(plan: Plan) -> PlanRecord:

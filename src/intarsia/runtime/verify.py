@@ -14,6 +14,7 @@ from intarsia.backends.values import Artifact
 from intarsia.graph.arena import ALIGNMENT
 from intarsia.graph.state import BLOCKS, PLAIN
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
+from intarsia.plan.placement import CONTROL_FLOW
 from intarsia.plan.plan import HOST, CopyStep, Plan, PlanTensor, RegionStep, TensorStorage
 
 _BLOCKED_RANK = 5
@@ -37,6 +38,7 @@ def verify_plan(plan: Plan, artifacts: Sequence[Artifact], constants: Mapping[st
         or _arenas_problem(plan)
         or _borders_problem(plan)
         or _steps_problem(plan, artifacts)
+        or _bodies_problem(plan, artifacts)
     )
     if problem:
         raise ValueError(problem)
@@ -185,3 +187,16 @@ def _run_problem(plan: Plan, step: RegionStep, artifacts: Sequence[Artifact]) ->
     if any(plan.devices[item.device] != region.device for item in (*inputs, *outputs)):
         return f"region {step.region} is bound to tensors of another device"
     return ""
+
+
+def _bodies_problem(plan: Plan, artifacts: Sequence[Artifact]) -> str:
+    """Return what does not fit of the bodies of control flow; their plans are checked apart."""
+    names: dict[int, list[str]] = {}
+    for body in plan.bodies:
+        names.setdefault(body.region, []).append(body.name)
+    for number, artifact in enumerate(artifacts):
+        if (artifact.backend == CONTROL_FLOW) is not (number in names):
+            return f"region {number} has bodies that nothing runs, or runs bodies that it has not"
+    is_known = all(0 <= number < len(artifacts) for number in names)
+    is_unique = all(len(set(those)) == len(those) for those in names.values())
+    return "" if is_known and is_unique else "a body is of no region, or there twice"

@@ -376,8 +376,8 @@ BRANCHES = """g (bool c, float[4] x, float[4] y) => (float[4] z) {
 
 @row(
     120,
-    "bodies run where their operator runs; its condition and what they capture are copied there "
-    "like any operand, instead of all being put on one device",
+    "the condition and what the bodies capture are copied to where the operator runs, instead of "
+    "all being put on one device; an annotation in a body is of a node in it",
 )
 def control_flow_runs_on_one_device(backends):
     """The original's conditional puts all on the CPU; here the two sides stay on the GPU."""
@@ -388,7 +388,11 @@ def control_flow_runs_on_one_device(backends):
     inside = place(annotated_inside(BRANCHES, {"add": "cpu"}), {}, backends=backends)
     assert (inside.nodes, inside.copies) == (found.nodes, found.copies)
     (why,) = {n.why for r in inside.exe.placement.regions for n in r.nodes if n.name == "cond"}
-    assert why == "annotation 'cpu' of 'add'"
+    assert why == "control flow"
+    bodies = {body.name: body.plan for body in inside.exe.plan.bodies}
+    (then,), (other,) = (bodies[f"{name}_branch"].placement.regions for name in ("then", "else"))
+    assert (then.device, then.reason) == ("cpu:0", "annotation")
+    assert other.device != "cpu:0"
 
 
 @row(120)
@@ -512,8 +516,8 @@ def a_contradiction_inside_is_an_error_that_names_both(backends):
     said = refusal(annotated_inside(BRANCHES, {"add": "fake"}), {"cond": "cpu"}, backends)
     assert "node 'cond': annotation 'fake' of 'add' contradicts annotation 'cpu'" in said
     assert "cond -> then_branch -> add" in said
-    said = refusal(annotated_inside(BRANCHES, {"add": "fake", "sub": "cpu"}), {}, backends)
-    assert "annotation 'cpu' of 'sub' contradicts annotation 'fake' of 'add'" in said
+    both = annotated_inside(BRANCHES, {"add": "fake", "sub": "cpu"})
+    assert place(both, {}, backends=backends).nodes["cond"] == "CPU"  # each body has its own
 
 
 @row(123)
