@@ -24,6 +24,7 @@ SHAPES = {
     "y = com.microsoft.FusedMatMul<transB = 1>(x, t)": "float[2,3,11]",
     "y = com.microsoft.FusedMatMul<transA = 1, alpha = 0.5>(x, x)": "float[2,8,8]",
     "y = com.microsoft.FusedMatMul<transBatchA = 1, transB = 1>(x, z)": "float[3,2,7]",
+    "y = com.microsoft.Trilu<upper = 0>(x)": "float[2,3,8]",
     "y = com.microsoft.TransposeMatMul<transA = 1>(t, t)": "float[8,8]",
     'y = com.microsoft.FusedGemm<transB = 1, activation = "Relu">(t, t)': "float[11,11]",
     "y = com.microsoft.FusedConv<strides = [2], kernel_shape = [3], pads = [1, 1],"

@@ -67,6 +67,7 @@ CONTRIBUTED: Mapping[str, Mapping[int, Stated]] = {
     "SkipLayerNormalization": {0: _FIRST, 3: _SUM},
     "SkipSimplifiedLayerNormalization": {0: _FIRST, 3: _SUM},
     "TransposeMatMul": {0: _product},
+    "Trilu": {0: _FIRST},
 }
 """By operator and output, the nodes that make what has its type: `o0`, `o1`, ... of the inputs
 `i0`, `i1`, ..."""

@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.codegen.body import Fused
+from intarsia.codegen.body import Apply, Fused
 from intarsia.codegen.kernels.conv import Conv
 from intarsia.codegen.kernels.conv_plain import PlainConv
 from intarsia.codegen.kernels.convolution import ConvKind, choose, pack_bias
@@ -29,15 +29,17 @@ from intarsia.codegen.kernels.window import Window
 from intarsia.codegen.kernels.winograd import Winograd
 from intarsia.codegen.kernels.winograd.schedules import choose_winograd, fits_winograd
 from intarsia.codegen.kernels.winograd.transform import LIMIT, OUTPUTS, error_ratio
+from intarsia.codegen.lower.activations import refuse_activation, with_activation
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.layouts import Wish
 from intarsia.codegen.lower.operation import Operation
-from intarsia.codegen.lower.recipes import fuse, over
+from intarsia.codegen.lower.recipes import ANCHOR, Recipe, fuse, over
 from intarsia.codegen.lower.views import Pads, View
 from intarsia.codegen.lower.windows import read_conv_window
 from intarsia.codegen.unit import VectorUnit, WinogradMode
 
+FUSED = "com.microsoft.FusedConv"
 _SPATIAL = 2
 """The first spatial dimension."""
 
@@ -149,7 +151,7 @@ def conv_window(operation: Operation) -> Window:
 def conv_problem(assembler: Assembler, group: KernelGroup, x: View, y: View) -> ConvProblem:
     """Return the convolution of a group from one tensor to another."""
     operation = group.anchor
-    fused, operands = fuse(assembler, group)
+    fused, operands = fuse(assembler, group, first=_first_steps(operation))
     kind, groups = conv_kind(operation, assembler.unit), operation.attribute("group", 1)
     weights: Array | View
     if operation.is_constant(1):
@@ -175,6 +177,25 @@ def conv_problem(assembler: Assembler, group: KernelGroup, x: View, y: View) -> 
         operands=tuple(operands),
         is_padded=all(after > 0 for _, after in _pads(operation)),
     )
+
+
+def refuse_fused_conv(operation: Operation) -> str | None:
+    """Say why a convolution with a sum and an activation is not taken."""
+    summand = operation.value(3)
+    if summand is not None and summand.shape != operation.output_shape:
+        return "what is added does not have the shape of its result"
+    return refuse_activation(operation) or refuse_conv(operation)
+
+
+def _first_steps(operation: Operation) -> Recipe | None:
+    """Return what belongs to a convolution itself behind its products."""
+    if operation.op_type != FUSED:
+        return None
+    summand = operation.value(3)
+    total = None
+    if summand is not None:
+        total = Recipe((ANCHOR, summand.id), (Apply("Add", (0, 1)),))
+    return with_activation(operation, total)
 
 
 def lower_conv_transpose(assembler: Assembler, group: KernelGroup) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from intarsia.codegen.kernels.recurrence import GATES
 from intarsia.codegen.lower import (
+    activations,
     attention_operators,
     contraction,
     convolution,
@@ -155,6 +156,9 @@ def _normalization(
 _ROWS = _normalization(reductions.lower_normalization, reductions.wish_normalization)
 
 _ROTARY = Operator(rotary.lower_rotary, _REAL, rotary.refuse_rotary)
+_FUSED_MATMUL = Operator(
+    products.lower_matmul, _REAL, products.refuse_fused_matmul, has_epilogue=True
+)
 _SKIP = Operator(reductions.lower_skip, _REAL, reductions.refuse_skip, has_epilogue=True)
 
 OPERATORS: dict[str, Operator] = {
@@ -238,9 +242,22 @@ OPERATORS: dict[str, Operator] = {
     "TopK": Operator(indices.lower_top_k, ANY - BOOL, indices.refuse_top_k),
     "Transpose": Operator(movement.lower_transpose, WITH_NARROW),
     "Trilu": Operator(indices.lower_trilu, ANY, indices.refuse_trilu),
+    "com.microsoft.FusedConv": Operator(
+        convolution.lower_conv,
+        FLOATS,
+        convolution.refuse_fused_conv,
+        convolution.wish_conv,
+        has_epilogue=True,
+    ),
+    "com.microsoft.FusedGemm": Operator(
+        products.lower_gemm, _REAL, activations.refuse_activation, has_epilogue=True
+    ),
+    "com.microsoft.FusedMatMul": _FUSED_MATMUL,
     "com.microsoft.RotaryEmbedding": _ROTARY,
     "com.microsoft.SkipLayerNormalization": _SKIP,
     "com.microsoft.SkipSimplifiedLayerNormalization": _SKIP,
+    "com.microsoft.TransposeMatMul": _FUSED_MATMUL,
+    "com.microsoft.Trilu": Operator(indices.lower_trilu, ANY, indices.refuse_trilu),
     **dict.fromkeys(names_of(lambda operator: operator.view is ViewKind.RESHAPED), _RENAMING),
     "Upsample": _RESIZE,
     **dict.fromkeys(movement.CONSTANTS, _CONSTANT),

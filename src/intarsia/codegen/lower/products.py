@@ -12,6 +12,7 @@ from intarsia.arrays import Array
 from intarsia.codegen.body import Apply
 from intarsia.codegen.kernels import gemm
 from intarsia.codegen.kernels.gemm import Gemm, Panels
+from intarsia.codegen.lower.activations import with_activation
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
@@ -23,13 +24,16 @@ def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
     """Append a product of stacks of matrices; vectors are matrices of one row or column."""
     operation = group.anchor
     a_value, b_value = operation.inputs
-    dtype = operation.output.dtype
-    fused, operands = fuse(assembler, group, dtype)
+    dtype, alpha = operation.output.dtype, operation.attribute("alpha", 1.0)
+    is_packed = b_value.constant is not None
+    steps = _scale_and_add(operation, 1.0 if is_packed else alpha, 0.0)
+    fused, operands = fuse(assembler, group, dtype, steps)
     is_row, is_column = len(a_value.shape or ()) == 1, len(b_value.shape or ()) == 1
     target = assembler.target(group.result)
     views = [_as_matrix(view, is_row, is_column) for view in (target, *operands)]
     c = views[0]
-    a = assembler.read(a_value.id)
+    a_order, b_order = (_order(operation, position) for position in (0, 1))
+    a = assembler.read(a_value.id).permuted(a_order)
     if is_row:
         a = a.unsqueezed(0)
     *batch, m, n = c.shape
@@ -48,18 +52,48 @@ def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
         assembler.unit,
     )
     note = ""
-    if b_value.constant is not None:
-        weights = operation.array(1)
+    if is_packed:
+        weights = operation.array(1).transpose(b_order)
+        weights = weights if alpha == 1 else (weights * alpha).astype(dtype)
         weights = weights[:, None] if is_column else weights
         spec = replace(spec, b=Panels(dtype, weights.shape[:-2]))
-        spec, b, note = pack_weights(assembler, spec, weights, f"{b_value.name}/")
+        is_plain = alpha == 1 and b_order == tuple(range(len(b_order)))
+        order = "" if is_plain else f"{'x'.join(map(str, b_order))}/{alpha}/"
+        spec, b, note = pack_weights(assembler, spec, weights, f"{b_value.name}/{order}")
     else:
-        b = assembler.read(b_value.id)
+        b = assembler.read(b_value.id).permuted(b_order)
         if is_column:
             b = b.unsqueezed(-1)
         b = b.expanded((*batch, k, n))
         spec = assembler.choose(replace(spec, b=b.layout))
     assembler.call(spec, (a, b, c, *views[1:]), group.names, note)
+
+
+def refuse_fused_matmul(operation: Operation) -> str | None:
+    """Say why a product of operands that are transposed first is not taken."""
+    ranks = len(operation.shape()), len(operation.shape(1))
+    if min(ranks) < _MATRIX:
+        return "an operand is a vector"
+    return "its operands have several ranks" if _is_split(operation) and len({*ranks}) > 1 else None
+
+
+_MATRIX = 2
+
+
+def _is_split(operation: Operation) -> bool:
+    return any(operation.attribute(f"transBatch{side}", 0) for side in "AB")
+
+
+def _order(operation: Operation, position: int) -> tuple[int, ...]:
+    """Return in which order a product reads the dimensions of an operand."""
+    order, side = list(range(len(operation.shape(position)))), "AB"[position]
+    # ONNX Runtime's FusedMatMul: the first dimension may lie in front of the batch.
+    if operation.attribute(f"transBatch{side}", 0):
+        first, *order = order
+        order.insert(-1, first)
+    if operation.attribute(f"trans{side}", 0):
+        order[-2:] = order[:-3:-1]
+    return tuple(order)
 
 
 def pack_weights(
@@ -94,9 +128,8 @@ def lower_gemm(assembler: Assembler, group: KernelGroup) -> None:
     alpha, beta = operation.attribute("alpha", 1.0), operation.attribute("beta", 1.0)
     b_value = operation.inputs[1]
     is_packed = b_value.constant is not None
-    fused, operands = fuse(
-        assembler, group, dtype, _scale_and_add(operation, 1.0 if is_packed else alpha, beta)
-    )
+    steps = _scale_and_add(operation, 1.0 if is_packed else alpha, beta)
+    fused, operands = fuse(assembler, group, dtype, with_activation(operation, steps))
     a = assembler.read(operation.inputs[0].id)
     if operation.attribute("transA", 0):
         a = a.permuted((1, 0))
