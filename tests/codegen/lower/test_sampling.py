@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GridSample and RoiAlign against onnxruntime; what lies outside of images, and is no number."""
+"""GridSample, AffineGrid and RoiAlign against onnxruntime; what lies outside of images, and is no number."""
 
 import itertools
 
@@ -112,6 +112,26 @@ def test_beside_blocked_tensors_and_joined(run_both):
     wanted = evaluate(model, feeds)
     got = intarsia.compile(model, "llvm", num_threads=1).run(feeds)
     np.testing.assert_allclose(got["y"], wanted["y"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("aligned", [0, 1])
+@pytest.mark.parametrize("extents", [(4, 5), (2, 40), (3, 2, 5), (7, 2, 2)])
+def test_affine_grids(run_both, extents, aligned, dtype):
+    dims = len(extents)
+    theta = np.random.default_rng(0).standard_normal((3, dims, dims + 1)).astype(dtype)
+    size = np.array([3, 2, *extents])
+    body = f"g = AffineGrid<align_corners = {aligned}>(t, s) y = Relu(g)"
+    run_both(small_model("y", body, {"t": theta}, {"s": size}, opset=20), {"t": theta})
+
+
+def test_a_grid_samples_where_it_was_moved_to(run_both):
+    x = np.random.default_rng(0).standard_normal((2, 20, 5, 6)).astype("float32")
+    theta = np.array([[[1, 0, 0.5], [0, -1, 0]], [[0.5, 0.2, 0], [0, 1, 0.1]]], "float32")
+    weights = {"w": (20, 20, 1, 1), "s": np.array([2, 20, 7, 4])}
+    body = "c = Conv(x, w) g = AffineGrid(t, s) y = GridSample(c, g)"
+    feeds = {"x": x, "t": theta}
+    run_both(small_model("y", body, feeds, weights, opset=20), feeds)
 
 
 def test_on_opencl(backends):

@@ -165,6 +165,7 @@ OPERATORS: dict[str, Operator] = {
     "Attention": Operator(
         attention_operators.lower_attention, FLOATS, attention_operators.refuse_attention
     ),
+    "AffineGrid": Operator(sampling.lower_affine_grid, _REAL, sampling.refuse_affine_grid),
     "AveragePool": _POOL,
     "CenterCropPad": Operator(movement.lower_pad, ANY, wish=movement.wish_pad),
     "Concat": Operator(movement.lower_concat, WITH_NARROW, wish=_follow),

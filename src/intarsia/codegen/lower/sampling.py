@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators that read images between their entries: GridSample, RoiAlign."""
+"""Operators that read images between their entries, and grids to read them by."""
 
 from __future__ import annotations
 
 from math import prod
 
+import numpy as np
+
+from intarsia.codegen.body import Apply, Body
 from intarsia.codegen.kernels import sampling
+from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.indices import dense_target
@@ -113,3 +117,49 @@ def lower_roi_align(assembler: Assembler, group: KernelGroup) -> None:
         assembler.unit,
     )
     assembler.call(spec, (x, boxes, images, y), group.names)
+
+
+def refuse_affine_grid(operation: Operation) -> str | None:
+    """Say why an `AffineGrid` is not taken."""
+    batch, *_, dims = operation.output_shape
+    is_square = len(operation.output_shape) == dims + _SPATIAL
+    if not is_square or operation.shape() != (batch, dims, dims + 1):
+        return "its matrices do not fit its grid"
+    if operation.attribute("align_corners", 0) and 1 in operation.output_shape[1:-1]:
+        return "it aligns the corners of a dimension with one entry"
+    return None
+
+
+def lower_affine_grid(assembler: Assembler, group: KernelGroup) -> None:
+    """Append the product of each image's matrix with the coordinates of every point, and 1."""
+    operation = group.anchor
+    theta = assembler.read(operation.node.inputs[0])
+    batch, *extents, dims = operation.output_shape
+    axes = []
+    for extent in extents:
+        places = np.arange(extent, dtype=np.float64)
+        if operation.attribute("align_corners", 0):
+            axes.append(places * 2 / (extent - 1) - 1)
+        else:
+            axes.append((places * 2 + 1) / extent - 1)
+    # The last dimension is the first coordinate.
+    coordinates = np.stack(np.meshgrid(*axes, indexing="ij")[::-1], -1).reshape(-1, dims)
+    name, domain = operation.node.name, (batch, len(coordinates), dims)
+    views = []
+    for dim in range(dims):
+        column = coordinates[:, dim].astype(theta.dtype)
+        view = assembler.constant(f"{name}/coordinate{dim}", column)
+        views.append(view.unsqueezed(-1).expanded(domain))
+    factors = [theta.part(2, dim, 1).permuted((0, 2, 1)) for dim in range(dims + 1)]
+    views += [factor.expanded(domain) for factor in factors]
+    dtype, count = theta.dtype, len(views)
+    steps = [Apply("Mul", (dim, dims + dim), (), dtype) for dim in range(dims)]
+    for dim in range(dims):
+        total = count + dims + dim - 1 if dim else 2 * dims
+        steps.append(Apply("Add", (total, count + dim), (), dtype))
+    body = Body((dtype,) * count, tuple(steps), (count + len(steps) - 1,))
+    with dense_target(assembler, group) as target:
+        y = target.reshaped(domain)
+        layouts = tuple(view.layout for view in views)
+        spec = Elementwise(domain, layouts, (y.layout,), body, assembler.unit)
+        assembler.call(spec, (*views, y), group.names)
