@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, inf, prod
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 from intarsia.errors import IntarsiaError
 
@@ -205,11 +205,26 @@ class Expression:
     def __ge__(self, other: Extent) -> bool:
         return not self._decide(other, "<", below=True)
 
+    def __abs__(self) -> Extent:
+        return self if self >= 0 else -self
+
+    def _is_needed(self, *_: object) -> NoReturn:
+        """Refuse to be a number."""
+        raise UndecidedError(f"{self} is needed when compiling")
+
+    __index__ = __int__ = __float__ = bit_length = _is_needed
+    __truediv__ = __rtruediv__ = __pow__ = __rpow__ = _is_needed
+
     def __bool__(self) -> bool:
         low, high = self.bounds
         if low > 0 or high < 0:
             return True
         raise UndecidedError(f"whether {self} is 0 depends on the sizes")
+
+    @property
+    def known_part(self) -> int:
+        """The summand that no symbol is in."""
+        return dict(self.terms).get((), 0)
 
     @property
     def symbols(self) -> frozenset[Symbol]:
@@ -290,6 +305,26 @@ def divide(dividend: Extent, divisor: Extent) -> Extent | None:
         remaining = extent_of(rest) - part * divisor
         rest = dict(_terms(remaining))
     return quotient if not any(rest.values()) else None
+
+
+_TYPICAL = 64
+"""A size that is neither small nor large, for choices that change no result."""
+
+
+def typical(extent: Extent) -> int:
+    """Return what an extent may be: for choices of how to run, which change no result."""
+    if isinstance(extent, int):
+        return extent
+    sizes = {}
+    for symbol in extent.symbols:
+        most = _TYPICAL if symbol.high is None else min(symbol.high, _TYPICAL)
+        sizes[symbol.name] = max(symbol.low, most)
+    return extent.evaluate(sizes)
+
+
+def common_divisor(number: int, extent: Extent) -> int:
+    """Return the largest number that divides a number, and an extent for all sizes."""
+    return gcd(number, *(coefficient for _, coefficient in _terms(extent)))
 
 
 def evaluate(extent: Extent, sizes: Mapping[str, int]) -> int:

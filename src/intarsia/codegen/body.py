@@ -16,6 +16,7 @@ from typing import TypeAlias
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Index, IrValue
 from intarsia.codegen.scalar_ops import apply_scalar
+from intarsia.extents import Extent
 
 Attributes: TypeAlias = tuple[tuple[str, "int | float | str"], ...]
 Coordinates: TypeAlias = Sequence[Index]
@@ -33,7 +34,7 @@ class Layout:
     """
 
     dtype: str
-    strides: tuple[int, ...]
+    strides: tuple[Extent, ...]
     align: int = 0
 
     def without_last(self) -> Layout:
@@ -41,7 +42,7 @@ class Layout:
         return replace(self, strides=self.strides[:-1])
 
     def declare(
-        self, builder: Builder, name: str, domain: Sequence[int], *, is_written: bool = False
+        self, builder: Builder, name: str, domain: Sequence[Extent], *, is_written: bool = False
     ) -> Buffer:
         """Declare the tensor as the kernel's next argument, with the domain as its shape."""
         return builder.argument(
@@ -135,7 +136,7 @@ class Fused:
         """Return the body with operands that lie otherwise."""
         return replace(self, operands=tuple(operands))
 
-    def bind(self, builder: Builder, domain: Sequence[int], prefix: str = "e") -> Epilogue:
+    def bind(self, builder: Builder, domain: Sequence[Extent], prefix: str = "e") -> Epilogue:
         """Declare the operands as the kernel's next arguments, and return the epilogue."""
         buffers = [
             layout.declare(builder, f"{prefix}{number}", domain)

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 from intarsia.codegen import ir
+from intarsia.extents import Expression, Extent, UndecidedError
 
 Number: TypeAlias = "float | int | bool"
-Operand: TypeAlias = "ir.IrValue | float | int | bool"
+Operand: TypeAlias = "ir.IrValue | Expression | float | int | bool"
 Position: TypeAlias = "ir.Subscript | Sequence[ir.Subscript]"
 Body: TypeAlias = "Callable[..., Sequence[ir.IrValue] | None]"
 
@@ -30,7 +31,9 @@ class Builder:
         self.name = name
         self._buffers: list[ir.Buffer] = []
         self._locals: list[ir.Buffer] = []
-        self._sizes: list[ir.IrValue] = []
+        self._sizes: dict[Expression, ir.IrValue] = {}
+        self._turns: Expression | None = None
+        self._is_free = False
         self._blocks: list[list[ir.Operation]] = [[]]
         self._notes: list[str] = []
 
@@ -41,9 +44,11 @@ class Builder:
             self.name,
             tuple(self._buffers),
             tuple(self._locals),
-            tuple(self._sizes),
+            tuple(self._sizes.values()),
             tuple(body),
             tuple(self._notes),
+            tuple(self._sizes),
+            self._turns,
         )
 
     def finish_empty(self) -> ir.Function:
@@ -62,8 +67,8 @@ class Builder:
         self,
         name: str,
         dtype: str,
-        shape: Sequence[int],
-        strides: Sequence[int] | None = None,
+        shape: Sequence[Extent],
+        strides: Sequence[Extent] | None = None,
         *,
         is_written: bool = False,
         align: int | None = None,
@@ -75,6 +80,7 @@ class Builder:
         strides = tuple(strides) if strides is not None else ir.row_major(tuple(shape))
         buffer = ir.Buffer(name, dtype, tuple(shape), strides, is_written=is_written)
         buffer.align = align or buffer.item_bytes
+        self._is_free |= buffer.is_free
         self._buffers.append(buffer)
         return buffer
 
@@ -87,11 +93,31 @@ class Builder:
         self._locals.append(buffer)
         return buffer
 
-    def size(self, name: str) -> ir.Index:
-        """Declare the next extent that is known only when the kernel runs."""
-        value = ir.IrValue(ir.INT64, name)
-        self._sizes.append(value)
-        return ir.Index.of(value)
+    def _size(self, extent: Expression) -> ir.IrValue:
+        """Return an extent that is known only when the kernel runs: an argument of it."""
+        if extent not in self._sizes:
+            self._sizes[extent] = ir.IrValue(ir.INT64, f"s{len(self._sizes)}")
+        return self._sizes[extent]
+
+    def _valued(self, item: ir.Subscript) -> ir.Index:
+        """Return a subscript in which free extents are values."""
+        index = ir.Index.of(item)
+        is_known = not isinstance(index.const, Expression)
+        if is_known and not any(isinstance(scale, Expression) for _, scale in index.terms):
+            return index
+        result = ir.Index(index.const)
+        if isinstance(index.const, Expression):  # `n + 1` and `n + 2` are one value
+            known = index.const.known_part
+            free = index.const - known
+            assert isinstance(free, Expression)
+            result = ir.Index.of(self._size(free)) + known
+        for value, scale in index.terms:
+            if isinstance(scale, Expression):
+                product = ir.Binary(ir.IrValue(ir.INT64), "mul", value, self._size(scale))
+                result = result + self._append(product)
+            else:
+                result = result + ir.Index(0, ((value, scale),))
+        return result
 
     def load(
         self,
@@ -99,12 +125,14 @@ class Builder:
         position: Position,
         lanes: int = 1,
         *,
-        stride: int = 1,
+        stride: Extent = 1,
         count: int | None = None,
     ) -> ir.IrValue:
         """Read a scalar, or `lanes` lanes `stride` elements of memory apart, the first `count`."""
         result = ir.IrValue(ir.Type(buffer.dtype, lanes))
         count = lanes if count is None else count
+        stride = stride if lanes > 1 else 1
+        check_lanes(stride)
         return self._append(
             ir.Load(result, buffer, self._position(buffer, position), stride, count)
         )
@@ -115,12 +143,14 @@ class Builder:
         buffer: ir.Buffer,
         position: Position,
         *,
-        stride: int = 1,
+        stride: Extent = 1,
         count: int | None = None,
     ) -> None:
         """Write a scalar, or the first `count` lanes, `stride` elements of memory apart."""
         assert buffer.is_written, f"{buffer.name} is only read"
         assert value.type.dtype == buffer.dtype, f"{value.type} into {buffer.dtype} {buffer.name}"
+        stride = stride if value.type.lanes > 1 else 1
+        check_lanes(stride)
         count = value.type.lanes if count is None else count
         place = self._position(buffer, position)
         self._blocks[-1].append(ir.Store(value, buffer, place, stride, count))
@@ -139,7 +169,12 @@ class Builder:
         items = position if isinstance(position, Sequence) else (position,)
         subscripts = tuple(ir.Index.of(item) for item in items)
         assert len(subscripts) == len(buffer.shape), f"{buffer.name} has rank {len(buffer.shape)}"
-        return subscripts
+        if not self._is_free:
+            return subscripts
+        return tuple(
+            self._valued(index * stride if isinstance(stride, Expression) else index)
+            for index, stride in zip(subscripts, buffer.strides, strict=True)
+        )
 
     # Values
 
@@ -151,26 +186,26 @@ class Builder:
 
     def index(self, index: ir.Subscript) -> ir.IrValue:
         """Return an int64 value of a subscript."""
-        index = ir.Index.of(index)
+        index = self._valued(index)
         if not index.terms:
             return self.constant(index.const, ir.INT64)
         if index.const == 0 and len(index.terms) == 1 and index.terms[0][1] == 1:
             return index.terms[0][0]
         return self._append(ir.IndexValue(ir.IrValue(ir.INT64), index))
 
-    def split(self, index: ir.Subscript, divisor: int) -> tuple[ir.Index, ir.Index]:
+    def split(self, index: ir.Subscript, divisor: Extent) -> tuple[ir.Index, ir.Index]:
         """Return quotient and remainder of a subscript that is not negative."""
         index = ir.Index.of(index)
-        if not index.terms:
+        if not index.terms and isinstance(divisor, int):
             return ir.Index(index.const // divisor), ir.Index(index.const % divisor)
         if divisor == 1:
             return index, ir.Index()
         value = self.index(index)
-        number = self.constant(divisor, ir.INT64)
+        number = self.index(divisor)
         quotient = self._append(ir.Binary(ir.IrValue(ir.INT64), "div", value, number))
         return ir.Index.of(quotient), index - ir.Index.of(quotient) * divisor
 
-    def unravel(self, index: ir.Subscript, shape: Sequence[int]) -> list[ir.Index]:
+    def unravel(self, index: ir.Subscript, shape: Sequence[Extent]) -> list[ir.Index]:
         """Return the subscripts of an entry of a row-major box by its number."""
         subscripts = []
         rest = ir.Index.of(index)
@@ -191,7 +226,10 @@ class Builder:
         left, right = ir.Index.of(left), ir.Index.of(right)
         if not left.terms and not right.terms:
             pick = min if name == "min" else max
-            return ir.Index(pick(left.const, right.const))
+            try:
+                return ir.Index(pick(left.const, right.const))
+            except UndecidedError:
+                pass  # the kernel finds out
         return ir.Index.of(self.binary(name, self.index(left), self.index(right)))
 
     def unary(self, name: str, operand: ir.IrValue) -> ir.IrValue:
@@ -300,6 +338,8 @@ class Builder:
         return self._as(left, model.type), self._as(right, model.type)
 
     def _as(self, item: Operand, type_: ir.Type) -> ir.IrValue:
+        if isinstance(item, Expression):
+            item = self.cast(self.index(item), type_.dtype)
         if not isinstance(item, ir.IrValue):
             return self.constant(item, type_)
         assert item.type.dtype == type_.dtype, f"{item.type} meets {type_}"
@@ -321,6 +361,8 @@ class Builder:
     def parallel(self, extent: ir.Subscript) -> Iterator[ir.Index]:
         """Open the kernel's one parallel loop; its turns are independent."""
         assert len(self._blocks) == 1, "the parallel loop is the outermost"
+        if isinstance(extent, Expression):
+            self._turns = extent
         with self._open(ir.LoopKind.PARALLEL, 0, extent, 1) as index:
             yield index
 
@@ -329,9 +371,10 @@ class Builder:
         self, kind: ir.LoopKind, lower: ir.Subscript, upper: ir.Subscript, step: int
     ) -> Iterator[ir.Index]:
         variable = ir.IrValue(ir.INT64)
+        lower, upper = self._valued(lower), self._valued(upper)
         self._blocks.append([])
         yield ir.Index.of(variable)
-        lower, upper, body = ir.Index.of(lower), ir.Index.of(upper), tuple(self._blocks.pop())
+        body = tuple(self._blocks.pop())
         self._blocks[-1].append(ir.Loop(variable, lower, upper, step, kind, body=body))
 
     def loop(
@@ -353,6 +396,7 @@ class Builder:
             step: At least 1.
         """
         variable = ir.IrValue(ir.INT64)
+        lower, upper = self._valued(lower), self._valued(upper)
         carried = tuple(ir.IrValue(value.type) for value in initial)
         self._blocks.append([])
         yielded = tuple(body(ir.Index.of(variable), *carried) or ())
@@ -360,7 +404,7 @@ class Builder:
         types = [value.type for value in initial]
         assert [value.type for value in yielded] == types, "a loop yields what it carries"
         results = tuple(ir.IrValue(value.type) for value in initial)
-        lower, upper, initial = ir.Index.of(lower), ir.Index.of(upper), tuple(initial)
+        initial = tuple(initial)
         kind = ir.LoopKind.SERIAL
         self._blocks[-1].append(
             ir.Loop(variable, lower, upper, step, kind, initial, carried, inside, yielded, results)
@@ -373,3 +417,13 @@ class Builder:
         upper = ir.Index.of(self.cast(condition, "int64"))
         with self.serial(0, upper):
             yield
+
+
+def check_lanes(stride: Extent) -> None:
+    """Check that the lanes of a vector lie a known number of elements apart.
+
+    Raises:
+        UndecidedError: They do not.
+    """
+    if isinstance(stride, Expression):
+        raise UndecidedError(f"the lanes of a vector would lie {stride} elements apart")

@@ -85,10 +85,7 @@ class _Interpreter:
     def _entries(self, operation: ir.Load | ir.Store) -> Array:
         """Return the positions of the lanes that are read or written."""
         buffer = operation.buffer
-        first = sum(
-            self._index(index) * stride
-            for index, stride in zip(operation.subscripts, buffer.strides, strict=True)
-        )
+        first = self._index(buffer.flatten(operation.subscripts))
         entries = first + np.arange(operation.count) * operation.stride
         size = len(self._memory[buffer])
         if entries[0] < 0 or entries[-1] < 0 or max(entries[0], entries[-1]) >= size:

@@ -19,6 +19,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from intarsia.extents import Expression, Extent, is_free
+
 
 @dataclass(frozen=True, slots=True)
 class Type:
@@ -85,7 +87,8 @@ class Buffer:
         name: Its role in the kernel.
         dtype: Of its elements, by numpy's name.
         shape: Its extents; what a subscript may not leave.
-        strides: Elements from one entry to the next, for each dimension.
+        strides: Elements from one entry to the next, for each dimension. Subscripts along a
+            dimension whose stride is free count elements: `Builder` has multiplied them.
         scope: Where its memory comes from.
         align: Bytes to which its first element is aligned.
         is_written: Whether the kernel writes to it.
@@ -93,8 +96,8 @@ class Buffer:
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    shape: tuple[Extent, ...]
+    strides: tuple[Extent, ...]
     scope: Scope = Scope.ARGUMENT
     align: int = 64
     is_written: bool = False
@@ -105,25 +108,31 @@ class Buffer:
         return np.dtype(self.dtype).itemsize
 
     @property
-    def span(self) -> int:
+    def is_free(self) -> bool:
+        """Whether it has extents or strides that are known only when it runs."""
+        return is_free((*self.shape, *self.strides))
+
+    @property
+    def span(self) -> Extent:
         """Elements from the first entry to the last one, both included."""
         extents = zip(self.shape, self.strides, strict=True)
-        return 1 + sum((extent - 1) * stride for extent, stride in extents)
+        return sum(((extent - 1) * stride for extent, stride in extents), 1)
 
     def flatten(self, subscripts: tuple[Index, ...]) -> Index:
         """Return the offset of an entry from the first one, in elements."""
         const, merged = 0, dict[IrValue, int]()
-        for subscript, stride in zip(subscripts, self.strides, strict=True):
+        for subscript, step in zip(subscripts, self.strides, strict=True):
+            stride = 1 if isinstance(step, Expression) else step
             const += subscript.const * stride
             for value, scale in subscript.terms:
                 merged[value] = merged.get(value, 0) + scale * stride
         return Index(const, tuple([item for item in merged.items() if item[1]]))
 
 
-def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+def row_major(shape: tuple[Extent, ...]) -> tuple[Extent, ...]:
     """Return the strides, in elements, of a dense row-major block."""
     strides = []
-    step = 1
+    step: Extent = 1
     for extent in reversed(shape):
         strides.append(step)
         step *= extent
@@ -132,9 +141,12 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An affine subscript: a constant plus int64 values times constants."""
+    """An affine subscript: a constant plus int64 values times constants.
 
-    const: int = 0
+    While a kernel is written, constants may be free extents, of which `Builder` makes values.
+    """
+
+    const: int = 0  # or an Expression, until `Builder` has made a value of it
     terms: tuple[tuple[IrValue, int], ...] = ()
 
     @classmethod
@@ -145,11 +157,11 @@ class Index:
         if isinstance(item, IrValue):
             assert item.type == INT64, f"{item.type} is not a subscript"
             return cls(0, ((item, 1),))
-        return cls(int(item))
+        return cls(item if isinstance(item, Expression) else int(item))
 
     def __add__(self, other: Subscript) -> Index:
-        if isinstance(other, int):
-            return Index(self.const + other, self.terms) if other else self
+        if isinstance(other, int | Expression):
+            return self if other == 0 else Index(self.const + other, self.terms)
         other = Index.of(other)
         if not other.terms:
             return Index(self.const + other.const, self.terms)
@@ -167,7 +179,7 @@ class Index:
     def __rsub__(self, other: Subscript) -> Index:
         return self * -1 + other
 
-    def __mul__(self, factor: int) -> Index:
+    def __mul__(self, factor: Extent) -> Index:
         if factor == 0:
             return Index()
         if factor == 1:
@@ -179,7 +191,7 @@ class Index:
     __rmul__ = __mul__
 
 
-Subscript: TypeAlias = "Index | IrValue | int"
+Subscript: TypeAlias = "Index | IrValue | Extent"
 
 
 class LoopKind(StrEnum):
@@ -434,6 +446,8 @@ class Function:
         locals: Its own buffers.
         sizes: int64 arguments: extents that are known when it runs.
         body: Operations. Stores are inside the parallel loop, if there is one.
+        free: What `sizes` are.
+        turns: Of the parallel loop, if they are free.
     """
 
     name: str
@@ -442,6 +456,8 @@ class Function:
     sizes: tuple[IrValue, ...]
     body: tuple[Operation, ...]
     notes: tuple[str, ...] = field(default=())
+    free: tuple[Expression, ...] = ()
+    turns: Expression | None = None
 
     @property
     def parallel(self) -> Loop | None:
@@ -452,8 +468,10 @@ class Function:
         return None
 
     @property
-    def extent(self) -> int | None:
+    def extent(self) -> Extent | None:
         """Turns of the parallel loop (1 without one); None if known only when it runs."""
+        if self.turns is not None:
+            return self.turns
         loop = self.parallel
         return 1 if loop is None else loop.trip_count
 

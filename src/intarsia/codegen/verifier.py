@@ -129,7 +129,7 @@ class _Verifier:
         if not 1 <= operation.count <= value.type.lanes:
             self._fail(f"{operation.count} of {value.type.lanes} lanes of {buffer.name}")
         flat = self._span(buffer.flatten(operation.subscripts))
-        if flat is None:
+        if flat is None or buffer.is_free:
             return
         last = flat[1] + (operation.count - 1) * operation.stride
         if flat[0] < 0 or last >= buffer.span or 0 in buffer.shape:

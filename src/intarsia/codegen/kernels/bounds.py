@@ -9,6 +9,7 @@ from intarsia.codegen.body import Layout, load_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import INT64, Function, Index, IrValue, Type
 from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.extents import Expression, Extent, typical
 
 _TURN_ENTRIES = 1 << 16
 """Indices of a turn of the parallel loop."""
@@ -25,13 +26,13 @@ class Bounds:
         unit: What it is shaped for.
     """
 
-    count: int
-    extent: int
+    count: Extent
+    extent: Extent
     indices: Layout
     unit: VectorUnit = AVX512
 
     @property
-    def turns(self) -> int:
+    def turns(self) -> Extent:
         """Entries of `fault`."""
         return -(-self.count // _TURN_ENTRIES)
 
@@ -46,7 +47,7 @@ def build(spec: Bounds) -> Function:
     fault = b.argument("fault", INT64.dtype, (spec.turns,), is_written=True)
     b.note(f"{spec.count} in [-{spec.extent}, {spec.extent})")
     dtype = indices.dtype
-    lanes = min(spec.unit.lanes(dtype), 1 << (spec.count.bit_length() - 1))
+    lanes = min(spec.unit.lanes(dtype), 1 << (typical(spec.count).bit_length() - 1))
     rest = spec.count % lanes
 
     def join(at: Index, low: IrValue, high: IrValue, count: int | None = None) -> list[IrValue]:
@@ -58,7 +59,11 @@ def build(spec: Bounds) -> Function:
         end = b.smaller(start + _TURN_ENTRIES, spec.count - rest)
         zero = b.constant(0, Type(dtype, lanes))
         extremes = b.loop(start, end, [zero, zero], join, step=lanes)
-        if rest:  # every turn looks at them
+        if isinstance(rest, Expression):
+            extremes = b.loop(
+                spec.count - rest, spec.count, extremes, lambda at, low, high: join(at, low, high, 1)
+            )
+        elif rest:  # every turn looks at them
             low, high = extremes
             extremes = join(Index(spec.count - rest), low, high, rest)
         low, high = (

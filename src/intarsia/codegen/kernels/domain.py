@@ -11,8 +11,11 @@ from typing import TypeAlias
 
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Index, IrValue
+from intarsia.extents import Expression, Extent, typical
 
-Strides: TypeAlias = tuple[int, ...]
+Strides: TypeAlias = tuple[Extent, ...]
+Entries: TypeAlias = "range | Expression"
+"""The entries of a dimension; of a free one all, from 0 to an extent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +46,23 @@ class Domain:
         ragged: In the numbers of these dimensions.
     """
 
-    extents: tuple[int, ...]
+    extents: tuple[Extent, ...]
     strides: tuple[Strides, ...]
     ragged: Ragged | None = None
 
 
+def entries_of(extent: Extent) -> Entries:
+    """Return all entries of a dimension."""
+    return extent if isinstance(extent, Expression) else range(extent)
+
+
+def length_of(entries: Entries) -> Extent:
+    """Return how many entries there are."""
+    return entries if isinstance(entries, Expression) else len(entries)
+
+
 def simplify(
-    extents: Sequence[int],
+    extents: Sequence[Extent],
     strides: Sequence[Strides],
     order: Sequence[int],
     ragged: Ragged | None = None,
@@ -65,7 +78,7 @@ def simplify(
         ragged: Two dimensions that stay as they are.
     """
     fixed = (ragged.outer, ragged.inner) if ragged else ()
-    groups: list[tuple[int, int, Strides]] = []  # the last dimension, extent, strides by tensor
+    groups: list[tuple[int, Extent, Strides]] = []  # the last dimension, extent, strides by tensor
     for dim in order:
         if extents[dim] == 1 and dim not in fixed:
             continue
@@ -89,9 +102,9 @@ def simplify(
     )
 
 
-def boxes(domain: Domain) -> list[tuple[range, ...]]:
+def boxes(domain: Domain) -> list[tuple[Entries, ...]]:
     """Return the boxes without ragged borders that make up a domain."""
-    whole = [range(extent) for extent in domain.extents]
+    whole = [entries_of(extent) for extent in domain.extents]
     if domain.ragged is None:
         return [tuple(whole)]
     outer, inner = domain.ragged.outer, domain.ragged.inner
@@ -111,24 +124,39 @@ class Axis:
 
     Attributes:
         dim: Its number.
-        span: The entries.
+        span: The entries, from 0 on if there are free ones.
         grain: Entries that one cell takes at once; the last cell takes the rest.
         block: Entries in one turn of the parallel loop, a multiple of the grain.
     """
 
     dim: int
-    span: range
+    span: Entries
     grain: int
     block: int
 
     @property
-    def blocks(self) -> int:
+    def length(self) -> Extent:
+        """How many entries there are."""
+        return length_of(self.span)
+
+    @property
+    def start(self) -> int:
+        """The first entry."""
+        return 0 if isinstance(self.span, Expression) else self.span.start
+
+    @property
+    def blocks(self) -> Extent:
         """Turns of the parallel loop along this dimension."""
-        return -(-len(self.span) // self.block)
+        return -(-self.length // self.block)
+
+    @property
+    def is_one_block(self) -> bool:
+        """Whether one turn does all of it; of free entries one never does for certain."""
+        return self.blocks == 1
 
 
 def plan_axes(
-    span: Sequence[range],
+    span: Sequence[Entries],
     order: Sequence[int],
     grains: dict[int, int],
     budget: int,
@@ -146,7 +174,7 @@ def plan_axes(
     axes = []
     inner = 1
     for dim in reversed(order):
-        grain, length = grains.get(dim, 1), len(span[dim])
+        grain, length = grains.get(dim, 1), typical(length_of(span[dim]))
         limit = max(1, budget // inner)
         if limits and dim in limits:
             limit = min(limit, limits[dim])
@@ -155,12 +183,14 @@ def plan_axes(
         # threads.
         turns = -(-cells // max(1, limit // grain))
         block = -(-cells // max(1, turns)) * grain
+        if isinstance(span[dim], Expression):  # turns stay short, however many entries there are
+            block = max(1, limit // grain) * grain
         axes.append(Axis(dim, span[dim], grain, max(block, grain)))
         inner *= min(block, length)
     return axes[::-1]
 
 
-def each_turn(builder: Builder, shape: Sequence[int], entries: int = 1) -> Iterator[list[Index]]:
+def each_turn(builder: Builder, shape: Sequence[Extent], entries: Extent = 1) -> Iterator[list[Index]]:
     """Open the parallel loop over a row-major box, unless there is nothing to do; gives subscripts.
 
     Args:
@@ -176,9 +206,9 @@ def each_turn(builder: Builder, shape: Sequence[int], entries: int = 1) -> Itera
             yield [Index() if extent == 1 else next(at) for extent in shape]
 
 
-def turns(axes: Sequence[Axis]) -> int:
+def turns(axes: Sequence[Axis]) -> Extent:
     """Return how many turns of a parallel loop walk a box."""
-    return prod(axis.blocks for axis in axes)
+    return prod([axis.blocks for axis in axes])
 
 
 Cell: TypeAlias = Callable[[dict[int, Index], dict[int, int]], None]
@@ -210,27 +240,35 @@ def walk(
         if enter is not None:
             enter(number, at)
         axis = axes[number]
-        whole = len(axis.span) // axis.grain * axis.grain
-        start = places[number] * axis.block if axis.blocks > 1 else Index()
-        if whole:
-            stop = builder.smaller(start + axis.block, whole) if axis.blocks > 1 else Index(whole)
-            if axis.block == axis.grain and (axis.blocks == 1 or whole == len(axis.span)):
-                inside = start + axis.span.start
+        whole = axis.length // axis.grain * axis.grain
+        start = Index() if axis.is_one_block else places[number] * axis.block
+        if whole != 0:
+            stop = Index(whole)
+            if not axis.is_one_block:
+                stop = builder.smaller(start + axis.block, whole)
+            if axis.block == axis.grain and (axis.is_one_block or whole == axis.length):
+                inside = start + axis.start
                 descend(number + 1, {**at, axis.dim: inside}, {**counts, axis.dim: axis.grain})
             else:
                 with builder.serial(start, stop, axis.grain) as entry:
-                    inside = entry + axis.span.start
+                    inside = entry + axis.start
                     descend(number + 1, {**at, axis.dim: inside}, {**counts, axis.dim: axis.grain})
-        rest = len(axis.span) - whole
-        if rest:
-            following = {**at, axis.dim: Index(axis.span.start + whole)}
+        rest = axis.length - whole
+        if isinstance(rest, Expression):  # one by one
+            with (
+                _only_last(builder, places[number], axis.blocks),
+                builder.serial(whole, axis.length) as entry,
+            ):
+                descend(number + 1, {**at, axis.dim: entry}, {**counts, axis.dim: 1})
+        elif rest:
+            following = {**at, axis.dim: Index(axis.start + whole)}
             with _only_last(builder, places[number], axis.blocks):
                 descend(number + 1, following, {**counts, axis.dim: rest})
 
     descend(0, {}, {})
 
 
-def _only_last(builder: Builder, place: Index, blocks: int) -> AbstractContextManager[None]:
+def _only_last(builder: Builder, place: Index, blocks: Extent) -> AbstractContextManager[None]:
     """Open a block that runs in the last turn along an axis."""
     if blocks == 1:
         return nullcontext()

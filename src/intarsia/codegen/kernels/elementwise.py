@@ -18,8 +18,10 @@ from intarsia.codegen.ir import Buffer, Function, Index, IrValue
 from intarsia.codegen.kernels.domain import (
     Axis,
     Domain,
+    Entries,
     Ragged,
     boxes,
+    length_of,
     plan_axes,
     simplify,
     turns,
@@ -27,6 +29,7 @@ from intarsia.codegen.kernels.domain import (
 )
 from intarsia.codegen.kernels.lane_transpose import transpose_lanes
 from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.extents import Extent, typical
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Elementwise:
         ragged: Two dimensions of a blocked layout whose last block is cut short.
     """
 
-    domain: tuple[int, ...]
+    domain: tuple[Extent, ...]
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
     body: Body
@@ -103,18 +106,18 @@ def build(spec: Elementwise) -> Function:
 
 def _order(spec: Elementwise) -> list[int]:
     """Return the dimensions in the order in which the first output lies in memory."""
-    steps = spec.outputs[0].strides
+    steps = [typical(step) for step in spec.outputs[0].strides]
     return sorted(range(len(spec.domain)), key=lambda dim: (-steps[dim], dim))
 
 
 def pick_schedule(
-    spec: Elementwise, domain: Domain, span: tuple[range, ...]
+    spec: Elementwise, domain: Domain, span: tuple[Entries, ...]
 ) -> ElementwiseSchedule:
     """Return how to walk a box of the simplified domain."""
     dtypes = {*spec.body.inputs, *(step.dtype for step in spec.body.steps)}
     widest = max((np.dtype(dtype).itemsize, dtype) for dtype in dtypes)[1]
     lanes = spec.unit.lanes(widest)
-    lengths = [len(entries) for entries in span]
+    lengths = [typical(length_of(entries)) for entries in span]
     last = len(lengths) - 1
     steps = len(spec.body.steps)
     budget = 1 << 14 if steps <= _SHORT_BODY else 1 << 12
@@ -169,7 +172,7 @@ class _ElementwiseKernel:
         self,
         name: str,
         layouts: tuple[Layout, ...],
-        strides: tuple[tuple[int, ...], ...],
+        strides: tuple[tuple[Extent, ...], ...],
         *,
         is_written: bool,
     ) -> list[Buffer]:
@@ -183,7 +186,7 @@ class _ElementwiseKernel:
             )
         return buffers
 
-    def axes(self, schedule: ElementwiseSchedule, span: tuple[range, ...]) -> list[Axis]:
+    def axes(self, schedule: ElementwiseSchedule, span: tuple[Entries, ...]) -> list[Axis]:
         last = len(span) - 1
         if schedule.square is None:
             grains = {last: schedule.lanes * schedule.unroll}
@@ -200,7 +203,7 @@ class _ElementwiseKernel:
 
         def enter(number: int, at: dict[int, Index]) -> None:
             if number == len(axes) - 1 and schedule.square is None:
-                self._load_splats({**at, last: Index(axes[-1].span.start)}, schedule.lanes)
+                self._load_splats({**at, last: Index(axes[-1].start)}, schedule.lanes)
 
         def cell(at: dict[int, Index], counts: dict[int, int]) -> None:
             if schedule.square is None:

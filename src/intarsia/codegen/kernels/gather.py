@@ -17,6 +17,7 @@ from intarsia.codegen.ir import Buffer, Function, Index, IrValue, Subscript
 from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.scalar_ops.conversion import convert
 from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.extents import Extent, typical
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,9 @@ class Gather:
         unit: What it is shaped for.
     """
 
-    outer: int
-    extent: int
-    count: int
+    outer: Extent
+    extent: Extent
+    count: Extent
     inner: int
     data: Layout
     indices: Layout
@@ -140,13 +141,13 @@ _TURN_ENTRIES = 4096
 """Entries that make a turn of the parallel loop worth while."""
 
 
-def read_index(builder: Builder, indices: Buffer, at: Sequence[Subscript], extent: int) -> Index:
+def read_index(builder: Builder, indices: Buffer, at: Sequence[Subscript], extent: Extent) -> Index:
     """Read an index of a dimension: counted from the end if negative, clamped to the dimension."""
     # Clamped, not checked: `bounds` has looked at all of them before and ends the run; this only
     # keeps reads inside meanwhile.
     number = builder.cast(builder.load(indices, tuple(at)), "int64")
     wrapped = builder.select(builder.compare("lt", number, 0), builder.add(number, extent), number)
-    return builder.smaller(builder.larger(Index.of(wrapped), 0), max(0, extent - 1))
+    return builder.smaller(builder.larger(Index.of(wrapped), 0), extent - 1 if extent != 0 else 0)
 
 
 def vectors(
@@ -190,7 +191,7 @@ def _copy_slices(
     b: Builder,
     spec: Gather | GatherND,
     data: Buffer,
-    outer: int,
+    outer: Extent,
     entry: Callable[[Index, Index], list[Index]],
 ) -> Function:
     """Return the kernel that copies slices of data.
@@ -205,7 +206,7 @@ def _copy_slices(
     domain = (outer, spec.count, spec.inner)
     y = spec.y.declare(b, "y", domain, is_written=True)
     epilogue = spec.epilogue.bind(b, domain)
-    size = max(1, min(spec.count, _TURN_ENTRIES // max(1, spec.inner)))
+    size = max(1, min(typical(spec.count), _TURN_ENTRIES // max(1, spec.inner)))
     shape = (outer, -(-spec.count // size))
     for place, chunk in each_turn(b, shape, prod(domain) * prod(data.shape[1:-1])):
         with b.serial(chunk * size, b.smaller(chunk * size + size, spec.count)) as number:

@@ -17,10 +17,11 @@ from intarsia.codegen import maths
 from intarsia.codegen.body import NOTHING, Fused, Layout, load_lanes, store_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Function, Index, IrValue, Type
-from intarsia.codegen.kernels.domain import plan_axes, simplify, turns, walk
+from intarsia.codegen.kernels.domain import entries_of, plan_axes, simplify, turns, walk
 from intarsia.codegen.kernels.lane_transpose import lane_numbers
 from intarsia.codegen.kernels.reduce_kinds import fold, merge
 from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.extents import Expression, Extent, typical
 
 _SLOTS = 4
 """Accumulators side by side: an addition is ready after 4 cycles, and one chain would wait for
@@ -62,7 +63,7 @@ class Rows:
         unit: What the vectors are for.
     """
 
-    domain: tuple[int, ...]
+    domain: tuple[Extent, ...]
     axes: tuple[int, ...]
     kind: str
     x: Layout
@@ -115,11 +116,12 @@ class _RowsKernel:
         self._declare()
         self._dtype = spec.x.dtype
         lanes = spec.unit.lanes(self._dtype)
-        extent = (self._kept if self._is_across else self._gone).extents[-1]
+        extent = typical((self._kept if self._is_across else self._gone).extents[-1])
         self._lanes = min(lanes, 1 << max(0, extent - 1).bit_length())
-        vectors = -(-self._gone.extents[-1] // self._lanes)
+        length = self._gone.extents[-1]
         # The other half is for accumulators and for what an exponential needs.
-        is_short = vectors <= spec.unit.registers // 2
+        most = spec.unit.registers // 2 * self._lanes
+        is_short = isinstance(length, int) and length <= most
         self._is_resident = not self._is_across and len(self._gone.extents) == 1 and is_short
         self._held: dict[int, IrValue] = {}
         self._is_made = False  # whether a pass over the row has stored what the prologue yields
@@ -135,11 +137,11 @@ class _RowsKernel:
             strides = [tuple(layout.strides[dim] for dim in dims) for layout in layouts]
             if dims is remaining:
                 strides += [item.strides for item in (spec.mean, spec.inverse) if item]
-            order = sorted(range(len(dims)), key=lambda i: (-strides[0][i], i))
+            order = sorted(range(len(dims)), key=lambda i: (-typical(strides[0][i]), i))
             parts.append(simplify([spec.domain[dim] for dim in dims], strides, order))
         self._kept, self._gone = parts
         along = self._gone.strides[0][-1] == 1 or self._gone.extents[-1] == 1
-        across = self._kept.strides[0][-1] == 1 and self._kept.extents[-1] > 1
+        across = self._kept.strides[0][-1] == 1 and self._kept.extents[-1] != 1
         self._is_across = across and not along
 
     def _join(self, kept: Sequence[int], gone: Sequence[int]) -> tuple[int, ...]:
@@ -187,8 +189,8 @@ class _RowsKernel:
             return b.finish_empty()
         last = len(extents) - 1
         grains = {last: self._lanes} if self._is_across else {}
-        budget = max(1, _BUDGET // prod(self._gone.extents))
-        axes = plan_axes([range(extent) for extent in extents], range(last + 1), grains, budget)
+        budget = max(1, _BUDGET // typical(prod(self._gone.extents)))
+        axes = plan_axes([entries_of(e) for e in extents], range(last + 1), grains, budget)
 
         def cell(at: dict[int, Index], counts: dict[int, int]) -> None:
             self._held, self._is_made = {}, False
@@ -430,9 +432,10 @@ class _RowsKernel:
         """Append a step for every vector of a row; returns what each slot carries at last."""
         extents = self._gone.extents
         grain = 1 if self._is_across else self._lanes
-        cells = extents[-1] // grain
+        length = extents[-1]
+        cells = length // grain
         # Their number follows from shapes alone: sums have the same order in every run.
-        slots = max(1, min(_SLOTS, cells))
+        slots = _SLOTS if isinstance(cells, Expression) else max(1, min(_SLOTS, cells))
         carried = initial * slots
         size = len(initial)
 
@@ -465,10 +468,28 @@ class _RowsKernel:
                 return out
 
             out = self._b.loop(0, whole, values, turn, step=grain * slots)
+            if isinstance(whole, Expression):
+                return free_rest(point, whole, out)
             return vectors(point, whole, out)
 
         def count_of(start: int) -> int:
-            return count if self._is_across else min(grain, extents[-1] - start)
+            if self._is_across:
+                return count
+            return grain if isinstance(length, Expression) else min(grain, length - start)
+
+        def free_rest(point: list[Index], first: Extent, values: list[IrValue]) -> list[IrValue]:
+            def one(index: Index, lanes: int, inner: Sequence[IrValue]) -> list[IrValue]:
+                out = list(inner)
+                visit(0, [*point, index], -1, lanes, out)
+                return out
+
+            full = cells * grain
+            values = self._b.loop(
+                first, full, values, lambda i, *inner: one(i, count_of(0), inner), step=grain
+            )
+            if self._is_across or grain == 1:
+                return values
+            return self._b.loop(full, length, values, lambda i, *inner: one(i, 1, inner))
 
         def vectors(point: list[Index], first: int, values: list[IrValue]) -> list[IrValue]:
             for number, start in enumerate(range(first, extents[-1], grain)):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from intarsia.codegen.body import Fused, Layout
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Index, IrValue, Subscript
+from intarsia.extents import Expression, Extent
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +111,89 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
+class FreeSplit:
+    """A free extent cut into parts of one size, the last one smaller; see `Split`."""
+
+    extent: Expression
+    size: int
+
+    @property
+    def count(self) -> Extent:
+        """How many parts there are."""
+        return -(-self.extent // self.size)
+
+    @property
+    def runs(self) -> tuple[Run | FreeRest, ...]:
+        """The whole parts, then the rest as parts of powers of two."""
+        whole = self.extent // self.size
+        rest = self.extent - whole * self.size
+        runs: list[Run | FreeRest] = [Run(0, whole, self.size, 0)]
+        size = 1 << (self.size - 1).bit_length() - 1 if self.size > 1 else 0
+        begin = whole * self.size
+        while size:
+            runs.append(FreeRest(whole, rest // size, size, begin))
+            begin, rest = begin + rest // size * size, rest - rest // size * size
+            size //= 2
+        return tuple(runs)
+
+    def begin(self, _builder: Builder, part: Subscript) -> Index:
+        """Return where a part begins; beyond the last one that may be beyond the end."""
+        return Index.of(part) * self.size
+
+    def at(self, builder: Builder, part: Index) -> Iterator[tuple[Run, Index]]:
+        """Open a block for a whole part, and one for each entry of the rest; gives its begin."""
+        whole = self.extent // self.size
+        with builder.serial(part, builder.smaller(part + 1, whole)) as index:
+            yield Run(0, whole, self.size, 0), index * self.size
+        if self.size > 1:
+            rest = FreeRest(whole, self.extent - whole * self.size, 1, whole * self.size)
+            for begin in rest.each(builder, part, part + 1):
+                yield Run(0, whole, 1, 0), begin
+
+
+_FAR = 1 << 20
+"""More parts than a rest ever has."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreeRest:
+    """What is left of a free extent after its whole parts, as far as parts of one size cover it.
+
+    Attributes:
+        whole: How many whole parts there are.
+        count: How many parts of this size; at most one, unless the whole parts are of no other.
+        size: Of a part.
+        offset: Where the first one begins.
+    """
+
+    whole: Extent
+    count: Extent
+    size: int
+    offset: Extent
+
+    def each(
+        self, builder: Builder, begin: Subscript | None = None, end: Subscript | None = None
+    ) -> Iterator[Index]:
+        """Open a loop over the parts, if the last part of the extent lies in a range."""
+        upper = Index.of(self.count)
+        if begin is not None and end is not None:  # a range that begins behind it has no turn
+            last = builder.larger(Index.of(end) - self.whole, 0)
+            upper = builder.smaller(last * _FAR, self.count)
+        with builder.serial(0, upper) as part:
+            yield part * self.size + self.offset
+
+
+def split_extent(extent: Extent, limit: int) -> Split | FreeSplit:
+    """Cut an extent into parts, none larger than a limit."""
+    return FreeSplit(extent, limit) if isinstance(extent, Expression) else Split.of(extent, limit)
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """Parts `first` to `end`, each of one size; part i begins at `i * size + offset`."""
 
     first: int
-    end: int
+    end: Extent
     size: int
     offset: int
 

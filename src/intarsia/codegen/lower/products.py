@@ -18,6 +18,7 @@ from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import ANCHOR, Recipe, Source, fuse, over
 from intarsia.codegen.lower.views import View
+from intarsia.extents import is_free
 
 
 def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
@@ -243,7 +244,8 @@ def _with_half_weights(assembler: Assembler, spec: Gemm, weights: Array) -> tupl
         assembler.half_weights
         and weights.dtype == "float32"
         and weights.nbytes >= LEAST_BYTES
-        and gemm.merged(spec).m <= MOST_ROWS
+        and not is_free((rows := gemm.merged(spec).m,))
+        and rows <= MOST_ROWS
     )
     if not is_wanted:
         return spec, ""

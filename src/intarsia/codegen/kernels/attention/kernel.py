@@ -25,8 +25,9 @@ from intarsia.codegen.ir import INT64, Buffer, Function, Index, IrValue, Type
 from intarsia.codegen.kernels.attention.schedules import schedule
 from intarsia.codegen.kernels.attention.spec import Attention, EmptyRow, MaskKind
 from intarsia.codegen.kernels.lane_transpose import lane_numbers, transpose_lanes
-from intarsia.codegen.kernels.window import Run, Split
+from intarsia.codegen.kernels.window import Run, Split, split_extent
 from intarsia.codegen.tile import mma_step
+from intarsia.extents import Expression
 
 _DTYPE = "float32"
 _KEY = "int32"
@@ -58,7 +59,7 @@ class _Kernel:
             for number, mask in enumerate(spec.masks)
         ]
         self.lengths = spec.lengths.declare(b, "lengths", spec.batch) if spec.lengths else None
-        self.blocks = Split.of(-(-spec.queries // self.lanes), self.plan.vectors)
+        self.blocks = split_extent(-(-spec.queries // self.lanes), self.plan.vectors)
         width = max((run.size for run in self.blocks.runs), default=1) * self.lanes
         self.turned = b.local("turned", _DTYPE, (max(1, spec.key_size), width))
         self.scores = b.local("scores", _DTYPE, (self.plan.keys, width))
@@ -100,6 +101,8 @@ class _Turn:
         """Beyond the last key that any query of the turn sees."""
         self.limits: list[tuple[str, list[IrValue]]] = []
         """Comparisons that hold for keys that are seen, and what each vector's are compared to."""
+        self.is_rest = False
+        """Whether keys of a block may lie beyond the last one, which stands for them then."""
 
     def append(self) -> None:
         b, spec = self.b, self.spec
@@ -119,7 +122,10 @@ class _Turn:
         whole = spec.keys // size * size
         state = b.loop(0, b.smaller(whole, self.end), state, block, step=size)
         rest = spec.keys - whole
-        if rest:
+        if isinstance(rest, Expression):  # as a whole block, of which the last keys do not count
+            self.is_rest = True
+            state = b.loop(whole, self.end, state, block, step=size)
+        elif rest:
             state = b.loop(
                 whole, self.end, state, lambda at, *state: self._block(at, rest, state), step=rest
             )
@@ -131,6 +137,10 @@ class _Turn:
         if self.spec.queries % self.lanes == 0:
             return row
         return self.b.smaller(row, self.spec.queries - 1)
+
+    def _key(self, key: Index) -> Index:
+        """Return a key that is there."""
+        return self.b.smaller(key, self.spec.keys - 1) if self.is_rest else key
 
     def _limit(self) -> None:
         """Find out up to where keys are seen."""
@@ -157,7 +167,13 @@ class _Turn:
             final = b.smaller(self.first + self.vectors * self.lanes, spec.queries)
             self.end = b.smaller(self.end, final + shift + spec.last)
 
-    def _squares(self, extent: int, body: Callable[[Index, int, list[Index], int], None]) -> None:
+    def _squares(
+        self,
+        extent: int,
+        body: Callable[[Index, int, list[Index], int], None],
+        *,
+        is_keys: bool = False,
+    ) -> None:
         """Append a step for each square of queries and entries; their rows are found once.
 
         Args:
@@ -168,6 +184,10 @@ class _Turn:
         b, lanes = self.b, self.lanes
         for v in range(self.vectors):
             rows = [self._row(v * lanes + lane) for lane in range(lanes)]
+            if self.is_rest and is_keys:  # entry by entry, as none beyond the last may be read
+                with b.serial(0, extent) as entry:
+                    body(entry, 1, rows, v * lanes)
+                continue
             whole = extent // lanes * lanes
             with b.serial(0, whole, lanes) as entry:
                 body(entry, lanes, rows, v * lanes)
@@ -225,13 +245,15 @@ class _Turn:
         b, lanes, kernel, spec = self.b, self.lanes, self.kernel, self.spec
 
         def tile(row: Index, rows: int, peaks: Sequence[IrValue]) -> Sequence[IrValue]:
+            keys = [self._key(begin + row + r) for r in range(rows)]
+
             def step(entry: Index, *sums: IrValue) -> Sequence[IrValue]:
                 return mma_step(
                     b,
                     sums,
                     rows,
                     self.vectors,
-                    lambda r: b.load(kernel.k, (*self.batch, begin + row + r, entry)),
+                    lambda r: b.load(kernel.k, (*self.batch, keys[r], entry)),
                     lambda v: b.load(kernel.turned, (entry, v * lanes), lanes),
                 )
 
@@ -269,13 +291,13 @@ class _Turn:
             ) -> None:
                 loaded = []
                 for row in rows:
-                    at = (*self.batch, row, begin + key)
+                    at = (*self.batch, row, self._key(begin + key))
                     value = load_lanes(b, buffer, at, self.lanes, count)
                     loaded.append(b.cast(value, _DTYPE))
                 for number, value in enumerate(transpose_lanes(b, loaded)[:count]):
                     b.store(value, turned, (key + number, lane))
 
-            self._squares(size, turn)
+            self._squares(size, turn, is_keys=True)
 
     def _masked(self, scores: Sequence[IrValue], begin: Index, row: Index) -> list[IrValue]:
         """Return the scores of a key, row of a block, as the softmax is to see them."""
@@ -285,7 +307,7 @@ class _Turn:
             out = [b.mul(maths.tanh(b, value), spec.cap) for value in out]
         for mask, buffer, turned in zip(spec.masks, kernel.masks, kernel.turned_masks, strict=True):
             if turned is None:
-                one = b.load(buffer, (*self.batch, self.first, begin + row))
+                one = b.load(buffer, (*self.batch, self.first, self._key(begin + row)))
                 items = [one] * self.vectors
             else:
                 items = [
@@ -301,9 +323,12 @@ class _Turn:
             if mask.kind is MaskKind.DROPPED:
                 pairs = [pair[::-1] for pair in pairs]
             out = [b.select(item, *pair) for item, pair in zip(items, pairs, strict=True)]
-        if self.limits:
+        limits = list(self.limits)
+        if self.is_rest:
+            limits.append(("lt", [b.cast(b.index(spec.keys), _KEY)] * self.vectors))
+        if limits:
             key = b.cast(b.index(begin + row), _KEY)
-            for predicate, bounds in self.limits:
+            for predicate, bounds in limits:
                 seen = [b.compare(predicate, key, bound) for bound in bounds]
                 out = [
                     b.select(item, value, -math.inf) for value, item in zip(out, seen, strict=True)
@@ -343,7 +368,7 @@ class _Turn:
                     sums,
                     rows,
                     self.vectors,
-                    lambda r: b.load(kernel.v, (*self.batch, begin + key, entry + r)),
+                    lambda r: b.load(kernel.v, (*self.batch, self._key(begin + key), entry + r)),
                     lambda v: b.load(kernel.scores, (key, v * lanes), lanes),
                 )
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from intarsia.codegen.kernels.attention.spec import Attention, AttentionSchedule
 from intarsia.codegen.kernels.window import Split
 from intarsia.codegen.tile import step_cost, tile_rows
+from intarsia.extents import typical
 
 _VECTORS = (4, 3, 2, 1)
 """In the order of preference between what is about equal."""
@@ -23,7 +24,7 @@ def schedule(spec: Attention) -> AttentionSchedule:
 
 def _choose(spec: Attention) -> AttentionSchedule:
     lanes = spec.unit.lanes("float32")
-    total = -(-spec.queries // lanes)
+    total = -(-typical(spec.queries) // lanes)
     columns = spec.key_size + spec.value_size
 
     def cost(vectors: int) -> int:
@@ -48,4 +49,4 @@ def _choose(spec: Attention) -> AttentionSchedule:
     least = min(costs.values())
     vectors = next(vectors for vectors in costs if costs[vectors] <= _ABOUT * least)
     rows = tile_rows(vectors, spec.unit)
-    return AttentionSchedule(vectors, rows, max(1, min(spec.keys, -(-_KEYS // rows) * rows)))
+    return AttentionSchedule(vectors, rows, max(1, min(typical(spec.keys), -(-_KEYS // rows) * rows)))

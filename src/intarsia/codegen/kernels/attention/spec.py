@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from intarsia.codegen.body import Layout
 from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.extents import Extent
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Attention:
     """`y = softmax(masked(cap(scale * q @ k.T))) @ v` for every item of a batch, in float32.
 
     Attributes:
-        queries: Rows of q and y.
+        queries: Rows of q and y; they, the keys and the batch may be free.
         keys: Rows of k and v.
         key_size: Columns of q and k.
         value_size: Columns of v and y.
@@ -83,15 +84,15 @@ class Attention:
         schedule: How; None leaves it to the heuristic.
     """
 
-    queries: int
-    keys: int
+    queries: Extent
+    keys: Extent
     key_size: int
     value_size: int
     q: Layout
     k: Layout
     v: Layout
     y: Layout
-    batch: tuple[int, ...] = ()
+    batch: tuple[Extent, ...] = ()
     scale: float = 1.0
     cap: float = 0.0
     masks: tuple[Mask, ...] = ()
@@ -110,11 +111,11 @@ class Attention:
         assert self.key_size > 0, "scores of nothing"
 
     @property
-    def items(self) -> int:
+    def items(self) -> Extent:
         """Attentions of the same shape."""
         return math.prod(self.batch)
 
 
-def flops(spec: Attention) -> int:
+def flops(spec: Attention) -> Extent:
     """Return the additions and multiplications of both products."""
     return 2 * spec.items * spec.queries * spec.keys * (spec.key_size + spec.value_size)

@@ -24,7 +24,7 @@ from intarsia.codegen.ir import Buffer, Function, Index, IrValue, Type
 from intarsia.codegen.kernels.gemm.schedules import schedule
 from intarsia.codegen.kernels.gemm.spec import Gemm, GemmSchedule, Panels, PanelSource, merged
 from intarsia.codegen.kernels.lane_transpose import transpose_lanes
-from intarsia.codegen.kernels.window import Run, Split
+from intarsia.codegen.kernels.window import Run, Split, split_extent
 from intarsia.codegen.tile import mma_step, multiply_add
 from intarsia.graph.arena import aligned_bytes
 
@@ -118,7 +118,7 @@ class _Product:
         domain = (*spec.batch, spec.m, spec.n)
         self.result = spec.c.declare(b, "c", domain, is_written=True)
         self.epilogue = spec.epilogue.bind(b, domain)
-        self.rows = Split.of(spec.m, plan.rows)
+        self.rows = split_extent(spec.m, plan.rows)
         self.depth = min(plan.depth, spec.k) or spec.k
         self.copy: Buffer | None = None
         if plan.source is PanelSource.COPY and spec.k:
@@ -132,14 +132,14 @@ class _Product:
         if 0 in (*spec.batch, spec.m, spec.n):
             return b.finish_empty()
         panels = Split.of(self.vectors, plan.vectors)
-        chunks = Split.of(self.rows.count, plan.row_blocks)
+        chunks = split_extent(self.rows.count, plan.row_blocks)
         inner = (chunks.count, panels.count) if plan.is_rows_first else (panels.count, chunks.count)
         shape = (*spec.batch, *inner)
         with b.parallel(math.prod(shape)) as turn:
             *batch, first, second = b.unravel(turn, shape)
             chunk, panel = (first, second) if plan.is_rows_first else (second, first)
             begin, end = Index(0), Index(self.rows.count)
-            if chunks.count > 1:
+            if chunks.count != 1:
                 begin, end = chunks.begin(b, chunk), chunks.begin(b, chunk + 1)
             runs = self._panel_runs(panels)
             for run, is_cut in runs:

@@ -11,11 +11,24 @@ import numpy as np
 from intarsia.codegen.kernels.gemm.spec import Gemm, GemmSchedule, PanelSource, merged
 from intarsia.codegen.kernels.window import Split
 from intarsia.codegen.tile import WIDTHS, around, fitting_widths, step_cost, tile_rows
+from intarsia.extents import UndecidedError, is_free, typical
 
 
 def schedule(spec: Gemm) -> GemmSchedule:
-    """Return the schedule that a product has, or that is picked for it."""
-    return spec.schedule or _choose(merged(spec))
+    """Return the schedule that a product has, or that is picked for it.
+
+    Raises:
+        UndecidedError: Something else than its rows and its batch is free.
+    """
+    return spec.schedule or _choose(_typical(merged(spec)))
+
+
+def _typical(product: Gemm) -> Gemm:
+    """Return a product with sizes in the place of free rows and batches."""
+    if is_free((product.n, product.k)):
+        raise UndecidedError(f"a product of {product.k} terms and {product.n} columns")
+    batch = tuple([typical(extent) for extent in product.batch])
+    return replace(product, m=typical(product.m), batch=batch)
 
 
 def _choose(product: Gemm) -> GemmSchedule:
@@ -143,7 +156,7 @@ def _most_rows(product: Gemm, vectors: int) -> int:
 
     Rows a multiple of 4096 bytes apart share one set of 8 lines with the panel's.
     """
-    stride = product.a.strides[-2] * np.dtype(product.a.dtype).itemsize
+    stride = typical(product.a.strides[-2]) * np.dtype(product.a.dtype).itemsize
     rows = tile_rows(vectors, product.unit)
     return rows if stride % _SET_BYTES or not stride else min(rows, _SET_ROWS)
 

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from intarsia.codegen.body import NOTHING, Fused, Layout
 from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.extents import Extent
 
 _HALVES = ("float32", "float16")
 
@@ -72,7 +73,7 @@ class Gemm:
     """`c = epilogue(a @ b)` for every item of a batch.
 
     Attributes:
-        m: Rows of a and c.
+        m: Rows of a and c; they and the batch may be free.
         n: Columns of b and c.
         k: Columns of a and rows of b; 0 makes all sums 0.
         a: Over (*batch, m, k).
@@ -84,13 +85,13 @@ class Gemm:
         schedule: How; None leaves it to the heuristic.
     """
 
-    m: int
+    m: Extent
     n: int
     k: int
     a: Layout
     b: Layout | Panels
     c: Layout
-    batch: tuple[int, ...] = ()
+    batch: tuple[Extent, ...] = ()
     epilogue: Fused = NOTHING
     unit: VectorUnit = AVX512
     schedule: GemmSchedule | None = None
@@ -112,7 +113,7 @@ class Gemm:
         assert all(len(item.strides) == rank for item in layouts), f"layouts of rank {rank}"
 
     @property
-    def batches(self) -> int:
+    def batches(self) -> Extent:
         """Products of the same shape."""
         return math.prod(self.batch)
 
@@ -128,7 +129,7 @@ class Gemm:
         return dtypes == {"float32"} and 0 not in (*self.batch, self.m, self.n, self.k)
 
 
-def flops(spec: Gemm) -> int:
+def flops(spec: Gemm) -> Extent:
     """Return the additions and multiplications of a product."""
     return 2 * spec.batches * spec.m * spec.n * spec.k
 
@@ -174,7 +175,7 @@ def merged(spec: Gemm) -> Gemm:
     )
 
 
-def _is_shared(b: Layout | Panels, extent: int) -> bool:
+def _is_shared(b: Layout | Panels, extent: Extent) -> bool:
     """Whether the last batch dimension, of an extent, does not matter for b."""
     if extent == 1:
         return True
