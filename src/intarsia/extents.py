@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, inf, prod
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from intarsia.errors import IntarsiaError
 
@@ -247,6 +247,12 @@ class Expression:
 Extent: TypeAlias = "int | Expression"
 """A dimension, a stride or an offset: known, or known only when it runs."""
 
+Size: TypeAlias = Any
+"""An extent where code for known ones and code for all meet.
+
+What needs a number takes it for one: an expression that is no number raises `UndecidedError`.
+"""
+
 
 def extent_of(terms: Mapping[Monomial, int]) -> Extent:
     """Return the sum of products with coefficients: an int if nothing of it is free."""
@@ -335,6 +341,45 @@ def evaluate(extent: Extent, sizes: Mapping[str, int]) -> int:
 def evaluate_all(extents: Iterable[Extent], sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Return what extents are for sizes, given by the symbols' names."""
     return tuple([evaluate(extent, sizes) for extent in extents])
+
+
+Data: TypeAlias = "list[tuple[int, list[str | tuple[Data, int]]]]"
+"""An expression for storing: coefficients and factors, which are names or quotients."""
+
+
+def to_data(expression: Expression) -> Data:
+    """Return an expression for storing; bounds of symbols are not."""
+    return [
+        (
+            coefficient,
+            [
+                factor.name
+                if isinstance(factor, Symbol)
+                else (to_data(factor.dividend), factor.divisor)
+                for factor in factors
+            ],
+        )
+        for factors, coefficient in expression.terms
+    ]
+
+
+def evaluate_data(data: Data, sizes: Mapping[str, int]) -> int:
+    """Return what a stored expression is for sizes.
+
+    Raises:
+        KeyError: A symbol has no size.
+        ZeroDivisionError: It divides by 0.
+    """
+    total = 0
+    for coefficient, factors in data:
+        product = coefficient
+        for factor in factors:
+            if isinstance(factor, str):
+                product *= sizes[factor]
+            else:
+                product *= evaluate_data(factor[0], sizes) // factor[1]
+        total += product
+    return total
 
 
 def is_free(extents: Iterable[Extent]) -> bool:

@@ -40,9 +40,8 @@ def run_kernel():
         entry = call(library.addresses[function.name])
         table = np.array([a.ctypes.data for a in compiled] + list(sizes), np.uint64)
         extent = function.extent
-        if extent is None:
-            (size,) = sizes  # of the only run-time extent
-            extent = size
+        if not isinstance(extent, int):
+            extent = sizes[function.free.index(extent)]
         for begin, end in ((0, extent // 2), (extent // 2, extent)):
             entry(table.ctypes.data, begin, end)
         if interpreted:

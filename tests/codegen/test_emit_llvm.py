@@ -11,6 +11,7 @@ from intarsia.codegen.builder import Builder
 from intarsia.codegen.emit.llvm import emit_llvm
 from intarsia.codegen.expand import expand
 from intarsia.codegen.ir import BINARY, INT64, REDUCTIONS, UNARY, Type
+from intarsia.extents import symbol
 from intarsia.native.machine import NativeCpu, compile_assembly, compile_object
 
 LENGTH = 64
@@ -164,7 +165,7 @@ def test_parts_of_vectors(run_kernel, dtype, stride, count):
 def test_nested_loops_with_values(run_kernel, nest, size):
     """Bounds that are known, that depend on outer loops, and that are 0."""
     b = Builder("nested")
-    n = b.size("n")
+    n = symbol("n")
     y = b.argument("y", "int64", (4,), is_written=True)
 
     def make(loops, outer, total):

@@ -11,6 +11,7 @@ from intarsia.codegen.builder import Builder
 from intarsia.codegen.interpreter import apply_binary, interpret
 from intarsia.codegen.ir import INT64, IrValue, Type
 from intarsia.errors import InternalError
+from intarsia.extents import symbol
 
 int32s = st.integers(-(2**31) + 1, 2**31 - 1)
 
@@ -76,7 +77,7 @@ def test_turns_of_the_parallel_loop():
 
 def test_sizes_are_given_when_it_runs():
     def make(b, buffers, y):
-        n = b.size("n")
+        n = symbol("n")
         with b.serial(0, n) as i:
             b.store(b.constant(1, Type("float32")), y, i)
 

@@ -20,6 +20,7 @@ from intarsia.codegen.ir import (
     row_major,
     walk,
 )
+from intarsia.extents import symbol
 
 VALUES = [IrValue(INT64, name) for name in "abc"]
 indices = st.builds(
@@ -92,13 +93,13 @@ def test_trip_counts(lower, upper, step, count):
 
 def test_a_kernel_is_a_tree():
     b = Builder("double")
-    n = b.size("n")
+    n = symbol("n")
     x = b.argument("x", "float32", (8,))
     y = b.argument("y", "float32", (8,), is_written=True)
     with b.parallel(n) as i:
         b.store(b.add(b.load(x, i), 1), y, i)
     function = b.finish()
-    assert function.extent is None
+    assert function.extent == n
     loop, load, constant, add, store = walk(function.body)
     assert function.parallel is loop
     assert loop.trip_count is None

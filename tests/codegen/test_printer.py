@@ -3,6 +3,7 @@
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Index, Type
 from intarsia.codegen.printer import fingerprint, print_function
+from intarsia.extents import symbol
 
 LANES = 4
 
@@ -50,24 +51,25 @@ kernel everything
   x: const int32[16]
   y: bool[8]
   local t: float32[4] align 64
-  n: size
-  v1: int32x4 = x[0]<3 of 4>
-  v2: int32x4 = neg(v1)
-  v3: boolx4 = v1 <= v2
-  v4: int32x4 = v3 ? v1 : v2
-  v5: float32x4 = float32(v4)
-  v6: int32x4 = bits int32(v5)
-  v7: int32x2 = shuffle(v6, v1, [0, 5])
-  v8: int32 = v7.1
-  v9: int64 = index n + 2
-  v10: int64 = index -3*n + 1
-  v11: int32x4 = splat(v8)
-  v12: boolx4 = v11 != v1
-  t[0]<4> <- v5
-  y[n]<3 of 4 by 2> <- v12
-  prefetch x[v10 - 1]
-  for i0 in 0..n:
-    v14: int32 = x[2*i0 + 3*v9]
+  s0: size
+  s1: size
+  v2: int32x4 = x[0]<3 of 4>
+  v3: int32x4 = neg(v2)
+  v4: boolx4 = v2 <= v3
+  v5: int32x4 = v4 ? v2 : v3
+  v6: float32x4 = float32(v5)
+  v7: int32x4 = bits int32(v6)
+  v8: int32x2 = shuffle(v7, v2, [0, 5])
+  v9: int32 = v8.1
+  v10: int64 = index s0 + 2
+  v11: int64 = index s1 + 1
+  v12: int32x4 = splat(v9)
+  v13: boolx4 = v12 != v2
+  t[0]<4> <- v6
+  y[s0]<3 of 4 by 2> <- v13
+  prefetch x[v11 - 1]
+  for i0 in 0..s0:
+    v15: int32 = x[2*i0 + 3*v10]
 """
 
 
@@ -80,7 +82,7 @@ def test_every_operation_has_a_text():
     x = b.argument("x", "int32", (16,))
     y = b.argument("y", "bool", (8,), is_written=True)
     t = b.local("t", "float32", (4,))
-    n = b.size("n")
+    n = symbol("n")
     a = b.load(x, 0, 4, count=3)
     c = b.unary("neg", a)
     d = b.select(b.compare("le", a, c), a, c)

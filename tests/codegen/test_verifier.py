@@ -33,6 +33,7 @@ from intarsia.codegen.ir import (
 )
 from intarsia.codegen.verifier import verify
 from intarsia.errors import InternalError
+from intarsia.extents import symbol
 
 F32, VECTOR, BOOL = Type("float32"), Type("float32", 4), Type("bool")
 X = Buffer("x", "float32", (8,), (1,))
@@ -165,7 +166,7 @@ def test_what_never_turns_may_be_anything():
 
 def test_unknown_subscripts_pass():
     b = Builder("unknown")
-    n = b.size("n")
+    n = symbol("n")
     x = b.argument("x", "float32", (8,))
     y = b.argument("y", "float32", (8,), is_written=True)
     b.store(b.load(x, n), y, n)

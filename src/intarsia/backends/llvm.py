@@ -23,6 +23,7 @@ from intarsia.backends.device import Buffer, Device, HostDevice, Step, ThreadOpt
 from intarsia.backends.native import (
     CallRecord,
     CheckRecord,
+    FreeRecord,
     argument_counts,
     call_records,
     check_records,
@@ -39,6 +40,7 @@ from intarsia.backends.native import (
     unpack_text,
 )
 from intarsia.backends.native_defects import native_defects
+from intarsia.backends.native_free import fix_sizes, free_record
 from intarsia.backends.values import (
     ABOUT,
     SCRATCH,
@@ -78,6 +80,10 @@ _LARGE_SCORES = 16 << 20
 """From this many bytes on, a Softmax's result is in memory rather than in a cache."""
 
 
+_WORD = (1 << 64) - 1
+"""Numbers below zero are given as an unsigned word."""
+
+
 class _Payload(msgspec.Struct, frozen=True):
     """The content of an artifact, except its constants."""
 
@@ -96,6 +102,8 @@ class _Payload(msgspec.Struct, frozen=True):
     """Most threads; 0 for no limit."""
     checks: list[CheckRecord] = []
     """The checks of indices, in the order of their calls."""
+    free: FreeRecord | None = None
+    """What depends on sizes that are known when it runs; None if nothing does."""
 
 
 class NativeExecutable:
@@ -116,6 +124,20 @@ class NativeExecutable:
         self._payload = payload
         self._library = library
         self._caches = caches
+
+    def at(self, sizes: Mapping[str, int]) -> NativeExecutable:
+        """Return the program for sizes of its free dimensions, on the same code and weights.
+
+        Args:
+            sizes: Of every symbol, by name.
+
+        Raises:
+            PackageError: The program is damaged.
+        """
+        if self._payload.free is None:
+            return self
+        payload = fix_sizes(self._payload, sizes, self._artifact.target)
+        return NativeExecutable(self._artifact, payload, self._library, self._pool, self._caches)
 
     def bind(
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
@@ -184,7 +206,10 @@ class NativeExecutable:
         calls = [
             (
                 self._library.addresses[names[call.kernel]],
-                [bases[storage] + offset for storage, offset in call.arguments],
+                [
+                    *(bases[storage] + offset for storage, offset in call.arguments),
+                    *(size & _WORD for size in call.sizes),
+                ],
                 call.extent,
             )
             for call in self._payload.calls
@@ -340,6 +365,7 @@ class LlvmBackend(ConfiguredBackend):
             argument_counts(program),
             target.attrs.get("num-cores") or 0,
             check_records(program),
+            free_record(program),
         )
         about = {ABOUT: program.summary(), SCRATCH: str(program.scratch_bytes)}
         return native_artifact(

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -23,6 +23,7 @@ from intarsia.backends.values import Artifact, ArtifactConstant, FusedGroup, Ref
 from intarsia.codegen.ir import INT64
 from intarsia.codegen.lower.program import StorageKind
 from intarsia.errors import PackageError, ReasonCode
+from intarsia.extents import typical
 from intarsia.graph.arena import align_array
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class CallRecord(msgspec.Struct, frozen=True, array_like=True):
         flop: Operations of its nodes.
         nbytes: What it reads and writes, each byte once.
         is_tuned: Whether its schedule was found by measuring.
+        sizes: The kernel's free extents in this call.
     """
 
     kernel: int
@@ -67,6 +69,7 @@ class CallRecord(msgspec.Struct, frozen=True, array_like=True):
     flop: int = 0
     nbytes: int = 0
     is_tuned: bool = False
+    sizes: list[int] = []
 
 
 class CheckRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -83,6 +86,38 @@ class CheckRecord(msgspec.Struct, frozen=True, array_like=True):
     node: str
     indices: str
     extent: int
+
+
+class FreeCall(msgspec.Struct, frozen=True, array_like=True):
+    """What is free of a call: numbers in the table of extents, -1 for what is not.
+
+    Attributes:
+        extent: Turns of its parallel loop.
+        offsets: Of its arguments.
+        sizes: Its sizes.
+    """
+
+    extent: int
+    offsets: list[int]
+    sizes: list[int]
+
+
+class FreeRecord(msgspec.Struct, frozen=True, array_like=True):
+    """What depends on sizes that are known when a program runs.
+
+    Attributes:
+        extents: Expressions of the sizes, see `intarsia.extents.to_data`.
+        nbytes: For each storage its bytes, as the number of an expression; -1 if they are known.
+        lives: For each storage the first and the last call that use it, if it is scratch.
+        calls: Of each call.
+        checks: For each check the extent, as the number of an expression; -1 if it is known.
+    """
+
+    extents: list[Any]
+    nbytes: list[int]
+    lives: list[tuple[int, int] | None]
+    calls: list[FreeCall]
+    checks: list[int]
 
 
 class Calls(Protocol):
@@ -108,13 +143,20 @@ class Calls(Protocol):
     def checks(self) -> list[CheckRecord]:
         """The checks of indices, in the order of their calls."""
 
+    @property
+    def free(self) -> FreeRecord | None:
+        """What depends on sizes that are known when it runs; None if nothing does."""
+
 
 Payload = TypeVar("Payload", bound=Calls)
 
 
 def storage_records(program: Program) -> list[tuple[str, int, int]]:
     """Return a program's memory for a payload."""
-    return [(str(storage.kind), storage.index, storage.nbytes) for storage in program.storages]
+    return [
+        (str(storage.kind), typical(storage.index), typical(storage.nbytes))
+        for storage in program.storages
+    ]
 
 
 def call_records(program: Program) -> list[CallRecord]:
@@ -122,14 +164,15 @@ def call_records(program: Program) -> list[CallRecord]:
     return [
         CallRecord(
             call.kernel,
-            [(argument.storage, argument.offset) for argument in call.arguments],
-            call.extent,
+            [(argument.storage, typical(argument.offset)) for argument in call.arguments],
+            typical(call.extent),
             list(call.nodes),
             call.note,
             call.shape,
             call.flop,
             call.nbytes,
             is_tuned=call.is_tuned,
+            sizes=[typical(size) for size in call.sizes],
         )
         for call in program.calls
     ]
@@ -138,7 +181,7 @@ def call_records(program: Program) -> list[CallRecord]:
 def check_records(program: Program) -> list[CheckRecord]:
     """Return a program's checks for a payload."""
     return [
-        CheckRecord(check.storage, check.node, check.indices, check.extent)
+        CheckRecord(check.storage, check.node, check.indices, typical(check.extent))
         for check in program.checks
     ]
 
@@ -251,39 +294,56 @@ def read_payload(artifact: Artifact, form: type[Payload]) -> Payload:
         raise damaged(artifact, str(error)) from error
     if payload.scratch_bytes < 0:
         raise damaged(artifact, "its scratch memory")
+    if payload.free is None:  # else when sizes are known
+        problem = _problem_with(payload, artifact)
+        if problem:
+            raise damaged(artifact, problem)
+    return payload
+
+
+def _problem_with(payload: Calls, artifact: Artifact) -> str:
+    """Return what is wrong with a payload's pointers; empty if nothing is."""
     counts = {
         StorageKind.INPUT: [spec.nbytes for spec in artifact.inputs],
         StorageKind.OUTPUT: [spec.nbytes for spec in artifact.outputs],
         StorageKind.CONSTANT: [constant.data.nbytes for constant in artifact.constants],
     }
-    faults = 0
     sizes_by_kind = {str(kind): sizes for kind, sizes in counts.items()}
+    return problem_of(payload, sizes_by_kind)
+
+
+def problem_of(payload: Calls, sizes_by_kind: Mapping[str, Sequence[int]] | None) -> str:
+    """Return what is wrong with a payload's pointers; empty if nothing is.
+
+    Args:
+        payload: Of fixed sizes.
+        sizes_by_kind: The bytes of inputs, outputs and constants; None if they are not known yet.
+    """
+    faults = 0
     for kind, index, nbytes in payload.storages:
         if kind == StorageKind.SCRATCH:
             is_sound = 0 <= index <= index + nbytes <= payload.scratch_bytes
         elif kind == StorageKind.FAULT:
             is_sound = index == faults and nbytes > 0 and not nbytes % _FAULT.itemsize
             faults += nbytes
+        elif sizes_by_kind is None:
+            is_sound = index >= 0 <= nbytes
         else:
             sizes = sizes_by_kind.get(kind, [])
             is_sound = 0 <= index < len(sizes) and sizes[index] == nbytes
         if not is_sound:
-            raise damaged(artifact, "a storage")
+            return "a storage"
     held = [i for i, storage in enumerate(payload.storages) if storage[0] == StorageKind.FAULT]
     if held != [check.storage for check in payload.checks]:
-        raise damaged(artifact, "its checks")
-    for call in payload.calls:
-        problem = _problem_of(call, payload)
-        if problem:
-            raise damaged(artifact, problem)
-    return payload
+        return "its checks"
+    return next(filter(None, (_problem_of(call, payload) for call in payload.calls)), "")
 
 
 def _problem_of(call: CallRecord, payload: Calls) -> str:
     """Return what is wrong with a call; empty if nothing is."""
     if not 0 <= call.kernel < len(payload.counts) or call.extent < 0:
         return "a call"
-    if len(call.arguments) != payload.counts[call.kernel]:
+    if len(call.arguments) + len(call.sizes) != payload.counts[call.kernel]:
         return "the arguments of a call"
     for storage, offset in call.arguments:
         if not 0 <= storage < len(payload.storages):

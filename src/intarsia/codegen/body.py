@@ -16,7 +16,7 @@ from typing import TypeAlias
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Index, IrValue
 from intarsia.codegen.scalar_ops import apply_scalar
-from intarsia.extents import Extent
+from intarsia.extents import Size
 
 Attributes: TypeAlias = tuple[tuple[str, "int | float | str"], ...]
 Coordinates: TypeAlias = Sequence[Index]
@@ -34,7 +34,7 @@ class Layout:
     """
 
     dtype: str
-    strides: tuple[Extent, ...]
+    strides: tuple[Size, ...]
     align: int = 0
 
     def without_last(self) -> Layout:
@@ -42,7 +42,7 @@ class Layout:
         return replace(self, strides=self.strides[:-1])
 
     def declare(
-        self, builder: Builder, name: str, domain: Sequence[Extent], *, is_written: bool = False
+        self, builder: Builder, name: str, domain: Sequence[Size], *, is_written: bool = False
     ) -> Buffer:
         """Declare the tensor as the kernel's next argument, with the domain as its shape."""
         return builder.argument(
@@ -136,7 +136,7 @@ class Fused:
         """Return the body with operands that lie otherwise."""
         return replace(self, operands=tuple(operands))
 
-    def bind(self, builder: Builder, domain: Sequence[Extent], prefix: str = "e") -> Epilogue:
+    def bind(self, builder: Builder, domain: Sequence[Size], prefix: str = "e") -> Epilogue:
         """Declare the operands as the kernel's next arguments, and return the epilogue."""
         buffers = [
             layout.declare(builder, f"{prefix}{number}", domain)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 from intarsia.codegen import ir
-from intarsia.extents import Expression, Extent, UndecidedError
+from intarsia.extents import Expression, Size, UndecidedError
 
 Number: TypeAlias = "float | int | bool"
 Operand: TypeAlias = "ir.IrValue | Expression | float | int | bool"
@@ -67,8 +67,8 @@ class Builder:
         self,
         name: str,
         dtype: str,
-        shape: Sequence[Extent],
-        strides: Sequence[Extent] | None = None,
+        shape: Sequence[Size],
+        strides: Sequence[Size] | None = None,
         *,
         is_written: bool = False,
         align: int | None = None,
@@ -95,6 +95,7 @@ class Builder:
 
     def _size(self, extent: Expression) -> ir.IrValue:
         """Return an extent that is known only when the kernel runs: an argument of it."""
+        self._is_free = True
         if extent not in self._sizes:
             self._sizes[extent] = ir.IrValue(ir.INT64, f"s{len(self._sizes)}")
         return self._sizes[extent]
@@ -125,7 +126,7 @@ class Builder:
         position: Position,
         lanes: int = 1,
         *,
-        stride: Extent = 1,
+        stride: Size = 1,
         count: int | None = None,
     ) -> ir.IrValue:
         """Read a scalar, or `lanes` lanes `stride` elements of memory apart, the first `count`."""
@@ -143,7 +144,7 @@ class Builder:
         buffer: ir.Buffer,
         position: Position,
         *,
-        stride: Extent = 1,
+        stride: Size = 1,
         count: int | None = None,
     ) -> None:
         """Write a scalar, or the first `count` lanes, `stride` elements of memory apart."""
@@ -169,7 +170,7 @@ class Builder:
         items = position if isinstance(position, Sequence) else (position,)
         subscripts = tuple(ir.Index.of(item) for item in items)
         assert len(subscripts) == len(buffer.shape), f"{buffer.name} has rank {len(buffer.shape)}"
-        if not self._is_free:
+        if not self._is_free and all(type(index.const) is int for index in subscripts):
             return subscripts
         return tuple(
             self._valued(index * stride if isinstance(stride, Expression) else index)
@@ -193,7 +194,7 @@ class Builder:
             return index.terms[0][0]
         return self._append(ir.IndexValue(ir.IrValue(ir.INT64), index))
 
-    def split(self, index: ir.Subscript, divisor: Extent) -> tuple[ir.Index, ir.Index]:
+    def split(self, index: ir.Subscript, divisor: Size) -> tuple[ir.Index, ir.Index]:
         """Return quotient and remainder of a subscript that is not negative."""
         index = ir.Index.of(index)
         if not index.terms and isinstance(divisor, int):
@@ -205,7 +206,7 @@ class Builder:
         quotient = self._append(ir.Binary(ir.IrValue(ir.INT64), "div", value, number))
         return ir.Index.of(quotient), index - ir.Index.of(quotient) * divisor
 
-    def unravel(self, index: ir.Subscript, shape: Sequence[Extent]) -> list[ir.Index]:
+    def unravel(self, index: ir.Subscript, shape: Sequence[Size]) -> list[ir.Index]:
         """Return the subscripts of an entry of a row-major box by its number."""
         subscripts = []
         rest = ir.Index.of(index)
@@ -419,7 +420,7 @@ class Builder:
             yield
 
 
-def check_lanes(stride: Extent) -> None:
+def check_lanes(stride: Size) -> None:
     """Check that the lanes of a vector lie a known number of elements apart.
 
     Raises:

@@ -80,7 +80,8 @@ class _Interpreter:
         self._values.update(zip(loop.results, current, strict=True))
 
     def _index(self, index: ir.Index) -> int:
-        return index.const + sum(int(self._values[value]) * scale for value, scale in index.terms)
+        parts = [int(self._values[value]) * int(scale) for value, scale in index.terms]
+        return sum(parts, int(index.const))
 
     def _entries(self, operation: ir.Load | ir.Store) -> Array:
         """Return the positions of the lanes that are read or written."""

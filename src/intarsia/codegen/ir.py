@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from intarsia.extents import Expression, Extent, is_free
+from intarsia.extents import Expression, Size, is_free
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,8 @@ class Buffer:
 
     name: str
     dtype: str
-    shape: tuple[Extent, ...]
-    strides: tuple[Extent, ...]
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
     scope: Scope = Scope.ARGUMENT
     align: int = 64
     is_written: bool = False
@@ -113,7 +113,7 @@ class Buffer:
         return is_free((*self.shape, *self.strides))
 
     @property
-    def span(self) -> Extent:
+    def span(self) -> Size:
         """Elements from the first entry to the last one, both included."""
         extents = zip(self.shape, self.strides, strict=True)
         return sum(((extent - 1) * stride for extent, stride in extents), 1)
@@ -129,10 +129,10 @@ class Buffer:
         return Index(const, tuple([item for item in merged.items() if item[1]]))
 
 
-def row_major(shape: tuple[Extent, ...]) -> tuple[Extent, ...]:
+def row_major(shape: tuple[Size, ...]) -> tuple[Size, ...]:
     """Return the strides, in elements, of a dense row-major block."""
     strides = []
-    step: Extent = 1
+    step: Size = 1
     for extent in reversed(shape):
         strides.append(step)
         step *= extent
@@ -146,8 +146,8 @@ class Index:
     While a kernel is written, constants may be free extents, of which `Builder` makes values.
     """
 
-    const: int = 0  # or an Expression, until `Builder` has made a value of it
-    terms: tuple[tuple[IrValue, int], ...] = ()
+    const: Size = 0
+    terms: tuple[tuple[IrValue, Size], ...] = ()
 
     @classmethod
     def of(cls, item: Subscript) -> Index:
@@ -179,7 +179,7 @@ class Index:
     def __rsub__(self, other: Subscript) -> Index:
         return self * -1 + other
 
-    def __mul__(self, factor: Extent) -> Index:
+    def __mul__(self, factor: Size) -> Index:
         if factor == 0:
             return Index()
         if factor == 1:
@@ -191,7 +191,7 @@ class Index:
     __rmul__ = __mul__
 
 
-Subscript: TypeAlias = "Index | IrValue | Extent"
+Subscript: TypeAlias = "Index | IrValue | Size"
 
 
 class LoopKind(StrEnum):
@@ -412,7 +412,8 @@ class Loop:
         """How often it turns, or None if that is known only when it runs."""
         if self.lower.terms or self.upper.terms:
             return None
-        return max(0, -(-(self.upper.const - self.lower.const) // self.step))
+        turns: int = -(-(self.upper.const - self.lower.const) // self.step)
+        return max(0, turns)
 
 
 Operation: TypeAlias = (
@@ -468,7 +469,7 @@ class Function:
         return None
 
     @property
-    def extent(self) -> Extent | None:
+    def extent(self) -> Size | None:
         """Turns of the parallel loop (1 without one); None if known only when it runs."""
         if self.turns is not None:
             return self.turns

@@ -61,6 +61,8 @@ class Payload(msgspec.Struct, frozen=True):
     scratch_bytes: int
     counts: list[int]
     checks: list[CheckRecord] = []
+    free: None = None
+    """It takes known sizes only."""
 
 
 def make_payload(

@@ -9,7 +9,7 @@ from intarsia.codegen.body import Layout, load_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import INT64, Function, Index, IrValue, Type
 from intarsia.codegen.unit import AVX512, VectorUnit
-from intarsia.extents import Expression, Extent, typical
+from intarsia.extents import Expression, Size, typical
 
 _TURN_ENTRIES = 1 << 16
 """Indices of a turn of the parallel loop."""
@@ -26,13 +26,13 @@ class Bounds:
         unit: What it is shaped for.
     """
 
-    count: Extent
-    extent: Extent
+    count: Size
+    extent: Size
     indices: Layout
     unit: VectorUnit = AVX512
 
     @property
-    def turns(self) -> Extent:
+    def turns(self) -> Size:
         """Entries of `fault`."""
         return -(-self.count // _TURN_ENTRIES)
 
@@ -61,7 +61,10 @@ def build(spec: Bounds) -> Function:
         extremes = b.loop(start, end, [zero, zero], join, step=lanes)
         if isinstance(rest, Expression):
             extremes = b.loop(
-                spec.count - rest, spec.count, extremes, lambda at, low, high: join(at, low, high, 1)
+                spec.count - rest,
+                spec.count,
+                extremes,
+                lambda at, low, high: join(at, low, high, 1),
             )
         elif rest:  # every turn looks at them
             low, high = extremes

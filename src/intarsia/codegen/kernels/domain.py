@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Index, IrValue
-from intarsia.extents import Expression, Extent, typical
+from intarsia.extents import Expression, Size, typical
 
-Strides: TypeAlias = tuple[Extent, ...]
+Strides: TypeAlias = tuple[Size, ...]
 Entries: TypeAlias = "range | Expression"
 """The entries of a dimension; of a free one all, from 0 to an extent."""
 
@@ -46,23 +46,23 @@ class Domain:
         ragged: In the numbers of these dimensions.
     """
 
-    extents: tuple[Extent, ...]
+    extents: tuple[Size, ...]
     strides: tuple[Strides, ...]
     ragged: Ragged | None = None
 
 
-def entries_of(extent: Extent) -> Entries:
+def entries_of(extent: Size) -> Entries:
     """Return all entries of a dimension."""
     return extent if isinstance(extent, Expression) else range(extent)
 
 
-def length_of(entries: Entries) -> Extent:
+def length_of(entries: Entries) -> Size:
     """Return how many entries there are."""
     return entries if isinstance(entries, Expression) else len(entries)
 
 
 def simplify(
-    extents: Sequence[Extent],
+    extents: Sequence[Size],
     strides: Sequence[Strides],
     order: Sequence[int],
     ragged: Ragged | None = None,
@@ -78,7 +78,7 @@ def simplify(
         ragged: Two dimensions that stay as they are.
     """
     fixed = (ragged.outer, ragged.inner) if ragged else ()
-    groups: list[tuple[int, Extent, Strides]] = []  # the last dimension, extent, strides by tensor
+    groups: list[tuple[int, Size, Strides]] = []  # the last dimension, extent, strides by tensor
     for dim in order:
         if extents[dim] == 1 and dim not in fixed:
             continue
@@ -135,7 +135,7 @@ class Axis:
     block: int
 
     @property
-    def length(self) -> Extent:
+    def length(self) -> Size:
         """How many entries there are."""
         return length_of(self.span)
 
@@ -145,14 +145,14 @@ class Axis:
         return 0 if isinstance(self.span, Expression) else self.span.start
 
     @property
-    def blocks(self) -> Extent:
+    def blocks(self) -> Size:
         """Turns of the parallel loop along this dimension."""
         return -(-self.length // self.block)
 
     @property
     def is_one_block(self) -> bool:
         """Whether one turn does all of it; of free entries one never does for certain."""
-        return self.blocks == 1
+        return bool(self.blocks == 1)
 
 
 def plan_axes(
@@ -190,7 +190,7 @@ def plan_axes(
     return axes[::-1]
 
 
-def each_turn(builder: Builder, shape: Sequence[Extent], entries: Extent = 1) -> Iterator[list[Index]]:
+def each_turn(builder: Builder, shape: Sequence[Size], entries: Size = 1) -> Iterator[list[Index]]:
     """Open the parallel loop over a row-major box, unless there is nothing to do; gives subscripts.
 
     Args:
@@ -206,7 +206,7 @@ def each_turn(builder: Builder, shape: Sequence[Extent], entries: Extent = 1) ->
             yield [Index() if extent == 1 else next(at) for extent in shape]
 
 
-def turns(axes: Sequence[Axis]) -> Extent:
+def turns(axes: Sequence[Axis]) -> Size:
     """Return how many turns of a parallel loop walk a box."""
     return prod([axis.blocks for axis in axes])
 
@@ -268,7 +268,7 @@ def walk(
     descend(0, {}, {})
 
 
-def _only_last(builder: Builder, place: Index, blocks: Extent) -> AbstractContextManager[None]:
+def _only_last(builder: Builder, place: Index, blocks: Size) -> AbstractContextManager[None]:
     """Open a block that runs in the last turn along an axis."""
     if blocks == 1:
         return nullcontext()

@@ -29,7 +29,7 @@ from intarsia.codegen.kernels.domain import (
 )
 from intarsia.codegen.kernels.lane_transpose import transpose_lanes
 from intarsia.codegen.unit import AVX512, VectorUnit
-from intarsia.extents import Extent, typical
+from intarsia.extents import Size, typical
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Elementwise:
         ragged: Two dimensions of a blocked layout whose last block is cut short.
     """
 
-    domain: tuple[Extent, ...]
+    domain: tuple[Size, ...]
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
     body: Body
@@ -172,7 +172,7 @@ class _ElementwiseKernel:
         self,
         name: str,
         layouts: tuple[Layout, ...],
-        strides: tuple[tuple[Extent, ...], ...],
+        strides: tuple[tuple[Size, ...], ...],
         *,
         is_written: bool,
     ) -> list[Buffer]:

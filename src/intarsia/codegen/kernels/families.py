@@ -36,6 +36,7 @@ from intarsia.codegen.kernels import (
     sampling,
     scan,
     scatter,
+    sizes,
     steering,
     top_k,
     winograd,
@@ -130,6 +131,7 @@ FAMILIES: tuple[KernelFamily, ...] = (
     sampling,
     scan,
     scatter,
+    sizes,
     steering,
     top_k,
 )

@@ -17,7 +17,7 @@ from intarsia.codegen.ir import Buffer, Function, Index, IrValue, Subscript
 from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.scalar_ops.conversion import convert
 from intarsia.codegen.unit import AVX512, VectorUnit
-from intarsia.extents import Extent, typical
+from intarsia.extents import Size, typical
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Gather:
         unit: What it is shaped for.
     """
 
-    outer: Extent
-    extent: Extent
-    count: Extent
+    outer: Size
+    extent: Size
+    count: Size
     inner: int
     data: Layout
     indices: Layout
@@ -103,7 +103,7 @@ class OneHot:
 
     Attributes:
         outer: Entries before the new dimension.
-        depth: Extent of the new dimension.
+        depth: Size of the new dimension.
         inner: Entries after it.
         indices: Over (outer, inner); any numbers, of which floats are cut to integers.
         values: Over (2,).
@@ -141,7 +141,7 @@ _TURN_ENTRIES = 4096
 """Entries that make a turn of the parallel loop worth while."""
 
 
-def read_index(builder: Builder, indices: Buffer, at: Sequence[Subscript], extent: Extent) -> Index:
+def read_index(builder: Builder, indices: Buffer, at: Sequence[Subscript], extent: Size) -> Index:
     """Read an index of a dimension: counted from the end if negative, clamped to the dimension."""
     # Clamped, not checked: `bounds` has looked at all of them before and ends the run; this only
     # keeps reads inside meanwhile.
@@ -191,7 +191,7 @@ def _copy_slices(
     b: Builder,
     spec: Gather | GatherND,
     data: Buffer,
-    outer: Extent,
+    outer: Size,
     entry: Callable[[Index, Index], list[Index]],
 ) -> Function:
     """Return the kernel that copies slices of data.

@@ -85,7 +85,8 @@ class _ReductionKernel:
         if self._spec.kind.startswith("Arg"):
             lanes = min(lanes, unit.lanes("int32"))
         extents = self._kept.extents if self._is_across else self._gone.extents
-        return min(lanes, 1 << max(0, extents[-1] - 1).bit_length())
+        covering: int = 1 << max(0, extents[-1] - 1).bit_length()
+        return min(lanes, covering)
 
     def build(self) -> Function:
         """Append the loops over the kept dimensions."""

@@ -21,7 +21,7 @@ from intarsia.codegen.kernels.domain import entries_of, plan_axes, simplify, tur
 from intarsia.codegen.kernels.lane_transpose import lane_numbers
 from intarsia.codegen.kernels.reduce_kinds import fold, merge
 from intarsia.codegen.unit import AVX512, VectorUnit
-from intarsia.extents import Expression, Extent, typical
+from intarsia.extents import Expression, Size, typical
 
 _SLOTS = 4
 """Accumulators side by side: an addition is ready after 4 cycles, and one chain would wait for
@@ -63,7 +63,7 @@ class Rows:
         unit: What the vectors are for.
     """
 
-    domain: tuple[Extent, ...]
+    domain: tuple[Size, ...]
     axes: tuple[int, ...]
     kind: str
     x: Layout
@@ -426,7 +426,7 @@ class _RowsKernel:
             return whole
         return fold(self._b, whole, lambda b, left, right: combine(left, right))
 
-    def _visit(
+    def _visit(  # noqa: C901 - a case for each way in which a row is cut
         self, place: list[Index], count: int, initial: list[IrValue], step: Step
     ) -> list[IrValue]:
         """Append a step for every vector of a row; returns what each slot carries at last."""
@@ -477,7 +477,7 @@ class _RowsKernel:
                 return count
             return grain if isinstance(length, Expression) else min(grain, length - start)
 
-        def free_rest(point: list[Index], first: Extent, values: list[IrValue]) -> list[IrValue]:
+        def free_rest(point: list[Index], first: Size, values: list[IrValue]) -> list[IrValue]:
             def one(index: Index, lanes: int, inner: Sequence[IrValue]) -> list[IrValue]:
                 out = list(inner)
                 visit(0, [*point, index], -1, lanes, out)

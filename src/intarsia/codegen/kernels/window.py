@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from intarsia.codegen.body import Fused, Layout
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Index, IrValue, Subscript
-from intarsia.extents import Expression, Extent
+from intarsia.extents import Expression, Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class FreeSplit:
     size: int
 
     @property
-    def count(self) -> Extent:
+    def count(self) -> Size:
         """How many parts there are."""
         return -(-self.extent // self.size)
 
@@ -166,10 +166,10 @@ class FreeRest:
         offset: Where the first one begins.
     """
 
-    whole: Extent
-    count: Extent
+    whole: Size
+    count: Size
     size: int
-    offset: Extent
+    offset: Size
 
     def each(
         self, builder: Builder, begin: Subscript | None = None, end: Subscript | None = None
@@ -183,7 +183,7 @@ class FreeRest:
             yield part * self.size + self.offset
 
 
-def split_extent(extent: Extent, limit: int) -> Split | FreeSplit:
+def split_extent(extent: Size, limit: int) -> Split | FreeSplit:
     """Cut an extent into parts, none larger than a limit."""
     return FreeSplit(extent, limit) if isinstance(extent, Expression) else Split.of(extent, limit)
 
@@ -193,7 +193,7 @@ class Run:
     """Parts `first` to `end`, each of one size; part i begins at `i * size + offset`."""
 
     first: int
-    end: Extent
+    end: Size
     size: int
     offset: int
 

@@ -39,6 +39,7 @@ from intarsia.codegen.printer import fingerprint
 from intarsia.codegen.scalar_ops.narrow import storage_of
 from intarsia.codegen.unit import VectorUnit, WinogradMode
 from intarsia.codegen.verifier import verify
+from intarsia.extents import Expression, Size, typical
 from intarsia.graph.extract import constant_array
 from intarsia.graph.graph import Graph, Node, Value
 from intarsia.graph.ops import node_flop
@@ -86,6 +87,14 @@ class Guard:
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class _FreeArguments:
+    """What a call gives a kernel of free sizes: the kernel may serve others of its form."""
+
+    sizes: tuple[Expression, ...]
+    turns: Expression | None
+
+
 @dataclass(slots=True)
 class Assembler:
     """A program that is being made.
@@ -101,6 +110,7 @@ class Assembler:
         chooser: Says how kernels run that have a choice.
         threads: Of a run: kernels of which few turns would do on one have turns for all.
         outputs: Channels of a block of the region's outputs that are blocked, by value id.
+        nominal: The graph with sizes in the place of free extents, for counts of operations.
     """
 
     graph: Graph
@@ -113,12 +123,15 @@ class Assembler:
     chooser: Chooser = HEURISTICS
     threads: int = 1
     outputs: Mapping[int, int] = field(default_factory=dict)
+    nominal: Graph | None = None
     constants: dict[str, Array] = field(default_factory=dict)
     _storages: list[MemoryBlock] = field(default_factory=list)
     _calls: list[Call] = field(default_factory=list)
     _checks: list[IndexCheck] = field(default_factory=list)
     _kernels: list[Function] = field(default_factory=list)
-    _by_spec: dict[tuple[Hashable, int | None], int] = field(default_factory=dict)
+    _by_spec: dict[tuple[Hashable, int | None], tuple[int, _FreeArguments]] = field(
+        default_factory=dict
+    )
     _by_print: dict[str, int] = field(default_factory=dict)
     _constant_storages: dict[str, int] = field(default_factory=dict)
     _packed: dict[str, View] = field(default_factory=dict)
@@ -235,7 +248,7 @@ class Assembler:
         self._forms[value_id] = [_Form(view)]
 
     def scratch(
-        self, dtype: str, shape: Sequence[int], block: int = 0, pads: Pads | None = None
+        self, dtype: str, shape: Sequence[Size], block: int = 0, pads: Pads | None = None
     ) -> View:
         """Return memory for something in between, inside a border of zeros if it is to have one."""
         return self._allocate(dtype, tuple(shape), block, pads)
@@ -251,9 +264,9 @@ class Assembler:
         self.copy(view, copy, (), "blocked operand")
         return copy
 
-    def _allocate(self, dtype: str, shape: tuple[int, ...], block: int, pads: Pads | None) -> View:
+    def _allocate(self, dtype: str, shape: tuple[Size, ...], block: int, pads: Pads | None) -> View:
         outer_shape = padded(shape, pads)
-        elements = int(np.prod(domain_of(outer_shape, block), dtype=np.int64))
+        elements = prod(domain_of(outer_shape, block))
         nbytes = elements * np.dtype(dtype).itemsize
         storage = self._storage(StorageKind.SCRATCH, 0, nbytes)
         view = dense_view(storage, dtype, shape, block, pads)
@@ -295,7 +308,7 @@ class Assembler:
         body = identity(old.dtype)
         spec = Elementwise(new.domain, (old.layout,), (new.layout,), body, self.unit, ragged)
         moved = prod(new.domain) * np.dtype(new.dtype).itemsize
-        self.call(spec, (old, new), nodes, note, moved)
+        self.call(spec, (old, new), nodes, note, typical(moved))
 
     # Constants
 
@@ -354,7 +367,7 @@ class Assembler:
         guard: Guard | None = None,
     ) -> None:
         """Append a call of the kernel that a description means, which a guard may leave out."""
-        kernel = self._kernel(spec, guard.number if guard else None)
+        kernel, free = self._kernel(spec, guard.number if guard else None)
         arguments = (*arguments, guard.choice) if guard else arguments
         pointers = tuple(
             Argument(view.storage, view.lowest * np.dtype(view.dtype).itemsize)
@@ -362,7 +375,7 @@ class Assembler:
         )
         function = self._kernels[kernel]
         assert len(pointers) == len(function.buffers), f"{function.name}: {nodes}"
-        extent = function.extent
+        extent = free.turns if free.turns is not None else function.extent
         assert extent is not None
         call = Call(
             kernel,
@@ -375,10 +388,11 @@ class Assembler:
             flop=self._flop(nodes),
             nbytes=sum(map(_nbytes, arguments)),
             is_tuned=spec in self._tuned,
+            sizes=free.sizes,
         )
         self._calls.append(call)
 
-    def check_indices(self, view: View, extent: int, node: str, indices: str) -> None:
+    def check_indices(self, view: View, extent: Size, node: str, indices: str) -> None:
         """Append a call that finds indices outside of a dimension.
 
         Args:
@@ -388,16 +402,16 @@ class Assembler:
             indices: Their name.
         """
         (count,) = view.shape
-        if not count:
+        if count == 0:
             return
         spec = Bounds(count, extent, view.layout, self.unit)
         place = self._fault(spec.turns, IndexCheck(0, node, indices, extent))
         self.call(spec, (view, place), (node,), f"{indices} within {extent}")
 
-    def _fault(self, count: int, check: IndexCheck) -> View:
+    def _fault(self, count: Size, check: IndexCheck) -> View:
         """Return where a check leaves what it finds; its storage is told here."""
         item_bytes = np.dtype(INT64.dtype).itemsize
-        earlier = sum(self._storages[check.storage].nbytes for check in self._checks)
+        earlier = sum([self._storages[check.storage].nbytes for check in self._checks], 0)
         storage = self._storage(StorageKind.FAULT, earlier, count * item_bytes)
         self._checks.append(replace(check, storage=storage))
         return View(storage, INT64.dtype, (count,), (1,), align=item_bytes)
@@ -458,9 +472,11 @@ class Assembler:
         return list(zip(sets, guards, strict=True))
 
     def _flop(self, nodes: Sequence[str]) -> int:
-        return sum(node_flop(self.graph, self.graph.node_named(name).id) for name in nodes)
+        graph = self.nominal or self.graph
+        return sum(node_flop(graph, graph.node_named(name).id) for name in nodes)
 
-    def _kernel(self, spec: Hashable, number: int | None) -> int:
+    def _kernel(self, spec: Hashable, number: int | None) -> tuple[int, _FreeArguments]:
+        """Return the number of the kernel that a description means, and what is free of it."""
         key = spec, number
         if key not in self._by_spec:
             function = family_of(spec).build(spec)
@@ -475,17 +491,19 @@ class Assembler:
                 named = replace(function, name=f"{function.name}_{printed[:12]}")
                 self._kernels.append(named)
                 self.announce(named)
-            self._by_spec[key] = self._by_print[printed]
+            free = _FreeArguments(function.free, function.turns)
+            self._by_spec[key] = self._by_print[printed], free
         return self._by_spec[key]
 
     def _border_view(self, kind: StorageKind, index: int, value: Value, block: int) -> View:
         """Return an input or output of the region: the caller's memory, of any alignment."""
-        storage = self._storage(kind, index, value.nbytes)
         dtype = storage_of(value.dtype)
+        nbytes = prod(value.shape or ()) * np.dtype(dtype).itemsize
+        storage = self._storage(kind, index, nbytes)
         view = dense_view(storage, dtype, value.shape or (), block)
         return replace(view, align=np.dtype(dtype).itemsize)
 
-    def _storage(self, kind: StorageKind, index: int, nbytes: int) -> int:
+    def _storage(self, kind: StorageKind, index: Size, nbytes: Size) -> int:
         self._storages.append(MemoryBlock(kind, index, nbytes))
         return len(self._storages) - 1
 
@@ -502,7 +520,7 @@ class Assembler:
         calls = tuple(
             replace(call, flop=call.flop // counts[call.nodes])
             for call in self._calls
-            if call.extent
+            if call.extent != 0
         )
         storages, size = place_scratch(self._storages, calls)
         checks = tuple(self._checks)
@@ -518,7 +536,7 @@ def _shapes(function: Function, arguments: Sequence[View]) -> str:
 
 
 def _nbytes(view: View) -> int:
-    return prod(view.domain) * np.dtype(view.dtype).itemsize
+    return typical(prod(view.domain)) * np.dtype(view.dtype).itemsize
 
 
 def _other_form(view: View, block: int) -> View | None:

@@ -82,7 +82,8 @@ def lower_gather(assembler: Assembler, group: KernelGroup) -> None:
     shape, indices = operation.shape(), operation.shape(1)
     if operation.is_constant(1) and prod(indices) == 1 and shape[axis]:
         (at,) = operation.numbers(1) or (0,)
-        view = assembler.read(data_id).part(axis, at % shape[axis], 1)
+        start = at + shape[axis] if at < 0 else at
+        view = assembler.read(data_id).part(axis, start, 1)
         strides = (*view.strides[:axis], *(0 for _ in indices), *view.strides[axis + 1 :])
         assembler.alias(group.result, replace(view, shape=operation.output_shape, strides=strides))
         return

@@ -65,7 +65,7 @@ def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
         b = assembler.read(b_value.id).permuted(b_order)
         if is_column:
             b = b.unsqueezed(-1)
-        b = b.expanded((*batch, k, n))
+        b = _by_columns(assembler, b, group).expanded((*batch, k, n))
         spec = assembler.choose(replace(spec, b=b.layout))
     assembler.call(spec, (a, b, c, *views[1:]), group.names, note)
 
@@ -95,6 +95,18 @@ def _order(operation: Operation, position: int) -> tuple[int, ...]:
     if operation.attribute(f"trans{side}", 0):
         order[-2:] = order[:-3:-1]
     return tuple(order)
+
+
+def _by_columns(assembler: Assembler, b: View, group: KernelGroup) -> View:
+    """Return a right operand column by column if its columns are free: products take it so."""
+    if not is_free(b.shape[-1:]) or b.strides[-2] == 1:
+        return b
+    dims = tuple(range(len(b.shape)))
+    order = (*dims[:-2], dims[-1], dims[-2])
+    turned = b.permuted(order)
+    copy = assembler.scratch(b.dtype, turned.shape)
+    assembler.copy(turned, copy, group.names, "column by column")
+    return copy.permuted(order)
 
 
 def pack_weights(

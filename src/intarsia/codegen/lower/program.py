@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from intarsia.codegen.ir import Function
+from intarsia.extents import Size, is_free
 from intarsia.graph.arena import assign_offsets
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -39,11 +40,14 @@ class MemoryBlock:
         kind: Whose it is.
         index: Which input, output or constant; of scratch and faults, the offset in bytes.
         nbytes: Its size.
+        life: Of scratch in a program of free sizes, the first and the last call that use it: its
+            offset is found when the sizes are known.
     """
 
     kind: StorageKind
-    index: int
-    nbytes: int
+    index: Size
+    nbytes: Size
+    life: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class Argument:
     """A pointer that a kernel gets: a storage, and bytes from its start."""
 
     storage: int
-    offset: int
+    offset: Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +73,12 @@ class Call:
         flop: Operations of its nodes, by the definitions of their operators.
         nbytes: What it reads and writes, each byte once.
         is_tuned: Whether its schedule was found by measuring, not picked by a heuristic.
+        sizes: What the kernel's free extents are in this call.
     """
 
     kernel: int
     arguments: tuple[Argument, ...]
-    extent: int
+    extent: Size
     nodes: tuple[str, ...] = ()
     note: str = ""
     moved_bytes: int = 0
@@ -81,6 +86,7 @@ class Call:
     flop: int = 0
     nbytes: int = 0
     is_tuned: bool = False
+    sizes: tuple[Size, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,7 @@ class IndexCheck:
     storage: int
     node: str
     indices: str
-    extent: int
+    extent: Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +125,16 @@ class Program:
     constants: Mapping[str, Array] = field(default_factory=dict)
     scratch_bytes: int = 0
     checks: tuple[IndexCheck, ...] = ()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it runs at sizes that are known only then."""
+        return any(storage.life for storage in self.storages) or is_free(
+            [
+                *(storage.nbytes for storage in self.storages),
+                *(call.extent for call in self.calls),
+            ]
+        )
 
     def summary(self) -> str:
         """Say in one line how much there is, and what layouts cost."""
@@ -159,6 +175,12 @@ def place_scratch(
             if storages[argument.storage].kind is StorageKind.SCRATCH:
                 first.setdefault(argument.storage, when)
                 last[argument.storage] = when
+    if is_free([storages[i].nbytes for i in first]):
+        lived = [
+            replace(item, life=(first[i], last[i])) if i in first else item
+            for i, item in enumerate(storages)
+        ]
+        return tuple(lived), 0
     lives = [(first[i], last[i], storages[i].nbytes) for i in first]
     # From the first call that uses it to the last, both included: a kernel may not write where it
     # reads.

@@ -7,6 +7,13 @@ from collections.abc import Callable
 
 from intarsia.codegen.ir import Function
 from intarsia.codegen.lower.assembler import Assembler, ignore
+from intarsia.codegen.lower.free import (
+    has_free_entries,
+    lower_entries,
+    touches_free,
+    why_not_free,
+    with_extents,
+)
 from intarsia.codegen.lower.fusion import fuse_region
 from intarsia.codegen.lower.layouts import Borders
 from intarsia.codegen.lower.operation import Operation
@@ -24,7 +31,14 @@ def refuse_node(graph: Graph, node: Node) -> tuple[str, str] | None:
     Returns:
         Nothing; or what is in the way (`op`, `dtype` or `shape`), and a sentence.
     """
-    return refuse_operation(Operation(graph, node))
+    is_free = touches_free(graph, node)
+    if is_free and has_free_entries(graph.values[node.outputs[0]]):
+        return None
+    problem = refuse_operation(Operation(graph, node))
+    if problem is None and is_free:
+        reason = why_not_free(graph, node.id)
+        return None if reason is None else ("shape", f"{node.op_type} of free sizes: {reason}")
+    return problem
 
 
 def lower_region(
@@ -52,6 +66,9 @@ def lower_region(
             None for none.
     """
     borders = borders or Borders()
+    nominal = region.graph
+    if any(touches_free(nominal, nominal.nodes[node]) for node in region.nodes):
+        region = Region(with_extents(nominal), region.bits)
     fused = fuse_region(region, unit, borders)
     assembler = Assembler(
         graph=region.graph,
@@ -64,9 +81,14 @@ def lower_region(
         chooser=chooser,
         threads=threads,
         outputs=borders.outputs,
+        nominal=nominal,
     )
     inner = {group.result for chain in fused.chains.values() for group in chain.groups[:-1]}
     for group in fused.groups:
+        value = region.graph.values[group.result]
+        if has_free_entries(value):
+            lower_entries(assembler, value)
+            continue
         chain = fused.chains.get(group.result)
         if chain is not None:
             chain.shape.lower(assembler, chain.groups)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import gcd, prod
+from math import prod
 
 import numpy as np
 
 from intarsia.codegen.body import Layout
 from intarsia.codegen.ir import row_major
+from intarsia.extents import Size, common_divisor
 
 CHANNELS = 1
 """The dimension of the channels."""
@@ -36,28 +37,29 @@ class View:
 
     storage: int
     dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int = 0
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    offset: Size = 0
     block: int = 0
     align: int = 64
 
     @property
-    def domain(self) -> tuple[int, ...]:
+    def domain(self) -> tuple[Size, ...]:
         """The extents that kernels run over: of a blocked tensor one more than its dimensions."""
         return domain_of(self.shape, self.block)
 
     @property
-    def lowest(self) -> int:
+    def lowest(self) -> Size:
         """The entry that lies lowest in memory: the first one, unless a stride is negative."""
         steps = zip(self.domain, self.strides, strict=True)
-        return self.offset + sum((extent - 1) * min(stride, 0) for extent, stride in steps)
+        backwards = [(extent - 1) * stride for extent, stride in steps if stride < 0]
+        return sum(backwards, self.offset)
 
     @property
     def layout(self) -> Layout:
         """What kernels need to know of it."""
         start = self.lowest * np.dtype(self.dtype).itemsize
-        return Layout(self.dtype, self.strides, gcd(self.align, start))
+        return Layout(self.dtype, self.strides, common_divisor(self.align, start))
 
     @property
     def is_dense(self) -> bool:
@@ -68,12 +70,12 @@ class View:
             for extent, stride, want in zip(self.shape, self.strides, wanted, strict=True)
         )
 
-    def at(self, starts: Sequence[int]) -> View:
+    def at(self, starts: Sequence[Size]) -> View:
         """Return the view that starts at an entry of the domain."""
-        offset = sum(start * stride for start, stride in zip(starts, self.strides, strict=True))
-        return replace(self, offset=self.offset + offset)
+        steps = [start * stride for start, stride in zip(starts, self.strides, strict=True)]
+        return replace(self, offset=sum(steps, self.offset))
 
-    def part(self, dim: int, start: int, size: int, step: int = 1) -> View:
+    def part(self, dim: int, start: Size, size: Size, step: int = 1) -> View:
         """Return a slice along one of the tensor's dimensions; blocked channels by whole blocks."""
         shape = (*self.shape[:dim], size, *self.shape[dim + 1 :])
         starts = [0] * len(self.strides)
@@ -87,7 +89,7 @@ class View:
             strides[dim] *= step
         return replace(self.at(starts), shape=shape, strides=tuple(strides))
 
-    def reshaped(self, shape: Sequence[int]) -> View:
+    def reshaped(self, shape: Sequence[Size]) -> View:
         """Return a dense tensor under another shape."""
         assert self.is_dense
         assert prod(shape) == prod(self.shape)
@@ -142,7 +144,7 @@ class View:
         strides = (*self.strides[:dim], step * inner, step, *self.strides[dim + 1 :])
         return replace(self, shape=shape, strides=strides)
 
-    def expanded(self, shape: Sequence[int]) -> View:
+    def expanded(self, shape: Sequence[Size]) -> View:
         """Return a plain tensor broadcast to a shape."""
         missing = len(shape) - len(self.shape)
         strides = [0] * missing + [
@@ -159,7 +161,7 @@ def without(view: View, axes: Sequence[int]) -> Layout:
     return replace(layout, strides=remaining)
 
 
-def domain_of(shape: Sequence[int], block: int) -> tuple[int, ...]:
+def domain_of(shape: Sequence[Size], block: int) -> tuple[Size, ...]:
     """Return the extents that a tensor's kernels run over."""
     if not block:
         return tuple(shape)
@@ -167,7 +169,7 @@ def domain_of(shape: Sequence[int], block: int) -> tuple[int, ...]:
 
 
 def dense_view(
-    storage: int, dtype: str, shape: Sequence[int], block: int = 0, pads: Pads | None = None
+    storage: int, dtype: str, shape: Sequence[Size], block: int = 0, pads: Pads | None = None
 ) -> View:
     """Return a tensor that fills a storage, inside its padding.
 
@@ -188,7 +190,7 @@ Pads = tuple[tuple[int, int], ...]
 """The border before and after each spatial dimension."""
 
 
-def padded(shape: Sequence[int], pads: Pads | None) -> tuple[int, ...]:
+def padded(shape: Sequence[Size], pads: Pads | None) -> tuple[Size, ...]:
     """Return a shape with its border."""
     if pads is None:
         return tuple(shape)

@@ -166,7 +166,8 @@ class _Memory:
 def _nbytes(buffer: Buffer) -> int:
     """Return how many bytes from its first one on a buffer may span; one backwards as many."""
     dims = zip(buffer.shape, buffer.strides, strict=True)
-    return (1 + sum(max(0, extent - 1) * abs(step) for extent, step in dims)) * buffer.item_bytes
+    entries = [max(0, int(extent) - 1) * abs(int(step)) for extent, step in dims]
+    return (1 + sum(entries)) * buffer.item_bytes
 
 
 def _room(nbytes: int) -> int:

@@ -180,6 +180,7 @@ class _Turn:
             extent: Entries.
             body: From the first entry, the number of entries, the rows of the lanes and the first
                 lane.
+            is_keys: Whether entries are keys.
         """
         b, lanes = self.b, self.lanes
         for v in range(self.vectors):

@@ -49,4 +49,6 @@ def _choose(spec: Attention) -> AttentionSchedule:
     least = min(costs.values())
     vectors = next(vectors for vectors in costs if costs[vectors] <= _ABOUT * least)
     rows = tile_rows(vectors, spec.unit)
-    return AttentionSchedule(vectors, rows, max(1, min(typical(spec.keys), -(-_KEYS // rows) * rows)))
+    return AttentionSchedule(
+        vectors, rows, max(1, min(typical(spec.keys), -(-_KEYS // rows) * rows))
+    )

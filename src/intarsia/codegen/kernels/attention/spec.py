@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from intarsia.codegen.body import Layout
 from intarsia.codegen.unit import AVX512, VectorUnit
-from intarsia.extents import Extent
+from intarsia.extents import Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +84,15 @@ class Attention:
         schedule: How; None leaves it to the heuristic.
     """
 
-    queries: Extent
-    keys: Extent
+    queries: Size
+    keys: Size
     key_size: int
     value_size: int
     q: Layout
     k: Layout
     v: Layout
     y: Layout
-    batch: tuple[Extent, ...] = ()
+    batch: tuple[Size, ...] = ()
     scale: float = 1.0
     cap: float = 0.0
     masks: tuple[Mask, ...] = ()
@@ -111,11 +111,11 @@ class Attention:
         assert self.key_size > 0, "scores of nothing"
 
     @property
-    def items(self) -> Extent:
+    def items(self) -> Size:
         """Attentions of the same shape."""
         return math.prod(self.batch)
 
 
-def flops(spec: Attention) -> Extent:
+def flops(spec: Attention) -> Size:
     """Return the additions and multiplications of both products."""
     return 2 * spec.items * spec.queries * spec.keys * (spec.key_size + spec.value_size)

@@ -26,6 +26,7 @@ from intarsia.codegen.kernels.gemm.spec import Gemm, GemmSchedule, Panels, Panel
 from intarsia.codegen.kernels.lane_transpose import transpose_lanes
 from intarsia.codegen.kernels.window import Run, Split, split_extent
 from intarsia.codegen.tile import mma_step, multiply_add
+from intarsia.extents import Expression
 from intarsia.graph.arena import aligned_bytes
 
 _LINE_BYTES = 64
@@ -119,7 +120,7 @@ class _Product:
         self.result = spec.c.declare(b, "c", domain, is_written=True)
         self.epilogue = spec.epilogue.bind(b, domain)
         self.rows = split_extent(spec.m, plan.rows)
-        self.depth = min(plan.depth, spec.k) or spec.k
+        self.depth = min(plan.depth, spec.k) if plan.depth else spec.k
         self.copy: Buffer | None = None
         if plan.source is PanelSource.COPY and spec.k:
             width = min(plan.vectors, self.vectors) * self.lanes
@@ -218,7 +219,8 @@ class _Product:
         # "Accuracy and Stability of Numerical Algorithms", 2002, section 4.2). In chains of 256 the
         # errors of 1024 and 4096 normal products are 1.8 and 3.8 times smaller; each chain has
         # accumulators of its own.
-        if length.terms or length.const < 2 * _CHAIN or registers > self.spec.unit.registers:
+        is_free = length.terms or isinstance(length.const, Expression)
+        if is_free or length.const < 2 * _CHAIN or registers > self.spec.unit.registers:
             return self._chain(place, part, row, rows, Index(), length, sums)
         whole = length.const // _CHAIN * _CHAIN
         zeros = [b.constant(0, value.type) for value in sums]
@@ -262,7 +264,8 @@ class _Product:
 
         # A length known only when it runs would need a loop for the rest, longer than what it
         # saves.
-        unroll = 1 if length.terms else self.plan.unroll
+        is_free = length.terms or isinstance(length.const, Expression)
+        unroll = 1 if is_free else self.plan.unroll
         rest = length.const % unroll
         sums = b.loop(0, length - rest, sums, steps, step=unroll)
         for number in range(rest):
@@ -289,7 +292,7 @@ class _Product:
             place.batch[len(place.batch) - len(extents) :], extents, strict=True
         ):
             item = item * extent + (index if extent > 1 else 0)
-        start = item * (spec.k * self.vectors * self.lanes) + place.column * spec.k
+        start: Index = item * (spec.k * self.vectors * self.lanes) + place.column * spec.k
         return start + k * (place.vectors * self.lanes)
 
     def _prefetch(self, place: _PanelTurn, part: _DepthRange, k: Index) -> None:
@@ -358,8 +361,8 @@ def _build_dots(spec: Gemm, plan: GemmSchedule) -> Function:
     b.note(f"batch {spec.batch}, m {spec.m}, n {spec.n}, k {spec.k}")
     b.note(f"{plan}")
     dtype, lanes = spec.a.dtype, spec.unit.lanes(spec.a.dtype)
-    rows, columns = Split.of(spec.m, plan.rows), Split.of(spec.n, plan.vectors)
-    chunks = Split.of(columns.count, plan.row_blocks)
+    rows, columns = split_extent(spec.m, plan.rows), split_extent(spec.n, plan.vectors)
+    chunks = split_extent(columns.count, plan.row_blocks)
 
     def tile(batch: list[Index], row: Index, column: Index, height: int, width: int) -> None:
         def step(k: Index, sums: Sequence[IrValue], count: int | None = None) -> list[IrValue]:

@@ -18,17 +18,30 @@ def schedule(spec: Gemm) -> GemmSchedule:
     """Return the schedule that a product has, or that is picked for it.
 
     Raises:
-        UndecidedError: Something else than its rows and its batch is free.
+        UndecidedError: What is free of it needs a schedule that there is not.
     """
-    return spec.schedule or _choose(_typical(merged(spec)))
-
-
-def _typical(product: Gemm) -> Gemm:
-    """Return a product with sizes in the place of free rows and batches."""
-    if is_free((product.n, product.k)):
-        raise UndecidedError(f"a product of {product.k} terms and {product.n} columns")
-    batch = tuple([typical(extent) for extent in product.batch])
-    return replace(product, m=typical(product.m), batch=batch)
+    if spec.schedule is not None:
+        return spec.schedule
+    product = merged(spec)
+    sizes = replace(
+        product,
+        m=typical(product.m),
+        n=typical(product.n),
+        k=typical(product.k),
+        batch=tuple([typical(extent) for extent in product.batch]),
+    )
+    if not is_free((product.n, product.k)):
+        return _choose(sizes)
+    if is_free((product.n,)):
+        if is_free((product.k,)) or not _is_turned(product):
+            raise UndecidedError(f"a product of {product.k} terms and {product.n} columns")
+        return replace(_dots(sizes), rows=_DOT_ROWS)
+    plan = _choose(sizes)
+    if plan.source is PanelSource.DOTS or product.b_strides is None:
+        raise UndecidedError(f"a product of {product.k} terms")
+    if product.b_strides[-1] not in (0, 1):
+        raise UndecidedError(f"a product of {product.k} terms that lie apart")
+    return replace(plan, source=PanelSource.PLACE, depth=0)
 
 
 def _choose(product: Gemm) -> GemmSchedule:
@@ -125,10 +138,16 @@ def _wants_dots(product: Gemm) -> bool:
     if product.b_strides is None or product.unit.lanes(product.a.dtype) == 1:
         return False
     is_empty = 0 in (product.batches, product.m, product.n, product.k)
-    k_stride, n_stride = product.b_strides
-    is_transposed = k_stride == 1 and n_stride not in (0, 1)
     most = _DOT_ROWS if product.k < _DOT_LONG else 2 * _DOT_ROWS
-    return is_transposed and product.m <= most and not is_empty
+    return _is_turned(product) and product.m <= most and not is_empty
+
+
+def _is_turned(product: Gemm) -> bool:
+    """Tell whether the right operand lies column by column."""
+    if product.b_strides is None:
+        return False
+    k_stride, n_stride = product.b_strides
+    return k_stride == 1 and n_stride not in (0, 1)
 
 
 def _dots(product: Gemm) -> GemmSchedule:

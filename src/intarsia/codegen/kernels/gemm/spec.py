@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from intarsia.codegen.body import NOTHING, Fused, Layout
 from intarsia.codegen.unit import AVX512, VectorUnit
-from intarsia.extents import Extent
+from intarsia.extents import Size
 
 _HALVES = ("float32", "float16")
 
@@ -73,7 +73,7 @@ class Gemm:
     """`c = epilogue(a @ b)` for every item of a batch.
 
     Attributes:
-        m: Rows of a and c; they and the batch may be free.
+        m: Rows of a and c; they and the batch may be free, the rest where a schedule takes it.
         n: Columns of b and c.
         k: Columns of a and rows of b; 0 makes all sums 0.
         a: Over (*batch, m, k).
@@ -85,13 +85,13 @@ class Gemm:
         schedule: How; None leaves it to the heuristic.
     """
 
-    m: Extent
-    n: int
-    k: int
+    m: Size
+    n: Size
+    k: Size
     a: Layout
     b: Layout | Panels
     c: Layout
-    batch: tuple[Extent, ...] = ()
+    batch: tuple[Size, ...] = ()
     epilogue: Fused = NOTHING
     unit: VectorUnit = AVX512
     schedule: GemmSchedule | None = None
@@ -113,7 +113,7 @@ class Gemm:
         assert all(len(item.strides) == rank for item in layouts), f"layouts of rank {rank}"
 
     @property
-    def batches(self) -> Extent:
+    def batches(self) -> Size:
         """Products of the same shape."""
         return math.prod(self.batch)
 
@@ -129,7 +129,7 @@ class Gemm:
         return dtypes == {"float32"} and 0 not in (*self.batch, self.m, self.n, self.k)
 
 
-def flops(spec: Gemm) -> Extent:
+def flops(spec: Gemm) -> Size:
     """Return the additions and multiplications of a product."""
     return 2 * spec.batches * spec.m * spec.n * spec.k
 
@@ -175,7 +175,7 @@ def merged(spec: Gemm) -> Gemm:
     )
 
 
-def _is_shared(b: Layout | Panels, extent: Extent) -> bool:
+def _is_shared(b: Layout | Panels, extent: Size) -> bool:
     """Whether the last batch dimension, of an extent, does not matter for b."""
     if extent == 1:
         return True

@@ -50,7 +50,7 @@ def choose_schedule(
 
     Args:
         window: Of the convolution.
-        outputs: Extent of a tile.
+        outputs: Size of a tile.
         batch: Images.
         inputs: Input channels.
         blocks: Blocks of output channels.

@@ -53,7 +53,7 @@ class Winograd(Convolution):
         x: Over (batch, in_channels / L, *spatial with padding, L); no more than `window.reach` is
             read of it.
         y: Over (batch, out_channels / L, *window.out, L).
-        outputs: Extent m of a tile: 2 or 4.
+        outputs: Size m of a tile: 2 or 4.
         threads: Of a run; they decide how many turns there are, and no result.
         is_padded: Whether the last row and the last column of `window.reach` are zero.
         schedule: How; None leaves it to the heuristic.

@@ -147,7 +147,7 @@ def error_ratio(outputs: int, weights: Array, *, is_positive: bool) -> float:
     Errors are roots of mean squares over a sample of the output.
 
     Args:
-        outputs: Extent of a tile.
+        outputs: Size of a tile.
         weights: `float32[out_channels, in_channels, 3, 3]`.
         is_positive: Whether inputs come from an activation that leaves nothing below zero.
 

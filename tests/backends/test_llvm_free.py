@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One native program at many sizes, against ONNX Runtime."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import onnxruntime
+import pytest
+
+from intarsia.backends import llvm
+from intarsia.backends.native_free import fix_sizes
+from intarsia.errors import PackageError
+from intarsia.extents import evaluate_all
+from intarsia.graph.arena import aligned_bytes
+from intarsia.graph.load import load
+from intarsia.passes.free_shapes import prepare_free
+from intarsia.testing.subject import Subject
+from intarsia.zoo import free
+from intarsia.zoo.transformers import Encoder
+
+NOMINAL = {"batch": 2, "seq": 64}
+SIZES = [(1, 1), (2, 64), (3, 17), (1, 128), (2, 200), (8, 5), (1, 512), (5, 14)]
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    return free.bert(Encoder("tiny", 2, 64, 4, 100), np.random.default_rng(0))
+
+
+@pytest.fixture(scope="module")
+def program(encoder):
+    """The graph of the encoder, and its one executable."""
+    graph = prepare_free(load(encoder, stays_free=True), NOMINAL)[0].graph
+    subject = Subject(llvm.BACKEND, None, {})
+    assert not subject.refusals(graph, "encoder")
+    artifact = subject.backend.compile(subject.candidate(graph.whole), subject.context)
+    return graph, subject.backend.load(artifact, subject.open()), artifact
+
+
+def feeds_of(batch: int, length: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(batch * 1000 + length)
+    mask = (rng.random((batch, length)) > 0.2).astype(np.int64)
+    mask[:, 0] = 1
+    return {
+        "input_ids": rng.integers(0, 100, (batch, length)),
+        "attention_mask": mask,
+        "token_type_ids": rng.integers(0, 2, (batch, length)),
+    }
+
+
+def bind(graph, executable, feeds):
+    """Return the step of an executable of known sizes, and its outputs."""
+    batch, length = feeds["input_ids"].shape
+    sizes = {"batch": batch, "seq": length}
+    outputs = {
+        graph.values[i].name: np.full(
+            evaluate_all(graph.values[i].extents or graph.values[i].shape, sizes), np.nan, "float32"
+        )
+        for i in graph.whole.outputs
+    }
+    inputs = [feeds[graph.values[i].name] for i in graph.whole.inputs]
+    scratch = aligned_bytes(max(1, executable.scratch_bytes))
+    return executable.bind(inputs, list(outputs.values()), scratch), outputs
+
+
+def test_one_program_serves_all_sizes(encoder, program):
+    graph, executable, _ = program
+    session = onnxruntime.InferenceSession(
+        encoder.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    for batch, length in SIZES:
+        feeds = feeds_of(batch, length)
+        step, outputs = bind(graph, executable.at({"batch": batch, "seq": length}), feeds)
+        step()
+        for (name, result), expected in zip(
+            outputs.items(), session.run(list(outputs), feeds), strict=True
+        ):
+            np.testing.assert_allclose(result, expected, rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+def test_programs_of_several_sizes_run_side_by_side(program):
+    graph, executable, _ = program
+    bound = [
+        bind(graph, executable.at({"batch": b, "seq": n}), feeds_of(b, n)) for b, n in SIZES[:3]
+    ]
+    for step, _ in bound:
+        step()
+    first = [{name: array.copy() for name, array in outputs.items()} for _, outputs in bound]
+    for step, _ in reversed(bound):
+        step()
+    for (_, outputs), before in zip(bound, first, strict=True):
+        for name, array in outputs.items():
+            np.testing.assert_array_equal(array, before[name])
+
+
+def test_an_index_out_of_bounds_is_found_at_any_size(program):
+    graph, executable, _ = program
+    feeds = feeds_of(2, 33)
+    feeds["input_ids"][1, 32] = 100
+    step, _ = bind(graph, executable.at({"batch": 2, "seq": 33}), feeds)
+    with pytest.raises(Exception, match="100"):
+        step()
+
+
+def test_a_damaged_record_of_sizes_is_refused(program):
+    _, executable, artifact = program
+    payload = executable._payload
+    broken = msgspec.structs.replace(payload.free, extents=payload.free.extents[:-1])
+    with pytest.raises(PackageError, match="damaged"):
+        fix_sizes(msgspec.structs.replace(payload, free=broken), NOMINAL, artifact.target)
+    with pytest.raises(PackageError, match="damaged"):
+        fix_sizes(payload, {"batch": 2}, artifact.target)
