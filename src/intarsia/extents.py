@@ -164,6 +164,9 @@ class Expression:
             return 0
         raise UndecidedError(f"{dividend} divided by {self} is not a polynomial")
 
+    def __rmod__(self, dividend: int) -> Extent:
+        return dividend - dividend // self * self
+
     def __mod__(self, divisor: Extent) -> Extent:
         return self - self // divisor * divisor
 

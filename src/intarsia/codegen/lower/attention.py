@@ -15,9 +15,10 @@ from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.views import View
+from intarsia.extents import Size, divide, typical
 from intarsia.graph.ops import ViewKind, operator_of
 
-Lead: TypeAlias = "tuple[int, ...]"
+Lead: TypeAlias = "tuple[Size, ...]"
 """The extents in front of the last two: items of a batch, heads."""
 
 
@@ -106,26 +107,28 @@ def refine(leads: Sequence[Lead]) -> Lead | None:
     Args:
         leads: Extents of the same number of items each.
     """
-    steps = {1}
+    steps: set[Size] = {1}
     for lead in leads:
         steps.update(accumulate(reversed(lead), mul))
-    ordered = sorted(steps)
-    if any(outer % inner for inner, outer in pairwise(ordered)):
-        return None
-    return tuple(outer // inner for inner, outer in pairwise(ordered))[::-1]
+    parts: list[Size] = [
+        divide(outer, inner) for inner, outer in pairwise(sorted(steps, key=typical))
+    ]
+    return None if None in parts else tuple(parts)[::-1]
 
 
 def with_lead(view: View, lead: Lead) -> View:
     """Return a plain tensor with its extents in front of the last two cut up; ones come and go."""
     extents, strides = list(view.shape[:-2]), list(view.strides[:-2])
-    steps: list[int] = []
-    part, step = 1, 0  # what is left of the extent at hand, and the stride of what comes next
+    steps: list[Size] = []
+    part: Size = 1  # what is left of the extent at hand
+    step: Size = 0  # the stride of what comes next
     for extent in reversed(lead):
         while part == 1 and extents and extent != 1:
             part, step = extents.pop(), strides.pop()
-        assert part % extent == 0, f"{lead} does not refine {view.shape[:-2]}"
+        rest = divide(part, extent)
+        assert rest is not None, f"{lead} does not refine {view.shape[:-2]}"
         steps.append(step if extent != 1 else 0)
-        part //= extent
+        part = rest
         step *= extent
     assert part == 1, f"{lead} does not refine {view.shape[:-2]}"
     return replace(

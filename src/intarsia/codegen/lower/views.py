@@ -15,7 +15,7 @@ import numpy as np
 
 from intarsia.codegen.body import Layout
 from intarsia.codegen.ir import row_major
-from intarsia.extents import Size, common_divisor
+from intarsia.extents import Size, common_divisor, divide
 
 CHANNELS = 1
 """The dimension of the channels."""
@@ -95,23 +95,25 @@ class View:
         assert prod(shape) == prod(self.shape)
         return replace(self, shape=tuple(shape), strides=row_major(tuple(shape)))
 
-    def viewed_as(self, shape: Sequence[int]) -> View | None:
+    def viewed_as(self, shape: Sequence[Size]) -> View | None:
         """Return a plain tensor under another shape where strides allow that, else None."""
         if self.block or 0 in self.shape:
             return None
         pairs = [pair for pair in zip(self.shape, self.strides, strict=True) if pair[0] != 1]
-        strides: list[int] = []
-        part, step = 1, 0  # what is left of dimensions that lie as one, and the stride in them
+        strides: list[Size] = []
+        part: Size = 1  # what is left of dimensions that lie as one
+        step: Size = 0  # the stride in them
         for extent in reversed(shape):
-            while extent != 1 and part % extent and pairs:
+            while extent != 1 and divide(part, extent) is None and pairs:
                 outer, stride = pairs.pop()
                 if part != 1 and stride != step * part:
                     return None
                 part, step = (outer, stride) if part == 1 else (part * outer, step)
-            if part % extent:
+            rest = divide(part, extent)
+            if rest is None:
                 return None
             strides.append(step if extent != 1 else 0)
-            part //= extent
+            part = rest
             step *= extent
         return replace(self, shape=tuple(shape), strides=tuple(reversed(strides)))
 

@@ -28,6 +28,7 @@ from intarsia.codegen.lower.attention import (
 from intarsia.codegen.lower.attention_operators import LARGEST_HEAD
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.unit import VectorUnit
+from intarsia.extents import typical
 from intarsia.graph.extract import constant_array
 from intarsia.graph.graph import Node
 from intarsia.graph.region import Region
@@ -492,4 +493,4 @@ def read_attention(
 
 def _is_worth_it(problem: AttentionProblem, unit: VectorUnit) -> bool:
     queries, _, *sizes = problem.sizes
-    return queries >= min(_LEAST_QUERIES, unit.lanes()) and max(sizes) <= LARGEST_HEAD
+    return typical(queries) >= min(_LEAST_QUERIES, unit.lanes()) and max(sizes) <= LARGEST_HEAD
