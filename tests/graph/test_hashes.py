@@ -8,10 +8,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from intarsia.graph.graph import Graph
 from intarsia.graph.hashes import content_hash, shape_hash
 from intarsia.graph.load import load
 from intarsia.graph.region import Region
 from intarsia.graph.snapshot import snapshot
+from intarsia.passes.free_shapes import prepare_free
 
 
 def block(prefix="", *, seed=0, wide=8, stride=1, slope=0.1, swap=False, order=None, bias=1.0):
@@ -133,3 +135,23 @@ def called(operator):
 def test_called_functions_count():
     assert shape_hash(called("Relu")) == shape_hash(called("Relu"))
     assert shape_hash(called("Relu")) != shape_hash(called("Neg"))
+
+
+def test_free_extents_count_beside_the_sizes_that_they_have():
+    def graph(second: str) -> Graph:
+        infos = [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)
+            for name, dims in (("x", ["n", 4]), ("z", [second, 4]), ("y", None), ("w", None))
+        ]
+        nodes = [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Exp", ["z"], ["w"])]
+        made = helper.make_graph(nodes, "g", infos[:2], infos[2:])
+        model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)])
+        return prepare_free(load(model, stays_free=True), {"n": 8, "m": 8})[0].graph
+
+    one, two = graph("n"), graph("m")
+    for digest in (content_hash, shape_hash):
+        assert digest(one.whole) != digest(two.whole)
+        assert digest(Region.of(one, [0])) == digest(Region.of(two, [0]))
+    assert one.structure != two.structure
+    fixed = snapshot(load(one.model, {"x": (8, 4), "z": (8, 4)}))
+    assert content_hash(fixed.whole) != content_hash(one.whole)

@@ -237,6 +237,7 @@ class LlvmBackend(ConfiguredBackend):
 
     name = "llvm"
     kinds = ("llvm",)
+    takes_free = True
     defects = native_defects("llvm")
 
     def version(self) -> str:

@@ -29,7 +29,7 @@ def shape_hash(region: Region) -> str:
     """Return the hash of what decides a region's speed, as 32 hexadecimal digits.
 
     It covers operators, domains, operator set versions, attributes with their bodies, called
-    functions, shapes, dtypes and wiring; of constants the values of integers, booleans, strings
+    functions, shapes (free ones with their expressions), dtypes and wiring; of constants the values of integers, booleans, strings
     and of tensors of up to 64 elements. Names do not count, nor does the order in which inputs
     and outputs are listed: code that is reused by this hash must order them itself. Not seen as
     equal: bodies with another node order, attributes spelt out that equal their defaults.
@@ -172,7 +172,9 @@ def _output(graph: Graph, value: int, outputs: frozenset[int]) -> bytes:
 def _type(value: Value) -> bytes:
     if not value.is_tensor:
         return str(value.ir.type).encode()
-    return f"{value.dtype}{value.shape}".encode()
+    # Free extents beside the nominal ones: code for all sizes is other code than for these.
+    free = "" if value.extents is None else f"~{value.extents}"
+    return f"{value.dtype}{value.shape}{free}".encode()
 
 
 def _digest(parts: list[bytes]) -> bytes:
