@@ -23,6 +23,7 @@ from intarsia.codegen.lower import (
     reductions,
     rotary,
     sampling,
+    training,
 )
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
@@ -88,7 +89,7 @@ def find(operation: Operation) -> Operator | None:
     entry = OPERATORS.get(operation.op_type)
     if entry is None and is_elementwise(operation):
         return _ELEMENTWISE
-    return entry
+    return entry or _OF_TRAINING.get(operation.op_type)
 
 
 def entry_of(operation: Operation) -> Operator:
@@ -123,6 +124,15 @@ def refuse_operation(operation: Operation) -> tuple[str, str] | None:
 _ELEMENTWISE = Operator(
     recipes.lower_pointwise, WITH_NARROW, recipes.refuse_pointwise, _follow, has_epilogue=True
 )
+_OF_TRAINING = {
+    "BatchNormalization": Operator(
+        training.lower_batch_normalization,
+        frozenset(("float32", "float64")),
+        training.refuse_batch_normalization,
+    ),
+    "Dropout": Operator(training.lower_dropout, ANY, training.refuse_dropout),
+}
+"""Operators that are elementwise without masks and statistics of a batch."""
 _RENAMING = Operator(movement.lower_reshape, WITH_NARROW)
 _POOL = Operator(reductions.lower_pool, FLOATS, reductions.refuse_pool, _follow, has_epilogue=True)
 _GLOBAL_POOL = Operator(

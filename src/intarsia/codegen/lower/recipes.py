@@ -43,7 +43,20 @@ class Recipe:
 
 def is_elementwise(operation: Operation) -> bool:
     """Tell whether an operator is a function of the elements at one place."""
+    if operation.op_type in ("BatchNormalization", "Dropout"):
+        return _is_plain(operation)
     return operation.op_type in SCALAR_OPS or operation.op_type in _SPECIAL
+
+
+def _is_plain(operation: Operation) -> bool:
+    """Tell whether a normalisation or dropout has nothing of training, and constant statistics."""
+    if len(operation.node.outputs) > 1:
+        return False
+    if operation.op_type == "Dropout":
+        return operation.value(2) is None
+    is_training = operation.attribute("training_mode", 0) or not operation.attribute("spatial", 1)
+    is_known = all(operation.is_constant(position) for position in range(1, 5))
+    return is_known and not is_training and len(operation.shape()) > CHANNELS
 
 
 def recipe(operation: Operation) -> Recipe:
@@ -341,25 +354,6 @@ def refuse_pointwise(operation: Operation) -> str | None:
         return problem
     if operation.opset < _NUMPY_BROADCAST and _is_old(operation):
         return f"{operation.op_type} before operator set {_NUMPY_BROADCAST}"
-    if operation.op_type == "BatchNormalization":
-        return _refuse_batch_normalization(operation)
-    if operation.op_type == "Dropout":
-        if len(operation.outputs) > 1:
-            return "its mask is asked for"
-        if operation.value(2) is not None:
-            return "it may be in training mode"
-    return None
-
-
-def _refuse_batch_normalization(operation: Operation) -> str | None:
-    if len(operation.outputs) > 1 or operation.attribute("training_mode"):
-        return "it is in training mode"
-    if not operation.attribute("spatial", 1):
-        return "its statistics are for each entry"
-    if not all(operation.is_constant(position) for position in range(1, 5)):
-        return "its statistics are not constant"
-    if len(operation.shape()) < 2:  # noqa: PLR2004 - batch and channels
-        return "it has no channels"
     return None
 
 
