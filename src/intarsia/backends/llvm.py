@@ -53,7 +53,6 @@ from intarsia.backends.values import (
     Rule,
 )
 from intarsia.codegen.lower.program import StorageKind
-from intarsia.codegen.unit import AVX512
 from intarsia.errors import BackendError
 from intarsia.native.callpath import make_step
 from intarsia.native.machine import LoadedCode, NativeCpu, compile_assembly, driver, llvm_version
@@ -273,7 +272,7 @@ class LlvmBackend(ConfiguredBackend):
         """
         from intarsia.codegen.patterns.attention import find_attention
 
-        fused = find_attention(graph.whole, AVX512)
+        fused = find_attention(graph.whole)
         inside = {node.id for operation in fused for node in operation.nodes}
         for node in graph.nodes:
             if node.op_type != "Softmax" or node.id in inside:

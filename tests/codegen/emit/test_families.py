@@ -37,7 +37,10 @@ from intarsia.codegen.unit import AVX2, AVX512, SSE
 FAMILIES = {
     "attention": lambda run: test_attention.test_hard_shapes(run, "avx2", 17, 33, 20),
     "attention with masks": lambda run: test_attention.test_masks_of_all_shapes(
-        run, "sse", test_attention.KEPT, (2, 1, 21, 40)
+        run, "sse", test_attention.KEPT, (2, 1, 21, 40), False
+    ),
+    "attention by keys": lambda run: test_attention.test_masks_of_all_shapes(
+        run, "avx2", test_attention.ADDED, (2, 1, 21, 40), True
     ),
     "attention with lengths": lambda run: test_attention.test_lengths_of_keys(
         run, "int64", {"last": 0, "first": -3}

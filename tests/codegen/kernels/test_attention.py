@@ -124,8 +124,10 @@ def test_sizes_of_heads(run_kernel, size):
     "shape",
     [(1, 1, 1, 40), (2, 1, 1, 40), (2, 1, 21, 40), (1, 1, 21, 40), (2, 3, 21, 40), (2, 1, 21, 1)],
 )
-def test_masks_of_all_shapes(run_kernel, unit, kind, shape):
+@pytest.mark.parametrize("is_by_keys", [False, True])
+def test_masks_of_all_shapes(run_kernel, unit, kind, shape, is_by_keys):
     spec = sketch((2, 3), 21, 40, 8, unit=UNITS[unit], masks=(kind,))
+    spec = replace(spec, schedule=AttentionSchedule(2, 6, 17, is_by_keys=is_by_keys))
     mask = np.random.default_rng(1).standard_normal(shape).astype("f4")
     mask = mask if kind is ADDED else mask > 0
     check(run_kernel, spec, *numbers(spec), (mask,), interpreted=False)
@@ -182,9 +184,11 @@ def test_a_cap_is_before_the_mask(run_kernel):
     check(run_kernel, spec, *numbers(spec), (mask,))
 
 
-def test_heads_that_share_keys(run_kernel):
-    spec = sketch((2, 3, 4), 9, 20, 8)
-    check(run_kernel, spec, *numbers(spec, heads=(2, 3, 1)))
+@pytest.mark.parametrize("queries", [1, 3, 9])
+def test_heads_that_share_keys(run_kernel, queries):
+    spec = sketch((2, 3, 4), queries, 20, 8, last=11, masks=(KEPT,))
+    mask = np.random.default_rng(1).random((2, 1, 4, queries, 20)) > 0.3
+    check(run_kernel, spec, *numbers(spec, heads=(2, 3, 1)), (mask,))
 
 
 def test_nothing_to_do():
@@ -219,7 +223,8 @@ def test_random_kernels(run_kernel, data):
         empty=data.draw(st.sampled_from(EmptyRow)),
     )
     if data.draw(st.booleans()):
-        plan = AttentionSchedule(*(data.draw(st.integers(1, 5)) for _ in range(3)))
+        parts = [data.draw(st.integers(1, 5)) for _ in range(3)]
+        plan = AttentionSchedule(*parts, is_by_keys=data.draw(st.booleans()))
         spec = replace(spec, schedule=plan)
     masks = []
     rng = np.random.default_rng(data.draw(st.integers(0, 9)))

@@ -220,6 +220,10 @@ def grouped(*, batch=2, queries=20, keys=36, pairs=2, group=3, size=8):
 
 
 CASES["heads that share keys"] = grouped()
+CASES["one query of heads that share keys"] = grouped(queries=1)
+CASES["one query"] = spelled(
+    f"{SCORES} m = Mul(s, r) {CONTEXT}", queries=1, keys=300, weights={"r": num(0.3)}
+)
 
 
 def kernels_of(lower_model, model):
@@ -262,7 +266,6 @@ OTHERS = {
         more={"mask": (2, 1, 1, 36)},
         weights={"r": num(0.3)},
     ),
-    "one query": spelled(f"{SCORES} m = Mul(s, r) {CONTEXT}", queries=1, weights={"r": num(0.3)}),
 }  # fmt: skip
 
 
@@ -289,7 +292,7 @@ def test_random_shapes(run_both, data):
     small, long = st.integers(1, 3), st.integers(1, 40)
     sizes = {
         "batch": data.draw(small),
-        "queries": data.draw(st.integers(4, 40)),
+        "queries": data.draw(long),
         "keys": data.draw(long),
     }
     cpu = data.draw(st.sampled_from(["", " -mcpu=haswell", " -mcpu=x86-64"]))

@@ -62,7 +62,7 @@ def fuse_region(region: Region, unit: VectorUnit, borders: Borders | None = None
 def group_region(region: Region, unit: VectorUnit) -> tuple[list[KernelGroup], list[Wish]]:
     """Return the groups of a region, and what each wants of layouts."""
     graph = region.graph
-    operations = read_attention(region, read_operations(region, SPELLINGS), unit)
+    operations = read_attention(region, read_operations(region, SPELLINGS))
     groups = make_groups(graph, operations, frozenset(region.outputs), _accepts, is_elementwise)
     return groups, [_wish(group, unit) for group in groups]
 

@@ -27,8 +27,11 @@ from intarsia.codegen.lower.attention import (
 )
 from intarsia.codegen.lower.attention_operators import LARGEST_HEAD
 from intarsia.codegen.lower.operation import Operation
+<<<<<<< HEAD
 from intarsia.codegen.unit import VectorUnit
 from intarsia.extents import typical
+=======
+>>>>>>> 2793f2c5 (Compute attention of few queries with keys in lanes, heads that share keys together)
 from intarsia.graph.extract import constant_array
 from intarsia.graph.graph import Node
 from intarsia.graph.region import Region
@@ -459,11 +462,7 @@ def _diagonal(closed: np.ndarray, queries: int, keys: int) -> int | None:
     return last if last >= 0 and bool(np.all(closed == wanted)) else None
 
 
-_LEAST_QUERIES = 4
-"""Lanes are queries: with fewer, kernels with lanes along keys and values are faster."""
-
-
-def find_attention(region: Region, unit: VectorUnit) -> list[Operation]:
+def find_attention(region: Region) -> list[Operation]:
     """Return the attention of a region, each as one operation; its result is its last node's."""
     walk, graph = _Walk(region), region.graph
     operations = []
@@ -472,7 +471,7 @@ def find_attention(region: Region, unit: VectorUnit) -> list[Operation]:
         if softmax.op_type != "Softmax" or softmax.domain:
             continue
         match = _match(walk, softmax)
-        if match is None or not _is_worth_it(match[0], unit):
+        if match is None or max(match[0].sizes[2:]) > LARGEST_HEAD:
             continue
         problem, members = match
         nodes = tuple(graph.nodes[member] for member in members)
@@ -481,16 +480,17 @@ def find_attention(region: Region, unit: VectorUnit) -> list[Operation]:
     return operations
 
 
-def read_attention(
-    region: Region, operations: Sequence[Operation], unit: VectorUnit
-) -> list[Operation]:
+def read_attention(region: Region, operations: Sequence[Operation]) -> list[Operation]:
     """Return a region's operations with those that are attention as one each, in order."""
-    fused = find_attention(region, unit)
+    fused = find_attention(region)
     inner = {node.id for operation in fused for node in operation.nodes}
     others = [item for item in operations if inner.isdisjoint(node.id for node in item.nodes)]
     return sorted((*others, *fused), key=lambda item: item.node.id) if fused else list(operations)
+<<<<<<< HEAD
 
 
 def _is_worth_it(problem: AttentionProblem, unit: VectorUnit) -> bool:
     queries, _, *sizes = problem.sizes
     return typical(queries) >= min(_LEAST_QUERIES, unit.lanes()) and max(sizes) <= LARGEST_HEAD
+=======
+>>>>>>> 2793f2c5 (Compute attention of few queries with keys in lanes, heads that share keys together)

@@ -22,8 +22,15 @@ from intarsia.codegen import maths
 from intarsia.codegen.body import load_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import INT64, Buffer, Function, Index, IrValue, Type
+from intarsia.codegen.kernels.attention.arguments import declare_buffers
+from intarsia.codegen.kernels.attention.few_queries import build_few
 from intarsia.codegen.kernels.attention.schedules import schedule
-from intarsia.codegen.kernels.attention.spec import Attention, EmptyRow, MaskKind
+from intarsia.codegen.kernels.attention.spec import (
+    Attention,
+    AttentionSchedule,
+    EmptyRow,
+    MaskKind,
+)
 from intarsia.codegen.kernels.lane_transpose import lane_numbers, transpose_lanes
 from intarsia.codegen.kernels.window import Run, Split, split_extent
 from intarsia.codegen.tile import mma_step
@@ -38,17 +45,18 @@ _LOWEST = float(np.finfo(_DTYPE).min)
 
 def build(spec: Attention) -> Function:
     """Return the kernel; its arguments are q, k, v, y, masks, lengths."""
-    return _Kernel(spec).function()
+    plan = schedule(spec)
+    return build_few(spec, plan) if plan.is_by_keys else _Kernel(spec, plan).function()
 
 
 class _Kernel:
     """Makes one kernel."""
 
-    def __init__(self, spec: Attention) -> None:
-        self.spec = spec
-        self.plan = schedule(spec)
+    def __init__(self, spec: Attention, plan: AttentionSchedule) -> None:
+        self.spec, self.plan = spec, plan
         self.lanes = spec.unit.lanes(_DTYPE)
         self.b = b = Builder("attention")
+<<<<<<< HEAD
         queries, keys = (*spec.batch, spec.queries), (*spec.batch, spec.keys)
         self.q = spec.q.declare(b, "q", (*queries, spec.key_size))
         self.k = spec.k.declare(b, "k", (*keys, spec.key_size))
@@ -60,6 +68,12 @@ class _Kernel:
         ]
         self.lengths = spec.lengths.declare(b, "lengths", spec.batch) if spec.lengths else None
         self.blocks = split_extent(-(-spec.queries // self.lanes), self.plan.vectors)
+=======
+        buffers = declare_buffers(b, spec)
+        self.q, self.k, self.v, self.y = buffers.q, buffers.k, buffers.v, buffers.y
+        self.masks, self.lengths = buffers.masks, buffers.lengths
+        self.blocks = Split.of(-(-spec.queries // self.lanes), self.plan.vectors)
+>>>>>>> 2793f2c5 (Compute attention of few queries with keys in lanes, heads that share keys together)
         width = max((run.size for run in self.blocks.runs), default=1) * self.lanes
         self.turned = b.local("turned", _DTYPE, (max(1, spec.key_size), width))
         self.scores = b.local("scores", _DTYPE, (self.plan.keys, width))

@@ -13,6 +13,10 @@ _VECTORS = (4, 3, 2, 1)
 _ABOUT = 1.03
 _KEYS = 64
 """Keys of a block, about: their scores for a turn's queries are some kilobytes."""
+_KEYS_OF_FEW = 128
+"""The same where lanes are keys."""
+_FEW = 2
+"""A lane of a query takes about half of what a query takes whose lanes are keys."""
 _LOCAL_BYTES = 64 << 10
 """Of the queries, the scores and the sums of a turn together; they lie on a thread's stack."""
 
@@ -24,7 +28,13 @@ def schedule(spec: Attention) -> AttentionSchedule:
 
 def _choose(spec: Attention) -> AttentionSchedule:
     lanes = spec.unit.lanes("float32")
+<<<<<<< HEAD
     total = -(-typical(spec.queries) // lanes)
+=======
+    if lanes > 1 and spec.queries * _FEW <= lanes:
+        return AttentionSchedule(1, 1, max(1, min(spec.keys, _KEYS_OF_FEW)), is_by_keys=True)
+    total = -(-spec.queries // lanes)
+>>>>>>> 2793f2c5 (Compute attention of few queries with keys in lanes, heads that share keys together)
     columns = spec.key_size + spec.value_size
 
     def cost(vectors: int) -> int:

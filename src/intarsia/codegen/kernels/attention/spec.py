@@ -20,11 +20,14 @@ class AttentionSchedule:
         vectors: Of queries of a turn of the parallel loop, at most; so wide is a register tile.
         rows: Of a register tile, at most: keys of scores, then entries of values.
         keys: Of a block, whose scores stay in a near cache.
+        is_by_keys: Whether lanes are keys, for few queries; then a turn has all of them, and
+            `vectors` and `rows` do not count.
     """
 
     vectors: int
     rows: int
     keys: int
+    is_by_keys: bool = False
 
 
 class MaskKind(StrEnum):

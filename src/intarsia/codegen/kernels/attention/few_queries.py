@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of few queries: lanes are keys for scores, and entries for values.
+
+With as many queries as lanes or more, lanes are queries (`kernel.py`). With one, each key and each
+value is read once, as fast as memory. Query heads that share keys are one turn's, which reads a
+block of keys for all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from intarsia.codegen import maths
+from intarsia.codegen.body import load_lanes
+from intarsia.codegen.builder import Builder
+from intarsia.codegen.ir import INT64, Function, Index, IrValue, Type
+from intarsia.codegen.kernels.attention.arguments import declare_buffers
+from intarsia.codegen.kernels.attention.spec import (
+    Attention,
+    AttentionSchedule,
+    EmptyRow,
+    MaskKind,
+)
+from intarsia.codegen.kernels.lane_transpose import lane_numbers, transpose_lanes
+from intarsia.codegen.kernels.window import Split
+
+_DTYPE = "float32"
+_KEY = "int32"
+_LOWEST = float(np.finfo(_DTYPE).min)
+_CHUNK = 8
+"""Vectors of sums of values that registers hold at once."""
+_SHARED_BYTES = 32 << 10
+"""Most memory for the queries and sums of a turn, beyond those of one head."""
+
+
+def build_few(spec: Attention, plan: AttentionSchedule) -> Function:
+    """Return the kernel; its arguments are q, k, v, y, masks, lengths."""
+    return _Kernel(spec, plan).function()
+
+
+class _Kernel:
+    """Makes one kernel."""
+
+    def __init__(self, spec: Attention, plan: AttentionSchedule) -> None:
+        self.spec, self.plan = spec, plan
+        self.lanes = spec.unit.lanes(_DTYPE)
+        self.type = Type(_DTYPE, self.lanes)
+        self.b = b = Builder("attention")
+        self.args = declare_buffers(b, spec)
+        self.group = _group(spec)
+        self.rows = self.group * spec.queries
+        key_width, value_width = (
+            -(-size // self.lanes) * self.lanes for size in (spec.key_size, spec.value_size)
+        )
+        self.scaled = b.local("scaled", _DTYPE, (self.rows, key_width))
+        self.scores = b.local("scores", _DTYPE, (-(-plan.keys // self.lanes) * self.lanes,))
+        self.peaks = b.local("peaks", _DTYPE, (self.rows, self.lanes))
+        self.totals = b.local("totals", _DTYPE, (self.rows, self.lanes))
+        self.sums = b.local("sums", _DTYPE, (self.rows, value_width))
+        self.batch: list[Index] = []
+        self.shift = Index()
+        self.end = Index(spec.keys)
+        self.length: IrValue | None = None
+
+    def function(self) -> Function:
+        b, spec = self.b, self.spec
+        b.note(
+            f"batch {spec.batch}, {spec.queries} queries, {spec.keys} keys, "
+            f"sizes {spec.key_size} and {spec.value_size}, {self.group} heads together"
+        )
+        b.note(f"{self.plan}")
+        if 0 in (*spec.batch, spec.queries, spec.value_size):
+            return b.finish_empty()
+        shape = spec.batch[:-1] if self.group > 1 else spec.batch
+        with b.parallel(math.prod(shape)) as turn:
+            self.batch = b.unravel(turn, shape) if shape else []
+            self._limit()
+            with b.serial(0, self.rows) as row:
+                self._start(row)
+            size = self.plan.keys
+            whole = spec.keys // size * size
+            for first, last, step in ((0, whole, size), (whole, spec.keys, spec.keys - whole)):
+                if first < last:
+                    with (
+                        b.serial(first, b.smaller(last, self.end), step) as begin,
+                        b.serial(0, self.rows) as row,
+                    ):
+                        self._block(begin, step, row)
+            with b.serial(0, self.rows) as row:
+                self._finish(row)
+        return b.finish()
+
+    def _limit(self) -> None:
+        """Find out up to where keys are seen."""
+        b, spec, lengths = self.b, self.spec, self.args.lengths
+        if lengths is not None:
+            length = b.load(lengths, [*self.batch, *[Index()] * (self.group > 1)])
+            self.length = b.cast(length, INT64.dtype)
+            self.shift = Index.of(self.length) - spec.queries
+            self.end = b.smaller(self.end, Index.of(self.length))
+        if spec.last is not None:
+            self.end = b.smaller(self.end, self.shift + spec.last + spec.queries)
+
+    def _item(self, row: Index) -> tuple[list[Index], Index]:
+        """Return the item of a batch, and the query, of a row."""
+        if self.group == 1:
+            return self.batch, row
+        head, query = self.b.split(row, self.spec.queries)
+        return [*self.batch, head], query
+
+    def _vectors(self, size: int) -> list[tuple[int, int]]:
+        """Return where vectors of some entries begin, and how many lanes of each count."""
+        return [(at, min(self.lanes, size - at)) for at in range(0, size, self.lanes)]
+
+    def _start(self, row: Index) -> None:
+        """Scale the query of a row, and clear its sums."""
+        b, spec, q = self.b, self.spec, self.args.q
+        item, query = self._item(row)
+        factor = spec.scale / spec.cap if spec.cap else spec.scale
+        for at, count in self._vectors(spec.key_size):
+            value = b.load(
+                q, (*item, query, at), self.lanes, stride=q.strides[-1] or 1, count=count
+            )
+            b.store(b.mul(value, factor), self.scaled, (row, at))
+        zero = b.constant(0.0, self.type)
+        b.store(b.constant(_LOWEST, self.type), self.peaks, (row, 0))
+        b.store(zero, self.totals, (row, 0))
+        for at, _ in self._vectors(spec.value_size):
+            b.store(zero, self.sums, (row, at))
+
+    def _block(self, begin: Index, size: int, row: Index) -> None:
+        """Append what a block of keys adds to the sums of a row."""
+        b, lanes = self.b, self.lanes
+        item, query = self._item(row)
+        before = b.load(self.peaks, (row, 0), lanes)
+        whole = size // lanes * lanes
+
+        def score(key: Index, peak: IrValue, count: int = lanes) -> list[IrValue]:
+            dots = self._dots(item, row, begin + key, count)
+            value = self._masked(dots, item, query, begin + key, count)
+            b.store(value, self.scores, key)
+            return [b.maximum(value, peak)]
+
+        (peak,) = b.loop(0, whole, [before], score, step=lanes)
+        if size > whole:
+            (peak,) = score(Index(whole), peak, size - whole)
+        peak = b.splat(b.reduce("max", peak), lanes)
+        fall = maths.exp_nonpositive(b, b.sub(before, peak))
+
+        def rise(key: Index, total: IrValue) -> list[IrValue]:
+            value = maths.exp_nonpositive(b, b.sub(b.load(self.scores, key, lanes), peak))
+            b.store(value, self.scores, key)
+            return [b.add(total, value)]
+
+        total = b.mul(b.load(self.totals, (row, 0), lanes), fall)
+        (total,) = b.loop(0, -(-size // lanes) * lanes, [total], rise, step=lanes)
+        b.store(total, self.totals, (row, 0))
+        b.store(peak, self.peaks, (row, 0))
+        self._add_values(item, row, begin, size, fall)
+
+    def _dots(self, item: list[Index], row: Index, key: Index, count: int) -> IrValue:
+        """Return the products of a row's query with keys, each in a lane."""
+        b, spec, k, lanes = self.b, self.spec, self.args.k, self.lanes
+
+        def step(entry: Index, *sums: IrValue, valid: int = lanes) -> Sequence[IrValue]:
+            q = b.load(self.scaled, (row, entry), lanes)
+            stride = k.strides[-1] or 1
+            return [
+                b.fma(
+                    q,
+                    b.load(k, (*item, key + c, entry), lanes, stride=stride, count=valid),
+                    total,
+                )
+                for c, total in enumerate(sums)
+            ]
+
+        zero = b.constant(0.0, self.type)
+        whole = spec.key_size // lanes * lanes
+        sums = b.loop(0, whole, [zero] * count, step, step=lanes)
+        if spec.key_size > whole:
+            sums = list(step(Index(whole), *sums, valid=spec.key_size - whole))
+        columns = transpose_lanes(b, [*sums, *[zero] * (lanes - count)])
+        while len(columns) > 1:  # by halves: short chains, and rounded less
+            half = len(columns) // 2
+            columns = [b.add(x, y) for x, y in zip(columns[:half], columns[half:], strict=True)]
+        return columns[0]
+
+    def _masked(
+        self, value: IrValue, item: list[Index], query: Index, key: Index, count: int
+    ) -> IrValue:
+        """Return scores of keys as the softmax is to see them."""
+        b, spec, lanes = self.b, self.spec, self.lanes
+        if spec.cap:
+            value = b.mul(maths.tanh(b, value), spec.cap)
+        for mask, buffer in zip(spec.masks, self.args.masks, strict=True):
+            read = load_lanes(b, buffer, (*item, query, key), lanes, count)
+            if mask.kind is MaskKind.ADDED:
+                value = b.add(value, read)
+                continue
+            fill = b.constant(mask.fill, self.type)
+            pair = (value, fill) if mask.kind is MaskKind.KEPT else (fill, value)
+            value = b.select(read, *pair)
+        limits: list[tuple[str, Index]] = []
+        if self.length is not None:
+            limits.append(("lt", Index.of(self.length)))
+        if count < lanes:
+            limits.append(("lt", key + count))
+        if spec.last is not None:
+            limits.append(("le", query + self.shift + spec.last))
+        if spec.first is not None:
+            limits.append(("ge", query + self.shift + spec.first))
+        if not limits:
+            return value
+        numbers = b.add(lane_numbers(b, Type(_KEY, lanes)), b.cast(b.index(key), _KEY))
+        for predicate, bound in limits:
+            seen = b.compare(predicate, numbers, b.cast(b.index(bound), _KEY))
+            value = b.select(seen, value, -math.inf)
+        return value
+
+    def _add_values(
+        self, item: list[Index], row: Index, begin: Index, size: int, fall: IrValue
+    ) -> None:
+        """Add the values of a block of keys to a row's sums, which fall first."""
+        b, v, lanes = self.b, self.args.v, self.lanes
+        vectors = self._vectors(self.spec.value_size)
+        for run in Split.of(len(vectors), _CHUNK).runs:
+            for first in run.begins:
+                chunk = vectors[first : first + run.size]
+
+                def step(
+                    key: Index, *sums: IrValue, chunk: Sequence[tuple[int, int]] = tuple(chunk)
+                ) -> Sequence[IrValue]:
+                    weight = b.splat(b.load(self.scores, key), lanes)
+                    stride = v.strides[-1] or 1
+                    return [
+                        b.fma(
+                            weight,
+                            b.load(v, (*item, begin + key, at), lanes, stride=stride, count=count),
+                            total,
+                        )
+                        for (at, count), total in zip(chunk, sums, strict=True)
+                    ]
+
+                sums = [b.mul(b.load(self.sums, (row, at), lanes), fall) for at, _ in chunk]
+                for (at, _), value in zip(chunk, b.loop(0, size, sums, step), strict=True):
+                    b.store(value, self.sums, (row, at))
+
+    def _finish(self, row: Index) -> None:
+        """Divide a row's sums, and write them."""
+        b, y, lanes = self.b, self.args.y, self.lanes
+        item, query = self._item(row)
+        total = b.splat(b.reduce("add", b.load(self.totals, (row, 0), lanes)), lanes)
+        part = b.div(1.0, total)
+        predicate = {EmptyRow.ZERO: "ne", EmptyRow.CLEAN: "gt"}.get(self.spec.empty)
+        for at, count in self._vectors(self.spec.value_size):
+            value = b.mul(b.load(self.sums, (row, at), lanes), part)
+            if predicate is not None:
+                value = b.select(b.compare(predicate, total, 0.0), value, 0.0)
+            b.store(value, y, (*item, query, at), stride=y.strides[-1] or 1, count=count)
+
+
+def _group(spec: Attention) -> int:
+    """Return how many heads of one turn share keys and values."""
+    if not spec.batch or spec.k.strides[-3] or spec.v.strides[-3]:
+        return 1
+    if spec.lengths is not None and spec.lengths.strides[-1]:
+        return 1
+    nbytes = 4 * spec.batch[-1] * spec.queries * (spec.key_size + spec.value_size)
+    return spec.batch[-1] if nbytes <= _SHARED_BYTES else 1
