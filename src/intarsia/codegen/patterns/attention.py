@@ -27,11 +27,6 @@ from intarsia.codegen.lower.attention import (
 )
 from intarsia.codegen.lower.attention_operators import LARGEST_HEAD
 from intarsia.codegen.lower.operation import Operation
-<<<<<<< HEAD
-from intarsia.codegen.unit import VectorUnit
-from intarsia.extents import typical
-=======
->>>>>>> 2793f2c5 (Compute attention of few queries with keys in lanes, heads that share keys together)
 from intarsia.graph.extract import constant_array
 from intarsia.graph.graph import Node
 from intarsia.graph.region import Region
@@ -486,11 +481,3 @@ def read_attention(region: Region, operations: Sequence[Operation]) -> list[Oper
     inner = {node.id for operation in fused for node in operation.nodes}
     others = [item for item in operations if inner.isdisjoint(node.id for node in item.nodes)]
     return sorted((*others, *fused), key=lambda item: item.node.id) if fused else list(operations)
-<<<<<<< HEAD
-
-
-def _is_worth_it(problem: AttentionProblem, unit: VectorUnit) -> bool:
-    queries, _, *sizes = problem.sizes
-    return typical(queries) >= min(_LEAST_QUERIES, unit.lanes()) and max(sizes) <= LARGEST_HEAD
-=======
->>>>>>> 2793f2c5 (Compute attention of few queries with keys in lanes, heads that share keys together)

@@ -26,6 +26,7 @@ from intarsia.codegen.kernels.attention.spec import (
 )
 from intarsia.codegen.kernels.lane_transpose import lane_numbers, transpose_lanes
 from intarsia.codegen.kernels.window import Split
+from intarsia.extents import Expression, Size
 
 _DTYPE = "float32"
 _KEY = "int32"
@@ -64,6 +65,9 @@ class _Kernel:
         self.shift = Index()
         self.end = Index(spec.keys)
         self.length: IrValue | None = None
+        self.is_rest = False
+        """Whether keys of a block may lie beyond the last one, which stands for them then."""
+        self.spread = [b.local(f"spread{i}", _DTYPE, (self.lanes,)) for i in range(len(spec.masks))]
 
     def function(self) -> Function:
         b, spec = self.b, self.spec
@@ -82,16 +86,31 @@ class _Kernel:
                 self._start(row)
             size = self.plan.keys
             whole = spec.keys // size * size
-            for first, last, step in ((0, whole, size), (whole, spec.keys, spec.keys - whole)):
-                if first < last:
-                    with (
-                        b.serial(first, b.smaller(last, self.end), step) as begin,
-                        b.serial(0, self.rows) as row,
-                    ):
-                        self._block(begin, step, row)
+            rest = spec.keys - whole
+            self._blocks(0, whole, size)
+            if isinstance(
+                rest, Expression
+            ):  # as a whole block, of which the last keys do not count
+                self.is_rest = True
+                self._blocks(whole, spec.keys, size)
+            elif rest:
+                self._blocks(whole, spec.keys, rest)
             with b.serial(0, self.rows) as row:
                 self._finish(row)
         return b.finish()
+
+    def _blocks(self, first: Size, last: Size, size: int) -> None:
+        """Append what the blocks of a range of keys add to the sums of all rows."""
+        b = self.b
+        with (
+            b.serial(first, b.smaller(last, self.end), size) as begin,
+            b.serial(0, self.rows) as row,
+        ):
+            self._block(begin, size, row)
+
+    def _key(self, key: Index) -> Index:
+        """Return a key that is there."""
+        return self.b.smaller(key, self.spec.keys - 1) if self.is_rest else key
 
     def _limit(self) -> None:
         """Find out up to where keys are seen."""
@@ -171,12 +190,13 @@ class _Kernel:
             return [
                 b.fma(
                     q,
-                    b.load(k, (*item, key + c, entry), lanes, stride=stride, count=valid),
+                    b.load(k, (*item, keys[c], entry), lanes, stride=stride, count=valid),
                     total,
                 )
                 for c, total in enumerate(sums)
             ]
 
+        keys = [self._key(key + c) for c in range(count)]
         zero = b.constant(0.0, self.type)
         whole = spec.key_size // lanes * lanes
         sums = b.loop(0, whole, [zero] * count, step, step=lanes)
@@ -195,8 +215,15 @@ class _Kernel:
         b, spec, lanes = self.b, self.spec, self.lanes
         if spec.cap:
             value = b.mul(maths.tanh(b, value), spec.cap)
-        for mask, buffer in zip(spec.masks, self.args.masks, strict=True):
-            read = load_lanes(b, buffer, (*item, query, key), lanes, count)
+        for mask, buffer, spread in zip(spec.masks, self.args.masks, self.spread, strict=True):
+            if self.is_rest:  # key by key, as none beyond the last may be read
+                for lane in range(lanes):
+                    one = b.load(buffer, (*item, query, self._key(key + lane)))
+                    b.store(b.cast(one, _DTYPE), spread, lane)
+                read = b.load(spread, 0, lanes)
+                read = b.compare("ne", read, 0.0) if buffer.dtype == "bool" else read
+            else:
+                read = load_lanes(b, buffer, (*item, query, key), lanes, count)
             if mask.kind is MaskKind.ADDED:
                 value = b.add(value, read)
                 continue
@@ -206,7 +233,9 @@ class _Kernel:
         limits: list[tuple[str, Index]] = []
         if self.length is not None:
             limits.append(("lt", Index.of(self.length)))
-        if count < lanes:
+        if self.is_rest:
+            limits.append(("lt", Index.of(spec.keys)))
+        elif count < lanes:
             limits.append(("lt", key + count))
         if spec.last is not None:
             limits.append(("le", query + self.shift + spec.last))
@@ -233,12 +262,12 @@ class _Kernel:
                 def step(
                     key: Index, *sums: IrValue, chunk: Sequence[tuple[int, int]] = tuple(chunk)
                 ) -> Sequence[IrValue]:
-                    weight = b.splat(b.load(self.scores, key), lanes)
+                    weight, where = b.splat(b.load(self.scores, key), lanes), self._key(begin + key)
                     stride = v.strides[-1] or 1
                     return [
                         b.fma(
                             weight,
-                            b.load(v, (*item, begin + key, at), lanes, stride=stride, count=count),
+                            b.load(v, (*item, where, at), lanes, stride=stride, count=count),
                             total,
                         )
                         for (at, count), total in zip(chunk, sums, strict=True)
@@ -264,9 +293,10 @@ class _Kernel:
 
 def _group(spec: Attention) -> int:
     """Return how many heads of one turn share keys and values."""
-    if not spec.batch or spec.k.strides[-3] or spec.v.strides[-3]:
+    group = spec.batch[-1] if spec.batch else 1
+    if not isinstance(group, int) or spec.k.strides[-3] != 0 or spec.v.strides[-3] != 0:
         return 1
-    if spec.lengths is not None and spec.lengths.strides[-1]:
+    if spec.lengths is not None and spec.lengths.strides[-1] != 0:
         return 1
-    nbytes = 4 * spec.batch[-1] * spec.queries * (spec.key_size + spec.value_size)
-    return spec.batch[-1] if nbytes <= _SHARED_BYTES else 1
+    nbytes = 4 * group * spec.queries * (spec.key_size + spec.value_size)
+    return group if nbytes <= _SHARED_BYTES else 1

@@ -56,24 +56,10 @@ class _Kernel:
         self.spec, self.plan = spec, plan
         self.lanes = spec.unit.lanes(_DTYPE)
         self.b = b = Builder("attention")
-<<<<<<< HEAD
-        queries, keys = (*spec.batch, spec.queries), (*spec.batch, spec.keys)
-        self.q = spec.q.declare(b, "q", (*queries, spec.key_size))
-        self.k = spec.k.declare(b, "k", (*keys, spec.key_size))
-        self.v = spec.v.declare(b, "v", (*keys, spec.value_size))
-        self.y = spec.y.declare(b, "y", (*queries, spec.value_size), is_written=True)
-        self.masks = [
-            mask.layout.declare(b, f"mask{number}", (*queries, spec.keys))
-            for number, mask in enumerate(spec.masks)
-        ]
-        self.lengths = spec.lengths.declare(b, "lengths", spec.batch) if spec.lengths else None
-        self.blocks = split_extent(-(-spec.queries // self.lanes), self.plan.vectors)
-=======
         buffers = declare_buffers(b, spec)
         self.q, self.k, self.v, self.y = buffers.q, buffers.k, buffers.v, buffers.y
         self.masks, self.lengths = buffers.masks, buffers.lengths
-        self.blocks = Split.of(-(-spec.queries // self.lanes), self.plan.vectors)
->>>>>>> 2793f2c5 (Compute attention of few queries with keys in lanes, heads that share keys together)
+        self.blocks = split_extent(-(-spec.queries // self.lanes), self.plan.vectors)
         width = max((run.size for run in self.blocks.runs), default=1) * self.lanes
         self.turned = b.local("turned", _DTYPE, (max(1, spec.key_size), width))
         self.scores = b.local("scores", _DTYPE, (self.plan.keys, width))

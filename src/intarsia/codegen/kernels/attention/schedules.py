@@ -28,13 +28,10 @@ def schedule(spec: Attention) -> AttentionSchedule:
 
 def _choose(spec: Attention) -> AttentionSchedule:
     lanes = spec.unit.lanes("float32")
-<<<<<<< HEAD
+    if lanes > 1 and isinstance(spec.queries, int) and spec.queries * _FEW <= lanes:
+        keys = max(1, min(typical(spec.keys), _KEYS_OF_FEW))
+        return AttentionSchedule(1, 1, keys, is_by_keys=True)
     total = -(-typical(spec.queries) // lanes)
-=======
-    if lanes > 1 and spec.queries * _FEW <= lanes:
-        return AttentionSchedule(1, 1, max(1, min(spec.keys, _KEYS_OF_FEW)), is_by_keys=True)
-    total = -(-spec.queries // lanes)
->>>>>>> 2793f2c5 (Compute attention of few queries with keys in lanes, heads that share keys together)
     columns = spec.key_size + spec.value_size
 
     def cost(vectors: int) -> int:
