@@ -5,10 +5,15 @@ import logging
 
 import msgspec
 import numpy as np
+import onnx
 import pytest
 
 import intarsia
+from intarsia.compiler import read_setting
 from intarsia.errors import LockError, PlacementError
+from intarsia.place.request import Request
+from intarsia.place.setting import check_setting
+from intarsia.plan.checking import CheckVerdict
 from intarsia.plan.lock import decode_lock, lock_plan
 
 MACHINE = "llvm, onnxruntime"
@@ -134,3 +139,23 @@ def test_a_lock_holds_the_bodies(model, backends):
 def test_a_lock_without_bodies_is_as_before(chain_model, backends):
     exe = intarsia.compile(chain_model, "llvm", backends=backends)
     assert '"bodies"' not in str(lock_plan(exe.plan))
+
+
+def test_check_says_what_targets_take_of_the_bodies(model, backends, tmp_path):
+    onnx.save(model, tmp_path / "m.onnx")
+    request = Request(model=tmp_path / "m.onnx", target="llvm", backends=backends)
+    report = check_setting("m.onnx", read_setting(request))
+    assert report.verdict is CheckVerdict.OK
+    said = {finding.subject.split(" -")[0]: finding.message for finding in report.findings}
+    assert said["llvm"] == "takes 2 of 3 nodes: unsupported-op 1"
+    assert said["cond/then_branch: llvm"] == "takes 2 of 2 nodes"
+    assert said["cond/else_branch: llvm"] == "takes 1 of 1 nodes"
+
+
+def test_entries_that_runtimes_cannot_exchange_stay_inside(parse_model, backends):
+    model = parse_model("""g (int64 m, bfloat16[2] x) => (bfloat16[n,2] y) {
+        z, y = Loop(m, , x) <
+            body = b (int64 i, bool on, bfloat16[2] v) => (bool on, bfloat16[2] u, bfloat16[2] t) {
+                u = Abs(v) t = Neg(v) }> }""")
+    exe = intarsia.compile(model, MACHINE, backends=backends)
+    assert exe.plan.bodies == ()

@@ -177,9 +177,15 @@ def _settle(model: ir.Model, node: ir.Node) -> bool:
             break
         shapes = kept
     is_news = False
-    for shape, inner, result in zip(
-        shapes, body.inputs[_LOOP_INPUTS:], node.outputs[:carried], strict=True
+    for shape, outer, inner, result in zip(
+        shapes,
+        node.inputs[_LOOP_INPUTS:],
+        body.inputs[_LOOP_INPUTS:],
+        node.outputs[:carried],
+        strict=True,
     ):
+        if outer is not None:
+            inner.type = inner.type or outer.type
         if shape is not None and not (_is_static(inner) and _is_static(result)):
             inner.shape, result.shape = ir.Shape(shape), ir.Shape(shape)
             is_news = True

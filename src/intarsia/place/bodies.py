@@ -55,6 +55,12 @@ def _models(graph: Graph, node: Node) -> dict[str, ir.Model]:
     for value in (*outside, *node.ir.outputs, *outer_values(node.ir)):
         if value.name:
             _check_type(node, value)
+    for value in node.ir.outputs:
+        if value.name and not _is_static(value) and not _is_known_to_numpy(value):
+            raise ModelError(
+                f"{value.name!r} is {value.dtype}, of a size that is only known while running",
+                node=node.name,
+            )
     models = {}
     for name, attribute in node.ir.attributes.items():
         if attribute.type == ir.AttributeType.GRAPH:
@@ -64,6 +70,15 @@ def _models(graph: Graph, node: Node) -> dict[str, ir.Model]:
             _check_border(node, model.graph, attribute.as_graph())
             models[name] = model
     return models
+
+
+def _is_static(value: ir.Value) -> bool:
+    return value.shape is not None and value.shape.is_static()
+
+
+def _is_known_to_numpy(value: ir.Value) -> bool:
+    """Whether runtimes can exchange a value as an array that they make themselves."""
+    return value.dtype is not None and value.dtype.numpy().isbuiltin == 1
 
 
 def _check_type(node: Node, value: ir.Value) -> None:
@@ -95,7 +110,7 @@ def _check_border(node: Node, model: ir.Graph, body: ir.Graph) -> None:
         _check_count(node, (len(own), len(node.inputs)), (made, len(node.outputs)))
         fixed = (*own[carried:], *model.outputs[carried:])
     for value in fixed:
-        if value.shape is None or not value.shape.is_static():
+        if not _is_static(value):
             raise ModelError(f"the size of {value.name!r} in the body is not known", node=node.name)
 
 

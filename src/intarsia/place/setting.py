@@ -448,7 +448,21 @@ def check_setting(file: str, setting: Setting) -> CheckReport:
         file: Where the model came from.
         setting: The prepared model and the machine.
     """
-    return CheckReport.of(file, (*_model(setting), *_targets(setting), *_homeless(setting)))
+    return CheckReport.of(file, (*_model(setting), *_capable(setting)))
+
+
+def _capable(setting: Setting, place: str = "") -> Iterator[CheckFinding]:
+    """Yield what each target takes of a model, then of the bodies that the plan can run itself.
+
+    Args:
+        setting: The model or a body.
+        place: Of a body, where it is.
+    """
+    yield from _targets(setting, place)
+    yield from _homeless(setting)
+    for node, bodies in setting.bodies.items():
+        for name, inner in bodies.settings.items():
+            yield from _capable(inner, f"{place}{setting.graph.nodes[node].name}/{name}: ")
 
 
 def _model(setting: Setting) -> Iterator[CheckFinding]:
@@ -458,14 +472,14 @@ def _model(setting: Setting) -> Iterator[CheckFinding]:
     yield CheckFinding("model", CheckVerdict.OK, message)
 
 
-def _targets(setting: Setting) -> Iterator[CheckFinding]:
+def _targets(setting: Setting, place: str) -> Iterator[CheckFinding]:
     count = len(setting.graph.nodes)
     for capability in setting.capabilities:
         codes = Counter(str(refusal.code) for refusal in capability.refusals.values())
         why = ", ".join(f"{code} {number}" for code, number in codes.most_common())
         message = f"takes {count - len(capability.refusals)} of {count} nodes"
         yield CheckFinding(
-            str(capability.target), CheckVerdict.OK, message + (f": {why}" if why else "")
+            place + str(capability.target), CheckVerdict.OK, message + (f": {why}" if why else "")
         )
 
 
@@ -474,7 +488,8 @@ def _homeless(setting: Setting) -> Iterator[CheckFinding]:
     homeless = [
         node
         for node in setting.graph.nodes
-        if all(node.id in capability.refusals for capability in setting.capabilities)
+        if node.id not in setting.bodies
+        and all(node.id in capability.refusals for capability in setting.capabilities)
     ]
     for node in homeless[:_MOST_NODES]:
         refusal = setting.capabilities[-1].refusals[node.id]
