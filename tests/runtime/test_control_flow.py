@@ -204,3 +204,17 @@ def test_one_value_may_be_several_outputs(parse_model, backends):
         outputs = exe.run({"m": np.array(count), "x": X})
         assert outputs["k"] == last
         np.testing.assert_array_equal(outputs["y"], X * 2**count)
+
+
+def test_what_a_loop_stacks_may_become_bfloat16(parse_model, backends):
+    """The Cast reads a tensor of unknown size and writes one that numpy has no type for."""
+    model = parse_model("""g (int64 m, float[2] x) => (bfloat16[2,2] y) {
+        z, all = Loop(m, , x) <
+            body = b (int64 i, bool on, float[2] v) => (bool on, float[2] u, float[2] t) {
+            u = Add(v, x) t = Neg(v) }>
+        y = Cast<to = 16>(all) }""")
+    exe = intarsia.compile(model, MACHINE, backends=backends)
+    x = np.array([1, 2], np.float32)
+    array = exe.run({"m": np.array(2), "x": x})["y"]
+    assert array.dtype.name == "bfloat16"
+    np.testing.assert_array_equal(array.astype(np.float32), [-x, -2 * x])

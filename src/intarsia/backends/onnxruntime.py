@@ -192,10 +192,41 @@ class OrtExecutable:
             spec.name: buffer.value if isinstance(buffer, ValueSlot) else buffer
             for spec, buffer in zip(self._artifact.inputs, inputs, strict=True)
         }
-        names = [spec.name for spec in self._artifact.outputs]
-        results = self._session.run(names, feeds)
-        for buffer, result, spec in zip(outputs, results, self._artifact.outputs, strict=True):
-            fill(buffer, result, spec, "onnxruntime")
+        specs = self._artifact.outputs
+        results: Sequence[Any] = outputs
+        is_odd = any(isinstance(one, np.ndarray) and one.dtype.isbuiltin == 2 for one in outputs)
+        is_plain = all(
+            isinstance(one, np.ndarray) and not one.dtype.hasobject for one in feeds.values()
+        )
+        if is_odd and is_plain:  # the session makes no arrays of such types
+            self._run_bound(feeds, outputs)
+        else:
+            results = self._session.run([spec.name for spec in specs], feeds)
+        for buffer, result, spec in zip(outputs, results, specs, strict=True):
+            if buffer is not result:
+                fill(buffer, result, spec, "onnxruntime")
+
+    def _run_bound(self, feeds: Mapping[str, Any], outputs: tuple[Buffer, ...]) -> None:
+        """Run on outputs whose memory is there; others go into their slots."""
+        binding = self._session.io_binding()
+        arrays = {name: np.ascontiguousarray(value) for name, value in feeds.items()}
+        for spec in self._artifact.inputs:
+            array = arrays[spec.name]
+            kind = _bound_type(spec.dtype)
+            binding.bind_input(spec.name, "cpu", 0, kind, array.shape, array.ctypes.data)
+        slots = []
+        for spec, buffer in zip(self._artifact.outputs, outputs, strict=True):
+            if isinstance(buffer, ValueSlot):
+                binding.bind_output(spec.name, "cpu")
+                slots.append((spec, buffer))
+            else:
+                kind = _bound_type(spec.dtype)
+                binding.bind_output(spec.name, "cpu", 0, kind, buffer.shape, buffer.ctypes.data)
+        self._session.run_with_iobinding(binding)
+        made = binding.get_outputs() if slots else ()
+        for spec, slot in slots:
+            position = self._artifact.outputs.index(spec)
+            slot.value = made[position].numpy()
 
 
 class _BoundRun:
