@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +36,8 @@ class Row:
         share: Part of the sum over all calls.
         flop: Operations of its nodes; Winograd's transforms do fewer.
         nbytes: What it reads and writes, each byte once.
-        of_compute: Part of the machine's peak operations in a second.
+        of_compute: Part of the machine's peak operations in a second; of Winograd's algorithm, by
+            the products that it leaves.
         of_memory: Part of the bandwidth of what holds its bytes, caches or memory.
         schedule: Where the schedule is from: `heuristic` or `tuned`.
     """
@@ -52,6 +54,12 @@ class Row:
     of_compute: float
     of_memory: float
     schedule: str = ""
+
+    @property
+    def left_seconds(self) -> float:
+        """What it takes beyond the limit that it is nearer to; 0 where its work is not known."""
+        part = max(self.of_compute, self.of_memory)
+        return self.seconds * (1 - part) if part else 0.0
 
     @property
     def bound(self) -> str:
@@ -136,7 +144,7 @@ def profile_kernels(
     total = sum(medians)
     machine = measured_peak(threads)
     work = [
-        (call.flop if call else 0, _bytes_moved(executable, position, call), median)
+        (_products(call) if call else 0, _bytes_moved(executable, position, call), median)
         for (position, call, _), median in zip(calls, medians, strict=True)
         if median
     ]
@@ -179,6 +187,18 @@ def raise_peaks(
         else:
             machine = replace(machine, bytes_per_second=max(machine.bytes_per_second, rate))
     return machine, flop_per_second
+
+
+def _products(call: KernelCall) -> int:
+    """Return the operations that a call does: F(m) spares most of those of a 3x3 window."""
+    found = _WINOGRAD.search(call.note)
+    if found is None:
+        return call.flop
+    outputs = int(found[1])
+    return call.flop * (outputs + 2) ** 2 // (9 * outputs**2)
+
+
+_WINOGRAD = re.compile(r"Winograd F\((\d+)\)")
 
 
 def _bytes_moved(executable: PlanExecutable, position: int, call: KernelCall | None) -> int:
@@ -241,7 +261,7 @@ def _row(
             of_compute=0,
             of_memory=0,
         )
-    of_compute = call.flop / seconds / peak if seconds and peak else 0.0
+    of_compute = _products(call) / seconds / peak if seconds and peak else 0.0
     of_memory = call.nbytes / seconds / bandwidth(call.nbytes) if seconds else 0.0
     return Row(
         kernel=call.kernel,

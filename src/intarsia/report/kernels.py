@@ -13,8 +13,8 @@ from intarsia.report.tables import make_table
 from intarsia.tuning.kernels.tuning import KernelResult
 
 _COLUMNS = (
-    *("ms>", "share>", "kernel", "shape", "GFLOP/s>", "GB/s>", "of peak>", "bound", "nodes"),
-    *("schedule", "note"),
+    *("ms>", "share>", "left ms>", "kernel", "shape", "GFLOP/s>", "GB/s>", "of peak>", "bound"),
+    *("nodes", "schedule", "note"),
 )
 
 
@@ -30,13 +30,14 @@ def kernels_view(profile: KernelProfile) -> RenderableType:
         f"medians of {profile.rounds} runs on {profile.threads} threads\n"
         f"peak: {profile.peak_flop_per_second / 1e9:.1f} GFLOP/s of multiply-adds, "
         f"{profile.bytes_per_second / 1e9:.1f} GB/s from memory, "
-        f"{profile.cache_bytes_per_second / 1e9:.1f} GB/s from caches; all measured here"
+        f"{profile.cache_bytes_per_second / 1e9:.1f} GB/s from caches; all measured here\n"
+        f"left: beyond what these allow, {sum(r.left_seconds for r in profile.rows) * 1e3:.3f} ms"
     )
     return Group(
         make_table("kernels", _COLUMNS, map(_cells, slowest(profile))),
         make_table(
             "in sum",
-            ("ms>", "share>", "kernel", "calls>", "GFLOP/s>", "GB/s>"),
+            ("ms>", "share>", "left ms>", "kernel", "calls>", "GFLOP/s>", "GB/s>"),
             (_family(kernel, rows) for kernel, rows in families),
         ),
         Text(text),
@@ -48,6 +49,7 @@ def _cells(row: Row) -> Sequence[str]:
     return (
         f"{row.seconds * 1e3:.3f}",
         f"{row.share:.1%}",
+        f"{row.left_seconds * 1e3:.3f}" if part else "-",
         row.kernel,
         row.shape,
         _rate(row.flop, row.seconds),
@@ -65,6 +67,7 @@ def _family(kernel: str, rows: Sequence[Row]) -> Sequence[str]:
     return (
         f"{seconds * 1e3:.3f}",
         f"{sum(row.share for row in rows):.1%}",
+        f"{sum(row.left_seconds for row in rows) * 1e3:.3f}",
         kernel,
         str(len(rows)),
         _rate(sum(row.flop for row in rows), seconds),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -286,7 +287,7 @@ class Assembler:
         spec = Fill(extents, inner, whole.layout, unit=self.unit)
         entries = prod(extents) - prod(end - start for start, end in inner)
         moved = entries * np.dtype(view.dtype).itemsize
-        self.call(spec, (whole,), (), "border", moved)
+        self.call(spec, (whole,), (), "border", moved, is_border=True)
 
     def copy(
         self, source: View, destination: View, nodes: Sequence[str] = (), note: str = ""
@@ -365,8 +366,15 @@ class Assembler:
         note: str = "",
         moved_bytes: int = 0,
         guard: Guard | None = None,
+        *,
+        is_picked: bool = False,
+        is_border: bool = False,
     ) -> None:
-        """Append a call of the kernel that a description means, which a guard may leave out."""
+        """Append a call of the kernel that a description means, which a guard may leave out.
+
+        With `is_picked`, it reads no more of its first argument than it writes; with `is_border`,
+        it touches no more than `moved_bytes` of what it is given.
+        """
         kernel, free = self._kernel(spec, guard.number if guard else None)
         arguments = (*arguments, guard.choice) if guard else arguments
         pointers = tuple(
@@ -377,6 +385,10 @@ class Assembler:
         assert len(pointers) == len(function.buffers), f"{function.name}: {nodes}"
         extent = free.turns if free.turns is not None else function.extent
         assert extent is not None
+        sizes = [_nbytes(view) for view in arguments]
+        if is_picked:
+            written = [buffer.is_written for buffer in function.buffers]
+            sizes[0] = min(sizes[0], sum(itertools.compress(sizes, written)))
         call = Call(
             kernel,
             pointers,
@@ -386,7 +398,7 @@ class Assembler:
             moved_bytes,
             shape=_shapes(function, arguments),
             flop=self._flop(nodes),
-            nbytes=sum(map(_nbytes, arguments)),
+            nbytes=moved_bytes if is_border else sum(sizes),
             is_tuned=spec in self._tuned,
             sizes=free.sizes,
         )

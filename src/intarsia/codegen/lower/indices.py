@@ -104,7 +104,7 @@ def lower_gather(assembler: Assembler, group: KernelGroup) -> None:
             Fused(identity(data.dtype)),
             assembler.unit,
         )
-        assembler.call(spec, (data, picks, y), group.names)
+        assembler.call(spec, (data, picks, y), group.names, is_picked=True)
 
 
 def lower_gather_elements(assembler: Assembler, group: KernelGroup) -> None:
@@ -116,7 +116,7 @@ def lower_gather_elements(assembler: Assembler, group: KernelGroup) -> None:
     spec = gather.GatherElements(
         data.shape, picks.shape, _axis(operation), data.layout, picks.layout, y.layout, fused
     )
-    assembler.call(spec, (data, picks, y, *operands), group.names)
+    assembler.call(spec, (data, picks, y, *operands), group.names, is_picked=True)
 
 
 def lower_gather_nd(assembler: Assembler, group: KernelGroup) -> None:
@@ -142,7 +142,7 @@ def lower_gather_nd(assembler: Assembler, group: KernelGroup) -> None:
             Fused(identity(data.dtype)),
             assembler.unit,
         )
-        assembler.call(spec, (data, picks, y), group.names)
+        assembler.call(spec, (data, picks, y), group.names, is_picked=True)
 
 
 # OneHot

@@ -367,7 +367,9 @@ def lower_pad(assembler: Assembler, group: KernelGroup) -> None:
         whole = (0, y.domain[CHANNELS]) if channels[1] else (0, 0)
         inner = [batch, whole, *spatial, (0, block)]
     spec = Fill(y.domain, tuple(inner), y.layout, _pad_value(operation), assembler.unit)
-    assembler.call(spec, (y,), group.names, "border")
+    entries = prod(y.domain) - prod(end - first for first, end in inner)
+    filled = entries * np.dtype(y.dtype).itemsize
+    assembler.call(spec, (y,), group.names, "border", filled, is_border=True)
 
 
 def _pad_by_tables(assembler: Assembler, group: KernelGroup) -> None:
