@@ -28,6 +28,8 @@ model:
 
 * **Refused**: the graph alone shows that a library would be wrong. The library does not get such
   nodes; another target runs them, and `explain` says why.
+* **Rewritten**: as refused, but the library gets the operator in other words; what cannot be said
+  so is refused.
 * **Stated**: the numbers decide, which are known only at run time: NaN, infinities, -0.0,
   subnormal numbers, *huge* ones (sums of some of their squares overflow; which ones depends on
   the order of summing), angles *beyond 2\\*\\*50*. A *bound* limits how far finite results may be
@@ -77,6 +79,8 @@ def _row(rule: KnownDefect) -> str:
     types = f" of {', '.join(sorted(rule.dtypes))}" if rule.dtypes else ""
     stated = [*sorted(rule.values), *(["bound"] if rule.bound else [])]
     when = "**refused**" if rule.is_refused else ", ".join(stated)
+    if rule.is_rewritten:
+        when = "**rewritten**"
     end = f" (until {rule.mended})" if rule.mended else ""
     return f"| {operators}{types} | {when} | {rule.says}{end} |".replace("**50", "\\*\\*50")
 

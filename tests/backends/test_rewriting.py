@@ -8,6 +8,8 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 import intarsia
+from intarsia.backends.defects import forgotten
+from intarsia.backends.openvino_defects import GREATER_THAN_NAN
 from intarsia.backends.rewriting import has_definition
 from intarsia.errors import UnsupportedError
 from intarsia.graph.load import load
@@ -216,3 +218,180 @@ def test_short_transforms_have_half_of_the_frequencies():
     model = model_of([node], feeds, {"y": TensorProto.FLOAT}, 17, constants)
     graph = snapshot(intarsia.graph.load.load(model))
     assert graph.values[graph.nodes[0].outputs[0]].shape == (1, 3, 9, 2)
+
+
+POOLS = [
+    (op, kernel, stride, pads, ceil, counts)
+    for op in ("AveragePool", "MaxPool", "LpPool")
+    for kernel, stride, pads in (
+        (2560, 2560, (0, 0)),  # the head of EfficientNet
+        (9, 9, (1, 0)),
+        (3, 2, (1, 1)),
+        (2, 3, (1, 0)),
+        (2, 2, (0, 1)),
+        (3, 4, (2, 2)),
+    )
+    for ceil in (0, 1)
+    for counts in ((0, 1) if op == "AveragePool" else (0,))
+]
+
+
+def pooled(op, x, kernel, stride, pads, ceil, counts):
+    """Return a pooling of squares with windows as ONNX counts them."""
+    begin, end = pads
+    extent = x.shape[2]
+    padded = begin + extent + end
+    steps = (padded - kernel) / stride
+    count = int(np.ceil(steps) if ceil else np.floor(steps)) + 1
+    if ceil and (count - 1) * stride >= extent + begin:
+        count -= 1
+    result = np.zeros((*x.shape[:2], count, count), np.float32)
+    for at in np.ndindex(count, count):
+        starts = [step * stride - begin for step in at]
+        inside = [slice(max(0, start), max(0, min(extent, start + kernel))) for start in starts]
+        seen = x[:, :, inside[0], inside[1]]
+        sizes = [min(extent + end, start + kernel) - start for start in starts]
+        if op == "MaxPool":
+            result[:, :, *at] = seen.max(axis=(2, 3))
+        elif op == "LpPool":
+            result[:, :, *at] = np.sqrt((seen**2).sum(axis=(2, 3)))
+        else:
+            divisor = sizes[0] * sizes[1] if counts else seen[0, 0].size
+            result[:, :, *at] = seen.sum(axis=(2, 3)) / divisor
+    return result
+
+
+@pytest.mark.parametrize("opset", [10, 19])
+def test_windows_are_those_that_onnx_counts(opset, backends):
+    feeds, nodes, wanted = {"x": draw(1, 2, 7, 7)}, [], {}
+    for op, kernel, stride, pads, ceil, counts in POOLS:
+        if (kernel > 7 and not ceil) or max(pads) >= kernel or (op == "LpPool" and opset < 18):
+            continue
+        attributes = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "ceil_mode": ceil}
+        attributes["pads"] = [pads[0]] * 2 + [pads[1]] * 2
+        if op == "AveragePool":
+            attributes["count_include_pad"] = counts
+        name = f"{op}_k{kernel}_s{stride}_p{pads}_c{ceil}_i{counts}"
+        nodes.append(helper.make_node(op, ["x"], [name], **attributes))
+        wanted[name] = pooled(op, feeds["x"], kernel, stride, pads, ceil, counts)
+    model = model_of(nodes, feeds, dict.fromkeys(wanted, TensorProto.FLOAT), opset)
+    exe = intarsia.compile(model, "openvino, reference", backends=backends, strict=True)
+    for name, array in exe.run(feeds).items():
+        assert array.shape == wanted[name].shape, name
+        np.testing.assert_allclose(array, wanted[name], 1e-4, 1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("op", ["Softmax"])
+@pytest.mark.parametrize("opset", [10, 12])
+def test_an_old_softmax_flattens(op, opset, backends):
+    feeds = {"x": draw(2, 3, 4, 5) / 9}
+    nodes, wanted = [], {}
+    for axis in (0, 1, 2, 3, -1, -2, -3):
+        nodes.append(helper.make_node(op, ["x"], [f"y{axis}"], axis=axis))
+        flat = feeds["x"].reshape(int(np.prod((1, *feeds["x"].shape[: axis % 4]))), -1)
+        weights = np.exp(flat - flat.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        wanted[f"y{axis}"] = weights.reshape(feeds["x"].shape)
+    nodes.append(helper.make_node(op, ["x"], ["y"]))
+    wanted["y"] = wanted["y1"]
+    model = model_of(nodes, feeds, dict.fromkeys(wanted, TensorProto.FLOAT), opset)
+    exe = intarsia.compile(model, "openvino, reference", backends=backends, strict=True)
+    for name, array in exe.run(feeds).items():
+        np.testing.assert_allclose(array, wanted[name], 1e-4, 1e-6, err_msg=name)
+
+
+SPECIAL = np.array([np.nan, np.inf, -np.inf, -2, -0.5, 0, 0.5, 0.75, 1, 2] * 7, np.float32)
+
+
+def test_what_is_compared_with_nan_is_never_greater(backends):
+    feeds = {"a": SPECIAL, "b": SPECIAL[::-1].copy()}
+    nodes = [
+        helper.make_node(op, list(feeds), [op])
+        for op in ("Greater", "GreaterOrEqual", "Less", "LessOrEqual")
+    ]
+    outputs = {node.op_type: TensorProto.BOOL for node in nodes}
+    check(model_of(nodes, feeds, outputs, 17), feeds, "openvino, reference", backends)
+
+
+@pytest.mark.parametrize("opset", [10, 22])
+def test_bounds_select_and_do_not_multiply(opset, backends):
+    feeds = {"x": SPECIAL}
+    nodes = [
+        helper.make_node("ThresholdedRelu", ["x"], ["t"], alpha=0.5),
+        helper.make_node("ThresholdedRelu", ["x"], ["d"]),
+        helper.make_node("Shrink", ["x"], ["s"], lambd=0.5, bias=0.25),
+        helper.make_node("Shrink", ["x"], ["e"]),
+    ]
+    exe = intarsia.compile(
+        model_of(nodes, feeds, dict.fromkeys("tdse", TensorProto.FLOAT), opset),
+        "openvino, reference",
+        backends=backends,
+        strict=True,
+    )
+    found, x = exe.run(feeds), SPECIAL
+    for name, bound in (("t", 0.5), ("d", 1.0)):
+        np.testing.assert_array_equal(found[name], np.where(x > bound, x, 0))
+    for name, bias in (("s", 0.25), ("e", 0.0)):
+        wanted = np.where(x < -0.5, x + bias, np.where(x > 0.5, x - bias, 0))
+        np.testing.assert_array_equal(found[name], wanted.astype(np.float32))
+
+
+@pytest.mark.parametrize("is_constant", [True, False])
+def test_a_slope_of_the_last_axis_is_one(is_constant, backends):
+    feeds, slope = {"x": draw(2, 4, 3, 4)}, draw(4)
+    constants = {"s": slope} if is_constant else {}
+    if not is_constant:
+        feeds["s"] = slope
+    node = helper.make_node("PRelu", ["x", "s"], ["y"])
+    model = model_of([node], feeds, {"y": TensorProto.FLOAT}, 16, constants)
+    check(model, feeds, "openvino, reference", backends)
+
+
+def test_a_rule_that_is_forgotten_rewrites_nothing(backends):
+    feeds = {"a": SPECIAL, "b": SPECIAL[::-1].copy()}
+    node = helper.make_node("Greater", list(feeds), ["y"])
+    model = model_of([node], feeds, {"y": TensorProto.BOOL}, 17)
+    exe = intarsia.compile(model, "openvino, reference", backends=backends, strict=True)
+    assert not exe.run(feeds)["y"][0]
+    with forgotten(GREATER_THAN_NAN):
+        exe = intarsia.compile(model, "openvino, reference", backends=backends, strict=True)
+        assert exe.run(feeds)["y"][0]
+
+
+def attention(q, k, v, mask):
+    scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    scores = np.where(mask, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ v
+
+
+@pytest.mark.parametrize("is_causal", [0, 1])
+def test_a_mask_of_truth_values_says_what_counts(is_causal, backends):
+    feeds = {name: draw(1, 2, 5, 8) / 9 for name in "qkv"}
+    feeds["m"] = np.random.default_rng(0).random((5, 5)) < 0.7
+    feeds["m"][:, 0] = True  # a row of which nothing counts is another matter
+    node = helper.make_node("Attention", ["q", "k", "v", "m"], ["y"], is_causal=is_causal)
+    model = model_of([node], feeds, {"y": TensorProto.FLOAT}, 24)
+    exe = intarsia.compile(model, "openvino, reference", backends=backends, strict=True)
+    mask = feeds["m"] & (np.tril(np.ones((5, 5), bool)) if is_causal else True)
+    wanted = attention(feeds["q"], feeds["k"], feeds["v"], mask)
+    np.testing.assert_allclose(exe.run(feeds)["y"], wanted, 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "inputs", "words"),
+    [
+        ({"left_window_size": 2}, ["q", "k", "v"], "windows"),
+        ({"is_causal": 1}, ["q", "k", "v", "m", "p", "o"], "is_causal"),
+    ],
+)
+def test_attention_that_openvino_misreads_is_refused(attributes, inputs, words, backends):
+    feeds = {name: draw(1, 2, 5, 8) for name in "qkv"}
+    past = {"m": draw(5, 7), "p": draw(1, 2, 2, 8), "o": draw(1, 2, 2, 8)}
+    feeds |= {name: past[name] for name in inputs[3:]}
+    outputs = ["y", "present_key", "present_value"] if inputs[3:] else ["y"]
+    node = helper.make_node("Attention", inputs, outputs, **attributes)
+    opset = 25 if "left_window_size" in attributes else 24
+    model = model_of([node], feeds, dict.fromkeys(outputs, TensorProto.FLOAT), opset)
+    with pytest.raises(UnsupportedError, match=words):
+        intarsia.compile(model, "openvino, reference", backends=backends, strict=True)

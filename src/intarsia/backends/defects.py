@@ -63,6 +63,16 @@ def of_spectrum(inputs: Sequence[Any], result: Array) -> float:
     return 8 * float(np.finfo(result.dtype).eps) * size
 
 
+def of_three_halves(inputs: Sequence[Any], result: Array) -> Array:
+    """Return what a few roundings to halves in between are off by.
+
+    Args:
+        inputs: What it reads.
+        result: What it made.
+    """
+    return np.asarray(3 * float(np.finfo(np.float16).eps) * np.abs(result.astype(np.float64)))
+
+
 class Values(StrEnum):
     """A class of floating-point numbers."""
 
@@ -137,6 +147,7 @@ class KnownDefect:
         code: The reason's code in a refusal.
         is_fatal: Whether the process dies or never comes back: nobody may run such a node, not
             even to see what it makes.
+        is_rewritten: Whether the backend says such nodes otherwise where it can.
     """
 
     backend: str
@@ -151,6 +162,7 @@ class KnownDefect:
     where: Callable[[Graph, Node], bool] | None = None
     code: ReasonCode = ReasonCode.NUMERICS
     is_fatal: bool = False
+    is_rewritten: bool = False
 
     @classmethod
     def of(  # noqa: PLR0913 - one for each field
@@ -166,6 +178,7 @@ class KnownDefect:
         where: Callable[[Graph, Node], bool] | None = None,
         code: ReasonCode = ReasonCode.NUMERICS,
         is_fatal: bool = False,
+        is_rewritten: bool = False,
     ) -> KnownDefect:
         """Return a rule; its operators and dtypes are words with spaces between."""
         return cls(
@@ -180,6 +193,7 @@ class KnownDefect:
             where=where,
             code=code,
             is_fatal=is_fatal,
+            is_rewritten=is_rewritten,
         )
 
     @property
@@ -251,7 +265,11 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def refuse_defects(
-    graph: Graph, context: BuildContext, defects: Sequence[KnownDefect], version: str
+    graph: Graph,
+    context: BuildContext,
+    defects: Sequence[KnownDefect],
+    version: str,
+    is_rewritten: Callable[[Graph, Node], bool] = lambda graph, node: False,
 ) -> dict[int, Refusal]:
     """Refuse every node that a library gets wrong, by node id.
 
@@ -260,6 +278,7 @@ def refuse_defects(
         context: Names the target, whose `special_values` decides about rules that numbers decide.
         defects: What is known of the library.
         version: The library's release.
+        is_rewritten: Tells whether the backend says a node otherwise; asked of rules that say so.
     """
     is_exact = context.attrs.get("special_values") == "exact"
     refused = _SPECIAL if is_exact else frozenset()
@@ -268,6 +287,8 @@ def refuse_defects(
     for node in graph.nodes:
         for defect in chosen:
             if defect.describes(graph, node, version):
+                if defect.is_rewritten and is_rewritten(graph, node):
+                    continue
                 reason = defect.says
                 if defect.values:
                     reason = f"{reason}, and -special_values=exact is set"

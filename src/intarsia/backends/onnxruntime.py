@@ -33,7 +33,7 @@ from intarsia.backends.onnxruntime_axes import count_axes_from_the_front
 from intarsia.backends.onnxruntime_defects import DEFECTS
 from intarsia.backends.onnxruntime_rewrites import NEWEST_OPSET, REWRITES, newest_opset
 from intarsia.backends.onnxruntime_types import check_libraries, libraries_text, read_type
-from intarsia.backends.rewriting import has_definition, rewrite_artifact
+from intarsia.backends.rewriting import has_definition, is_rewritten, rewrite_artifact
 from intarsia.backends.runtimes import PythonRuntime
 from intarsia.backends.values import Artifact, Candidate, Detection, Refusal, Rule
 from intarsia.errors import BackendError, ReasonCode
@@ -486,7 +486,7 @@ def _refuse_unknown_definitions(
     return {
         node.id: refuse(node, context, ReasonCode.UNSUPPORTED_OP, reason)
         for node in graph.nodes
-        if not any(rewrite.is_for(graph, node) for rewrite in REWRITES)
+        if not is_rewritten(REWRITES, version)(graph, node)
         and not has_definition(graph, node, NEWEST_OPSET)
     }
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.backends.defects import KnownDefect, Values, draws, of_spectrum
+from intarsia.backends.defects import KnownDefect, Values, draws, of_spectrum, of_three_halves
 from intarsia.backends.onnxruntime_axes import REDUCTIONS, axes_of
 from intarsia.errors import ReasonCode
 
@@ -135,10 +135,6 @@ def _of_range(inputs: Sequence[Any], result: Array) -> float:
     return float(np.ptp(numbers)) if numbers.size else 0.0
 
 
-def _of_three_halves(inputs: Sequence[Any], result: Array) -> Array:
-    return np.asarray(3 * float(np.finfo(np.float16).eps) * np.abs(result.astype(np.float64)))
-
-
 _rule = partial(KnownDefect.of, "onnxruntime", _TRIED)
 
 DEFECTS: tuple[KnownDefect, ...] = (
@@ -207,7 +203,7 @@ DEFECTS: tuple[KnownDefect, ...] = (
         "of scores that it shows, what is_causal leaves out is not -infinity",
         where=_shows_causal_scores,
     ),
-    _rule("Attention", "of halves it rounds in between", bound=_of_three_halves, dtypes="float16"),
+    _rule("Attention", "of halves it rounds in between", bound=of_three_halves, dtypes="float16"),
     _rule(
         "Resize",
         "with align_corners and scales it aligns the last whole element",

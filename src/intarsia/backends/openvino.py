@@ -34,6 +34,8 @@ from intarsia.backends.device import Buffer, Device, HostDevice, Step, ThreadOpt
 from intarsia.backends.index_checks import with_checks
 from intarsia.backends.openvino_defects import DEFECTS
 from intarsia.backends.openvino_limits import refuse_values
+from intarsia.backends.openvino_rewrites import NEWEST_OPSET, REWRITES
+from intarsia.backends.rewriting import rewrite_artifact
 from intarsia.backends.runtimes import PythonRuntime
 from intarsia.backends.values import Artifact, Candidate, Detection, Refusal, Rule
 from intarsia.errors import BackendError, ExecutionError, ReasonCode
@@ -388,9 +390,10 @@ class OpenVinoBackend(ConfiguredBackend):
         attrs = context.attrs
         precision = str(attrs.get("precision") or "f32")
         metadata = {"precision": precision, "num_threads": str(attrs.get("num_threads") or 0)}
-        return onnx_artifact(
+        artifact = onnx_artifact(
             self.name, self.version(), candidate, constants="inputs", metadata=metadata
         )
+        return rewrite_artifact(artifact, candidate.region, REWRITES, NEWEST_OPSET)
 
     def open(self, placed: VirtualDevice, options: ThreadOptions) -> Device:
         """Return host memory."""

@@ -14,6 +14,9 @@ from intarsia.arrays import Array
 from intarsia.backends.defects import (
     KnownDefect,
     Values,
+    draws,
+    of_spectrum,
+    of_three_halves,
     off_by_zero_point,
 )
 from intarsia.backends.onednn_defects import onednn_defects
@@ -28,6 +31,8 @@ _UNSUPPORTED = ReasonCode.UNSUPPORTED_OP
 
 _PEEPHOLES = 7
 """Position of LSTM's input `P`."""
+_MASK_AND_PAST = (3, 4)
+"""Positions of Attention's inputs `attn_mask` and `past_key`."""
 _TELLS_INFINITY = frozenset(("Equal", "IsInf"))
 """Operators after which an infinity differs from the largest finite number."""
 _TELLS_ZERO = frozenset(("Div", "Equal", "IsInf", "Log", "Mod", "Pow", "Reciprocal", "Sign"))
@@ -122,6 +127,31 @@ def _is_changed_in_place(graph: Graph, node: Node) -> bool:
     # The first two: the bias or the weights of a loss come after the part that is folded.
     is_rooted = all(_is_rooted(graph, value) for value in inputs[:2])
     return is_rooted and node.op_type not in _FOLDED
+
+
+def _has_window(graph: Graph, node: Node) -> bool:
+    attributes = node.ir.attributes
+    return any(
+        attributes.get_int(name, -1) >= 0 for name in ("left_window_size", "right_window_size")
+    )
+
+
+def _is_causal_after_past(graph: Graph, node: Node) -> bool:
+    inputs = [_input(graph, node, position) for position in _MASK_AND_PAST]
+    return None not in inputs and bool(node.ir.attributes.get_int("is_causal", 0))
+
+
+def _aligns_by_scales(graph: Graph, node: Node) -> bool:
+    """Tell whether corners are aligned of a size that a scale does not make a whole number of."""
+    mode = node.ir.attributes.get_string("coordinate_transformation_mode", "half_pixel")
+    scales = _input(graph, node, 2)
+    if mode != "align_corners" or scales is None:
+        return False
+    if scales.constant is None:
+        return True
+    extents = np.array(_shape(graph, node), np.float64)[-scales.constant.numpy().size :]
+    sizes = scales.constant.numpy().astype(np.float64) * extents
+    return bool(scales.constant.numpy().size) and bool(np.any(sizes != np.floor(sizes)))
 
 
 def _has_indices(graph: Graph, node: Node) -> bool:
@@ -225,14 +255,39 @@ _NONFINITE = (Values.NAN, Values.INFINITE)
 _BEYOND = (*_NONFINITE, Values.HUGE)
 _ZERO = (Values.NEGATIVE_ZERO,)
 
+_rewritten = partial(_rule, is_rewritten=True)
+
+OLD_SOFTMAX = _rewritten(
+    "Softmax",
+    "its old form flattens axes, which is not done",
+    where=_has_old_axis,
+    code=_UNSUPPORTED,
+)
+COUNTED_PADS = _rewritten(
+    "AveragePool",
+    "it counts the pads that ceil_mode adds",
+    where=_counts_pads,
+    code=_UNSUPPORTED,
+)
+SCALED_NORMS = _rewritten(
+    "LpPool",
+    "it scales a mean as if what ceil_mode adds were whole windows",
+    where=_has_flag("ceil_mode"),
+    code=_UNSUPPORTED,
+)
+SLOPE_OF_LAST_AXIS = _rewritten(
+    "PRelu",
+    "it takes one slope for each element of the last axis for one for each channel",
+    where=_has_slope_of_last_axis,
+)
+GREATER_THAN_NAN = _rewritten("Greater GreaterOrEqual", "it is true of NaN")
+MULTIPLIED_BY_ZERO = _rewritten(
+    "ThresholdedRelu Shrink", "it multiplies by 0 and 1, so that an infinity becomes NaN"
+)
+
 DEFECTS: tuple[KnownDefect, ...] = (
     # The graph decides: these are refused.
-    _rule(
-        "Softmax",
-        "its old form flattens axes, which is not done",
-        where=_has_old_axis,
-        code=_UNSUPPORTED,
-    ),
+    OLD_SOFTMAX,
     _rule(
         "LSTM",
         "it leaves peepholes out",
@@ -244,24 +299,10 @@ DEFECTS: tuple[KnownDefect, ...] = (
         "of infinities alone it gives the largest finite number",
         where=lambda graph, node: not _TELLS_INFINITY.isdisjoint(_readers(graph, node)),
     ),
-    _rule(
-        "AveragePool",
-        "it counts the pads that ceil_mode adds",
-        where=_counts_pads,
-        code=_UNSUPPORTED,
-    ),
-    _rule(
-        "LpPool",
-        "it scales a mean as if what ceil_mode adds were whole windows",
-        where=_has_flag("ceil_mode"),
-        code=_UNSUPPORTED,
-    ),
+    COUNTED_PADS,
+    SCALED_NORMS,
     _rule("Pad", "it pads with 0, whatever value is fed", where=_has_fed(2)),
-    _rule(
-        "PRelu",
-        "it takes one slope for each element of the last axis for one for each channel",
-        where=_has_slope_of_last_axis,
-    ),
+    SLOPE_OF_LAST_AXIS,
     _rule(
         "Resize",
         "it leaves antialias and exclude_outside out",
@@ -282,13 +323,39 @@ DEFECTS: tuple[KnownDefect, ...] = (
     _rule("Mod", "it divides and multiplies, which leaves no digit of a large quotient"),
     _rule("Hardmax", "of halves it takes another one than the first largest", dtypes="float16"),
     _rule("LayerNormalization", "of halves it rounds in between", dtypes="float16"),
-    _rule("Greater GreaterOrEqual", "it is true of NaN"),
-    _rule("ThresholdedRelu Shrink", "it multiplies by 0 and 1, so that an infinity becomes NaN"),
+    GREATER_THAN_NAN,
+    MULTIPLIED_BY_ZERO,
     _rule(
         "",
         "of constants alone it computes once, and what reads that in each run may write into it",
         where=_is_changed_in_place,
     ),
+    _rule(
+        "Attention",
+        "it leaves windows out",
+        where=_has_window,
+        code=_UNSUPPORTED,
+    ),
+    _rule(
+        "Attention",
+        "with a mask and a past, is_causal counts from the first key",
+        where=_is_causal_after_past,
+    ),
+    _rule(
+        "Resize",
+        "with align_corners and scales it aligns the last whole element",
+        where=_aligns_by_scales,
+    ),
+    _rule(
+        "DequantizeLinear",
+        "it is loaded, and has no tensor of such a type",
+        dtypes="float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu "
+        "float4_e2m1fn int2 uint2 int4 uint4",
+        code=ReasonCode.UNSUPPORTED_DTYPE,
+    ),
+    _rule("Attention", "of halves it rounds in between", bound=of_three_halves, dtypes="float16"),
+    _rule("DFT STFT", "its rounding is that of the largest frequency", bound=of_spectrum),
+    draws("openvino", _TRIED),
     _rule("TopK", "it numbers equal elements in any order", where=_has_indices),
     _rule(
         "ConvTranspose",

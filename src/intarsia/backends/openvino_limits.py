@@ -18,6 +18,8 @@ import numpy as np
 from intarsia.backends.artifact import refuse
 from intarsia.backends.defects import refuse_defects
 from intarsia.backends.openvino_defects import DEFECTS
+from intarsia.backends.openvino_rewrites import REWRITES
+from intarsia.backends.rewriting import is_rewritten
 from intarsia.backends.values import Refusal
 from intarsia.errors import ReasonCode
 from intarsia.graph.indices import has_free_bound
@@ -71,6 +73,9 @@ INDEX_INPUTS: Mapping[str, tuple[int, ...]] = {
 }
 """By operator, the inputs that hold indices within an axis, or sizes: they fit into 32 bits."""
 
+MASK_INPUTS: Mapping[str, tuple[int, ...]] = {"Attention": (3,)}
+"""By operator, the inputs of truth values that say what counts."""
+
 INDEX_OUTPUTS: Mapping[str, tuple[int, ...]] = {
     "ArgMax": (0,),
     "ArgMin": (0,),
@@ -92,7 +97,7 @@ FUSED = "fused"
 
 def refuse_values(graph: Graph, context: BuildContext, version: str) -> dict[int, Refusal]:
     """Refuse nodes with loose shapes, types that would not be exact, and known errors."""
-    refusals = refuse_defects(graph, context, DEFECTS, version)
+    refusals = refuse_defects(graph, context, DEFECTS, version, is_rewritten(REWRITES, version))
     target = context.target.target
     is_fused = target.attrs.get("quantize") == FUSED
     for node in graph.nodes:
@@ -153,7 +158,8 @@ def is_empty(value: Value) -> bool:
 
 def _trusted_ports(graph: Graph, node: Node) -> set[int]:
     """Return the values that hold indices, sizes or quantised numbers for this node."""
-    inputs = (*INDEX_INPUTS.get(node.op_type, ()), *QUANTIZED_INPUTS.get(node.op_type, ()))
+    kinds = (INDEX_INPUTS, MASK_INPUTS, QUANTIZED_INPUTS)
+    inputs = [position for kind in kinds for position in kind.get(node.op_type, ())]
     bounds = [node.inputs[i] for i in BOUNDS.get(node.op_type, ()) if i < len(node.inputs)]
     return {
         *(value for value in bounds if graph.values[value].constant is not None),

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from intarsia.backends.values import Artifact
-from intarsia.graph.snapshot import node_bodies
 
 if TYPE_CHECKING:
     import onnx
 
+    from intarsia.backends.defects import KnownDefect
     from intarsia.graph.graph import Graph, Node
     from intarsia.graph.region import Region
 
@@ -106,16 +106,32 @@ class Rewrite:
         says: Why, in a clause.
         where: Which nodes of these operators.
         make: What stands for each.
+        rule: What is known of the library, if that is why: without it there is nothing to say
+            otherwise.
     """
 
     operators: frozenset[str]
     says: str
     where: Callable[[Graph, Node], bool]
     make: Make
+    rule: KnownDefect | None = None
 
-    def is_for(self, graph: Graph, node: Node) -> bool:
-        """Tell whether a node is to be said otherwise."""
+    @classmethod
+    def of_rule(cls, rule: KnownDefect, where: Callable[[Graph, Node], bool], make: Make) -> Self:
+        """Return how nodes are said otherwise that a rule describes.
+
+        Args:
+            rule: Of the library.
+            where: Which of the rule's nodes.
+            make: What stands for each.
+        """
+        return cls(rule.operators, rule.says, where, make, rule)
+
+    def is_for(self, graph: Graph, node: Node, version: str) -> bool:
+        """Tell whether a node is to be said otherwise for a release of the library."""
         is_meant = node.op_type in self.operators and node.domain in _ONNX
+        if self.rule is not None and is_meant:
+            is_meant = self.rule.describes(graph, node, version)
         return is_meant and self.where(graph, node)
 
 
@@ -134,7 +150,7 @@ def rewrite_artifact(
     found = {
         position: rewrite
         for position, node in enumerate(region.nodes)
-        if (rewrite := _first(graph, graph.nodes[node], rewrites)) is not None
+        if (rewrite := _first(graph, graph.nodes[node], rewrites, artifact.version)) is not None
     }
     opset = graph.model.opset_imports.get("", 0)
     is_newer = opset > newest_opset and all(
@@ -171,8 +187,13 @@ def _drop_unknown_attributes(proto: onnx.NodeProto, opset: int) -> None:
     proto.attribute.extend(remaining)
 
 
-def _first(graph: Graph, node: Node, rewrites: Sequence[Rewrite]) -> Rewrite | None:
-    return next((rewrite for rewrite in rewrites if rewrite.is_for(graph, node)), None)
+def _first(graph: Graph, node: Node, rewrites: Sequence[Rewrite], version: str) -> Rewrite | None:
+    return next((rewrite for rewrite in rewrites if rewrite.is_for(graph, node, version)), None)
+
+
+def is_rewritten(rewrites: Sequence[Rewrite], version: str) -> Callable[[Graph, Node], bool]:
+    """Return what tells whether a node is said otherwise for a release of a library."""
+    return lambda graph, node: _first(graph, node, rewrites, version) is not None
 
 
 def _apply(
@@ -254,6 +275,8 @@ def _is_default(attribute: onnx.AttributeProto, schema: Any) -> bool:
 def _bodies_have_definitions(graph: Graph, node: Node, opset: int) -> bool:
     """Tell whether all operators in a node's bodies are those of an older operator set."""
     import onnx
+
+    from intarsia.graph.snapshot import node_bodies
 
     return all(
         inner.domain not in _ONNX
