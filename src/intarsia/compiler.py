@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from intarsia.accepted.programs import Lookup, copy_package, keep, listening, look_up
-from intarsia.errors import ModelError
+from intarsia.errors import IntarsiaError, InternalError, ModelError
 from intarsia.garbage import fewer_collections
 from intarsia.place.machine import resolve_targets
 from intarsia.place.request import BY_COST, PLACEMENTS, Progress, Request, quiet
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from intarsia.place.setting import Setting
     from intarsia.plan.lock import Lock
     from intarsia.runtime.executor import PlanExecutable
-    from intarsia.runtime.free import FreeExecutable, Program, StoredModel
+    from intarsia.runtime.free import FreeExecutable, GenericProgram, Program, StoredModel
     from intarsia.runtime.loader import SharedConstants
     from intarsia.runtime.package import FreePart
     from intarsia.tuning.options import Options, TuningStatus
@@ -155,7 +155,7 @@ class _FreeModel:
     """Makes the programs of a model with free dimensions, one for each sizes.
 
     Args:
-        request: What is asked for, without shapes.
+        request: What is asked for.
         tell: Told about the stages as they go.
         options: How plans are measured, if it comes to that.
         kept: What a package had of it; None if it is not from one.
@@ -171,7 +171,8 @@ class _FreeModel:
         kept: StoredModel | None = None,
         shared: SharedConstants,
     ) -> None:
-        self._request = request
+        self._request = replace(request, shapes=None, sizes=())
+        self._said = request.shapes
         self._tell = tell
         self._options = options
         self._kept = kept
@@ -207,6 +208,44 @@ class _FreeModel:
             return looked_up.program
         with fewer_collections():
             return _build(looked_up, self._tell, self._options, self._shared)[0]
+
+    def generic(self, signature: FreeSignature) -> GenericProgram | None:
+        """Return the program for all sizes; None where there is none.
+
+        Args:
+            signature: What the model takes and returns.
+        """
+        from intarsia.graph.free_sizes import sizes_text
+        from intarsia.place.assign import Policy
+        from intarsia.place.build import build_program
+        from intarsia.place.decide import PlanChoice
+        from intarsia.place.setting import make_free_setting
+        from intarsia.runtime.free import GenericProgram
+
+        request = replace(self._request, shapes=self._said)
+        if any(spec.shape is None for spec in signature.inputs):
+            return None
+        nominal = signature.nominal_sizes()
+        try:
+            with fewer_collections():
+                setting, symbols = make_free_setting(
+                    request, request.find_machine(), nominal, signature.bounds
+                )
+                policy = request.placement if request.placement == "manual" else "greedy"
+                choice = PlanChoice(Policy(policy))
+                program = build_program(setting, choice, tell=self._tell, shared=self._shared)
+        except InternalError:
+            raise
+        except IntarsiaError as error:
+            logger.info("no program for all sizes: %s", error.message)
+            return None
+        placement = program.placement
+        others = {region.target for region in placement.regions} - set(placement.targets)
+        if others:  # the host's: programs for sizes stay where the user wants them
+            logger.info("no program for all sizes: it would need %s", ", ".join(sorted(others)))
+            return None
+        logger.info("a program for all sizes, placed for %s: %s", sizes_text(nominal), program)
+        return GenericProgram(program, symbols)
 
     def without_measuring(self) -> None:
         """Measure no plan any more: a run would wait for it."""
@@ -263,8 +302,9 @@ def _compile_free(
     from intarsia.runtime.loader import SharedConstants
 
     request = looked_up.request
-    own = replace(request, model=_own(request.model), shapes=None, sizes=())
+    own = replace(request, model=_own(request.model))
     source = _FreeModel(own, tell, options, shared=SharedConstants())
+    generic = source.generic(signature)
     is_measured = request.placement == "collage"
     sizes = request.sizes or (({},) if is_measured else ())
     shapes = [signature.shapes_at(signature.nominal_sizes(some)) for some in sizes]
@@ -278,6 +318,7 @@ def _compile_free(
         max_shapes=request.max_shapes or request.settings.max_shapes,
         is_frozen=request.is_fixed,
         programs=programs,
+        generic=generic,
     )
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model with free dimensions runs at any sizes, and says which dimension does not fit."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -274,11 +275,11 @@ def test_kept_programs_are_found_by_another_start(attention, tmp_path, own_cache
     path = tmp_path / "m.onnx"
     onnx.save(attention, path)
     feeds = attention_feeds(1, 2)
-    first = intarsia.compile(path, "onnxruntime").run(feeds)["y"]
+    first = intarsia.compile(path, "reference").run(feeds)["y"]
     folder = own_cache / "programs"
     kept = {file.name: file.stat().st_ino for file in folder.glob("*.intarsia")}
     assert len(kept) == 1
-    np.testing.assert_array_equal(intarsia.compile(path, "onnxruntime").run(feeds)["y"], first)
+    np.testing.assert_array_equal(intarsia.compile(path, "reference").run(feeds)["y"], first)
     assert {file.name: file.stat().st_ino for file in folder.glob("*.intarsia")} == kept
 
 
@@ -291,3 +292,59 @@ def test_an_input_without_a_rank_takes_any_shape(parse_model):
         assert exe(np.ones(shape, np.float32)).shape == shape
     with pytest.raises(InputError, match="input 'x' has no rank"):
         exe.specialise({})
+
+
+def wait_until(is_done):
+    end = time.monotonic() + 300
+    while not is_done() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert is_done()
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "openvino, onnxruntime"])
+def test_a_program_for_all_sizes_runs_what_comes_until_its_sizes_come_often(target, attention):
+    exe, theirs = intarsia.compile(attention, target), peer(attention)
+    assert exe.generic.placement.coverage()[target.partition(",")[0]]
+    for batch, seq in ((1, 3), (4, 9), (1, 3), (2, 17)):
+        feeds = attention_feeds(batch, seq)
+        expected = theirs.run(None, feeds)[0]
+        np.testing.assert_allclose(exe.run(feeds)["y"], expected, rtol=1e-4, atol=1e-5)
+    assert exe.artifacts == exe.generic.artifacts  # nothing was compiled
+    feeds = attention_feeds(4, 9)
+    expected = exe.run(feeds)["y"]
+    for _ in range(3):
+        exe.run(feeds)
+
+    def is_swapped():
+        np.testing.assert_allclose(exe.run(feeds)["y"], expected, rtol=1e-4, atol=1e-5)
+        return exe.artifacts != exe.generic.artifacts
+
+    wait_until(is_swapped)
+    exe.run(attention_feeds(1, 3))
+    assert exe.artifacts == exe.generic.artifacts
+
+
+def test_the_program_for_all_sizes_is_on_the_users_targets_alone(attention):
+    assert intarsia.compile(attention, "reference").generic is None
+    fixed = intarsia.compile(attention, "onnxruntime", shapes={"batch": 2})
+    assert fixed.generic is not None
+    assert fixed.run(attention_feeds(2, 3))["y"].shape == (2, 3, 8)
+
+
+def test_sizes_that_the_program_for_all_does_not_take_get_their_own(attention):
+    exe = intarsia.compile(attention, "onnxruntime")
+    assert exe.run(attention_feeds(0, 3))["y"].shape == (0, 3, 8)
+    assert exe.artifacts != exe.generic.artifacts
+
+
+def test_a_plan_with_free_dimensions_has_other_offsets_at_other_sizes(attention):
+    exe = intarsia.compile(attention, "onnxruntime, openvino", exclude=["onnxruntime:Softmax"])
+    plan = exe.generic.plan
+    sizes = [plan.at({"batch": 2, "seq": seq}) for seq in (4, 400)]
+    assert [dict(one.extents) for one in sizes] == [{}, {}]
+    assert sizes[0].arena_bytes < sizes[1].arena_bytes
+    assert max(tensor.offset for tensor in sizes[1].tensors) > 0
+    for seq in (4, 400):
+        feeds = attention_feeds(2, seq)
+        expected = peer(attention).run(None, feeds)[0]
+        np.testing.assert_allclose(exe.run(feeds)["y"], expected, rtol=1e-4, atol=1e-5)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -158,6 +158,14 @@ class Executable(Protocol):
             scratch: A block of the device of at least `scratch_bytes`, whose contents are not
                 defined, if that is not 0. Regions that run one after another share it.
         """
+
+
+@runtime_checkable
+class Resizable(Protocol):
+    """What an executable of a region with free dimensions may have besides; see `takes_free`."""
+
+    def at(self, sizes: Mapping[str, int]) -> Executable:
+        """Return it for sizes of the free dimensions, by name; code and weights are shared."""
 
 
 @runtime_checkable

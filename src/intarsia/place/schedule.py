@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from intarsia.backends.calling import calling
 from intarsia.backends.values import Candidate
 from intarsia.errors import IntarsiaError, InternalError
-from intarsia.graph.arena import assign_offsets
 from intarsia.graph.per_graph import per_graph
 from intarsia.graph.region import Region
 from intarsia.graph.state import BLOCKS, PLAIN, blocked_shape, can_block
@@ -25,10 +24,12 @@ from intarsia.plan.plan import (
     PlanTensor,
     RegionStep,
     TensorStorage,
+    fill_arena,
 )
 
 if TYPE_CHECKING:
     from intarsia.backends.values import ListStates
+    from intarsia.extents import Extent
     from intarsia.graph.graph import Graph, Value
     from intarsia.graph.state import TensorState
     from intarsia.place.decide import Decision
@@ -57,6 +58,7 @@ class _PlanWriter:
     steps: list[PlanStep] = field(default_factory=list)
     tensor_of: dict[tuple[int, int], int] = field(default_factory=dict)
     home: dict[int, int] = field(default_factory=dict)
+    extents: dict[int, tuple[Extent, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for value_id in self.graph.inputs:
@@ -78,7 +80,9 @@ class _PlanWriter:
             rewrites: What was done to the model before.
         """
         outputs = tuple(self.at_output(value_id) for value_id in self.graph.outputs)
-        arena_bytes = tuple(self.fill_arena(device) for device in range(len(devices)))
+        arena_bytes = tuple(
+            fill_arena(self.tensors, self.steps, device) for device in range(len(devices))
+        )
         return Plan(
             placement=placement,
             devices=tuple(devices),
@@ -88,6 +92,7 @@ class _PlanWriter:
             outputs=outputs,
             arena_bytes=arena_bytes,
             rewrites=tuple(rewrites),
+            extents=self.extents,
         )
 
     def border(self, value_id: int) -> int:
@@ -104,6 +109,8 @@ class _PlanWriter:
             PlanTensor(value.name, value.dtype, shape, device, storage, layout=layout)
         )
         position = len(self.tensors) - 1
+        if value.extents is not None and shape is not None:
+            self.extents[position] = value.extents
         self.tensor_of[value_id, device] = position
         self.home.setdefault(value_id, position)
         return position
@@ -138,28 +145,6 @@ class _PlanWriter:
                 self.place(value_id, HOST, TensorStorage.CONSTANT) if present is None else present
             )
         return self.at(value_id, self.border(value_id))
-
-    def fill_arena(self, device: int) -> int:
-        """Give every arena tensor of a device its offset and return the arena's size, in bytes."""
-        first: dict[int, int] = {}
-        last: dict[int, int] = {}
-        for when, step in enumerate(self.steps):
-            if isinstance(step, CopyStep):
-                used: tuple[int, ...] = (step.source, step.destination)
-            else:
-                used = (*step.inputs, *step.outputs)
-            for position in used:
-                tensor = self.tensors[position]
-                if tensor.device == device and tensor.storage is TensorStorage.ARENA:
-                    first.setdefault(position, when)
-                    last[position] = when
-        sizes = {position: self.tensors[position].spec.nbytes for position in first}
-        offsets, size = assign_offsets(
-            [(first[position], last[position], sizes[position]) for position in first]
-        )
-        for position, offset in zip(first, offsets, strict=True):
-            self.tensors[position] = replace(self.tensors[position], offset=offset)
-        return size
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +298,7 @@ def choose_layouts(regions: Sequence[AssignedRegion]) -> dict[int, str]:
 
 def may_block(value: Value) -> bool:
     """Tell whether a value can lie in some shared blocks of channels."""
-    if not value.is_static or value.shape is None or not value.is_tensor:
+    if not value.is_static or value.is_free or value.shape is None or not value.is_tensor:
         return False
     return any(can_block(value.dtype, value.shape, block) for block in BLOCKS.values())
 

@@ -50,12 +50,20 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from intarsia.backends.backend import RegisteredBackend
+    from intarsia.extents import Symbol
     from intarsia.graph.graph import Graph
+    from intarsia.passes.prepare import PreparedModel
     from intarsia.target import PlacedTarget
     from intarsia.target.placed import MemoryDomain
 
 
 logger = logging.getLogger("intarsia")
+
+Bounds: TypeAlias = Mapping[str, tuple[int, int | None]]
+"""By free dimension, its smallest and its largest size."""
+
+PrepareAll: TypeAlias = "Callable[[ir.Model], PreparedModel]"
+"""Prepares a model whose dimensions stay free."""
 
 Answer: TypeAlias = tuple[Mapping[int, Refusal], Mapping[int, str]]
 """By node id, why a target does not take it; and why it does, where a rule says so."""
@@ -229,6 +237,43 @@ def make_setting(request: Request, machine: Machine, tell: Progress = quiet) -> 
         PlacementError: A pin, exclusion or layer matches nothing or contradicts another.
         BackendError: A backend is missing, or failed.
     """
+    return _open(request, machine, tell)
+
+
+def make_free_setting(
+    request: Request, machine: Machine, nominal: Mapping[str, int], bounds: Bounds
+) -> tuple[Setting, Mapping[str, Symbol]]:
+    """Return the same of a model with free dimensions, which stay free, and their bounds.
+
+    Args:
+        request: What is asked for.
+        machine: What it means.
+        nominal: Sizes for which decisions are taken, by free dimension.
+        bounds: The smallest and largest size of each.
+
+    Raises:
+        UnsupportedError: The shape of a value does not follow from those of the inputs.
+        IntarsiaError: As `make_setting`.
+    """
+    from intarsia.extents import Symbol
+    from intarsia.passes.free_shapes import prepare_free
+
+    symbols = {name: Symbol(name, max(low, 1), high) for name, (low, high) in bounds.items()}
+
+    def prepare_all(model: ir.Model) -> PreparedModel:
+        prepared, shapes = prepare_free(model, nominal, symbols)
+        for node, problem in shapes.problems.items():
+            raise UnsupportedError(f"node {node.name!r} ({node.op_type}): {problem}")
+        symbols.update(shapes.symbols)
+        return prepared
+
+    return _open(request, machine, quiet, prepare_all), symbols
+
+
+def _open(
+    request: Request, machine: Machine, tell: Progress, prepare_all: PrepareAll | None = None
+) -> Setting:
+    """Read and prepare a model; with `prepare_all` its free dimensions stay free."""
     from intarsia.graph.load import load
 
     config, backends, num_threads = machine.config, machine.backends, request.threads
@@ -238,9 +283,10 @@ def make_setting(request: Request, machine: Machine, tell: Progress = quiet) -> 
     contexts = make_contexts(untagged, num_threads, host_targets(untagged, backends))
     pipeline = Pipeline.of(untagged, contexts, backends)
     tell("load", 0, 1)
-    loaded = load(request.model, request.shapes)
+    loaded = load(request.model, request.shapes, stays_free=prepare_all is not None)
     annotations = annotate_model(loaded, request, config)
-    return _Scene(request, machine, untagged, contexts, pipeline, tell).set(loaded, annotations)
+    scene = _Scene(request, machine, untagged, contexts, pipeline, tell)
+    return scene.set(loaded, annotations, prepare_all)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,12 +309,15 @@ class _Scene:
     pipeline: Pipeline
     tell: Progress
 
-    def set(self, loaded: ir.Model, annotations: Annotations) -> Setting:
+    def set(
+        self, loaded: ir.Model, annotations: Annotations, prepare_all: PrepareAll | None = None
+    ) -> Setting:
         """Prepare a model, or a body, and ask every backend what it takes of it.
 
         Args:
             loaded: Ours to change; what was said of its nodes is written on them.
             annotations: That, for the whole model.
+            prepare_all: Of a model with free dimensions, does all that `prepare` does.
         """
         from intarsia.passes.prepare import prepare
 
@@ -277,10 +326,14 @@ class _Scene:
         _fill_types(loaded, self.contexts, backends)
         passes: list[PassRun] = []
         said = annotations.of(loaded)
-        prepared = prepare(loaded, self.pipeline.before(passes))
+        if prepare_all is None:
+            prepared = prepare(loaded, self.pipeline.before(passes))
+        else:
+            prepared = prepare_all(loaded)
         self.tell("place", 0, 1)
         graph = prepared.graph
-        bodies = dict(self.bodies(graph, annotations))
+        # Where dimensions are free, a node with bodies goes whole to a backend that takes it.
+        bodies = {} if prepare_all is not None else dict(self.bodies(graph, annotations))
         inner = {node: one.digest for node, one in bodies.items()}
         exclude = self.request.exclude
         constraints = resolve_constraints(graph, self.machine, said, exclude, inner)
@@ -371,6 +424,17 @@ def _ask(graph: Graph, backend: RegisteredBackend, context: BuildContext) -> Ans
     if missing is not None:
         return {
             node.id: refuse(node, context, ReasonCode.UNAVAILABLE, missing.message, missing.hint)
+            for node in graph.nodes
+        }, {}
+    if not backend.takes_free and any(value.is_free for value in graph.values):
+        return {
+            node.id: refuse(
+                node,
+                context,
+                ReasonCode.DYNAMIC_SHAPE,
+                "the model has free dimensions, and this is for all sizes",
+                "it is taken in a program that is compiled for some sizes",
+            )
             for node in graph.nodes
         }, {}
     with calling(backend.name, context, "when asked what it takes"):

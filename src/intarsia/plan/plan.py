@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeAlias
 
 from intarsia.backends.values import TensorSpec
+from intarsia.extents import Extent, evaluate_all
+from intarsia.graph.arena import assign_offsets
 from intarsia.graph.model_info import ModelInfo
 from intarsia.graph.state import PLAIN
 from intarsia.plan.identity import Identity
@@ -151,6 +153,8 @@ class Plan:
         identity: What it depends on; None if it was made by an older version.
         model: What the model says of itself; None if it was made by an older version.
         bodies: The plans of the bodies of operators that are steps of it.
+        extents: By position in `tensors`, the dimensions of those that have free ones: the plan is
+            for nominal sizes then, and `at` returns that for others. Packages do not have it.
     """
 
     placement: Placement
@@ -166,6 +170,21 @@ class Plan:
     identity: Identity | None = None
     model: ModelInfo | None = None
     bodies: tuple[BodyPlan, ...] = ()
+    extents: Mapping[int, tuple[Extent, ...]] = field(default_factory=dict)
+
+    def at(self, sizes: Mapping[str, int]) -> Plan:
+        """Return the plan for sizes of free dimensions, by name: other shapes, other offsets."""
+        tensors = list(self.tensors)
+        for position, extents in self.extents.items():
+            tensors[position] = replace(tensors[position], shape=evaluate_all(extents, sizes))
+        steps = tuple(
+            replace(step, nbytes=tensors[step.destination].spec.nbytes)
+            if isinstance(step, CopyStep)
+            else step
+            for step in self.steps
+        )
+        arenas = tuple(fill_arena(tensors, steps, i) for i in range(len(self.devices)))
+        return replace(self, tensors=tuple(tensors), steps=steps, arena_bytes=arenas, extents={})
 
     @property
     def copies(self) -> tuple[CopyStep, ...]:
@@ -215,3 +234,32 @@ class Plan:
             + (f"+{tensor.offset}" if tensor.storage is TensorStorage.ARENA else "")
             for tensor in tensors
         )
+
+
+def fill_arena(tensors: list[PlanTensor], steps: Sequence[PlanStep], device: int) -> int:
+    """Give every arena tensor of a device its offset and return the arena's size, in bytes.
+
+    Args:
+        tensors: Of a plan, to be changed.
+        steps: Of the plan.
+        device: Position in `Plan.devices`.
+    """
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for when, step in enumerate(steps):
+        if isinstance(step, CopyStep):
+            used: tuple[int, ...] = (step.source, step.destination)
+        else:
+            used = (*step.inputs, *step.outputs)
+        for position in used:
+            tensor = tensors[position]
+            if tensor.device == device and tensor.storage is TensorStorage.ARENA:
+                first.setdefault(position, when)
+                last[position] = when
+    sizes = {position: tensors[position].spec.nbytes for position in first}
+    offsets, size = assign_offsets(
+        [(first[position], last[position], sizes[position]) for position in first]
+    )
+    for position, offset in zip(first, offsets, strict=True):
+        tensors[position] = replace(tensors[position], offset=offset)
+    return size

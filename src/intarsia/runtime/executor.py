@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.backends.device import Device, Executable, Step
+from intarsia.backends.device import Device, Executable, Resizable, Step
 from intarsia.backends.values import Artifact, TensorSpec
 from intarsia.errors import InputError
 from intarsia.graph.model_info import ModelInfo
@@ -96,6 +96,21 @@ class PlanExecutable:
         """Return the program that runs these feeds: this one (`FreeExecutable` has several)."""
         del feeds
         return self
+
+    def at(self, sizes: Mapping[str, int]) -> PlanExecutable:
+        """Return the program for sizes, of one whose plan has free dimensions.
+
+        Code and weights are the same; it takes no longer than to compute where tensors lie.
+
+        Args:
+            sizes: By free dimension.
+        """
+        executables = [
+            executable.at(sizes) if isinstance(executable, Resizable) else executable
+            for executable in self._executables
+        ]
+        plan = self.plan.at(sizes)
+        return PlanExecutable(plan, self.artifacts, executables, self._devices, self.constants)
 
     @property
     def latest(self) -> PlanExecutable:

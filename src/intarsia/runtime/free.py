@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from intarsia.backends.values import Artifact, ArtifactConstant, TensorSpec
-from intarsia.errors import InputError, PackageError
+from intarsia.errors import InputError, IntarsiaError, PackageError
 from intarsia.extents import Symbol
 from intarsia.graph.free_sizes import FreeSignature, FreeSpec, describe_free, sizes_text
 from intarsia.runtime.executor import PlanExecutable
@@ -75,24 +78,62 @@ class ProgramSource(Protocol):
         """Return what makes programs elsewhere."""
 
 
+logger = logging.getLogger("intarsia")
+
 _Key: TypeAlias = tuple[tuple[int, ...], ...]
 """The shapes of the inputs that have free dimensions, in their order."""
 
 
+@dataclass(frozen=True, slots=True)
+class GenericProgram:
+    """A program for all sizes.
+
+    Attributes:
+        program: Its plan has free dimensions.
+        symbols: The free dimensions, by name; it is right for sizes within their bounds.
+    """
+
+    program: PlanExecutable
+    symbols: Mapping[str, Symbol]
+
+    def takes(self, sizes: Mapping[str, int]) -> bool:
+        """Tell whether it is right for sizes."""
+        return all(
+            one.low <= sizes.get(name, -1) <= (sizes[name] if one.high is None else one.high)
+            for name, one in self.symbols.items()
+        )
+
+
+RUNS_BEFORE = 3
+"""Runs of the generic program at some sizes before a program is compiled for these."""
+
+
 @dataclass(slots=True)
 class _Kept:
-    """A program for some sizes, and when it was used last."""
+    """A program for some sizes.
+
+    Attributes:
+        program: It.
+        sizes: By free dimension.
+        used: When it was used last.
+        is_generic: Whether it is the generic program.
+        left: Runs of that until a program of its own is compiled.
+    """
 
     program: PlanExecutable
     sizes: Mapping[str, int]
     used: int
+    is_generic: bool = False
+    left: int = RUNS_BEFORE
 
 
 class FreeExecutable:
     """A model whose inputs have free dimensions; what `compile` and `load` return for one.
 
-    A program is made when sizes come for the first time; the least recently used one goes when
-    there are too many. It may be run from many threads at once.
+    Where there is a program for all sizes, it runs what comes; for sizes that come often a program
+    of their own is compiled in another thread meanwhile, and takes over. Else one is compiled when
+    sizes come for the first time. The least recently used one goes when there are too many. It may
+    be run from many threads at once.
 
     Args:
         signature: What the model takes and returns.
@@ -101,6 +142,7 @@ class FreeExecutable:
         max_shapes: Most programs that are kept, at least 1.
         is_frozen: Whether no program may be made any more.
         programs: Those that are made already; they may be more than `max_shapes`.
+        generic: The program for all sizes, if there is one.
 
     Attributes:
         signature: What the model takes and returns.
@@ -116,6 +158,7 @@ class FreeExecutable:
         max_shapes: int,
         is_frozen: bool = False,
         programs: Iterable[PlanExecutable] = (),
+        generic: GenericProgram | None = None,
     ) -> None:
         self.signature = signature
         self.targets = targets
@@ -125,12 +168,15 @@ class FreeExecutable:
         self._kept: dict[_Key, _Kept] = {}
         self._clock = count()
         self._lock = threading.Lock()
-        for program in programs:
+        self._making = threading.Lock()
+        self._generic = generic
+        given = tuple(programs)
+        self._max_shapes = max(max_shapes, len(given))
+        for program in given:
             self._keep(
                 {spec.name: spec.shape for spec in program.inputs if spec.shape is not None},
                 program,
             )
-        self._max_shapes = max(max_shapes, len(self._kept))
 
     @property
     def inputs(self) -> tuple[FreeSpec, ...]:
@@ -166,7 +212,19 @@ class FreeExecutable:
     def latest(self) -> PlanExecutable:
         """The program that was used last; if there is none yet, that for nominal sizes."""
         programs = self.programs
-        return programs[-1] if programs else self.specialise({})
+        if programs:
+            return programs[-1]
+        return self._find(self.signature.shapes_at(self.signature.nominal_sizes()))
+
+    @property
+    def generic(self) -> PlanExecutable | None:
+        """The program for all sizes, if there is one; it has no sizes, and does not run."""
+        return None if self._generic is None else self._generic.program
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        """The thread that compiles for sizes that come often."""
+        return ThreadPoolExecutor(1, thread_name_prefix="intarsia-sizes")
 
     @property
     def plan(self) -> Plan:
@@ -194,7 +252,8 @@ class FreeExecutable:
                 made any more.
             IntarsiaError: As `intarsia.compile`.
         """
-        return self._find(self.signature.shapes_at(self.signature.nominal_sizes(sizes)))
+        shapes = self.signature.shapes_at(self.signature.nominal_sizes(sizes))
+        return self._find(shapes, is_own=True)
 
     def program_for(self, feeds: Mapping[str, Any]) -> PlanExecutable:
         """Return the program for the sizes of arrays, which is made if it is not there.
@@ -213,6 +272,8 @@ class FreeExecutable:
         if kept is None:
             return self._find(self._check_feeds(feeds))
         kept.used = next(self._clock)
+        if kept.is_generic:
+            self._count(kept)
         return kept.program
 
     def _check_feeds(self, feeds: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -230,19 +291,31 @@ class FreeExecutable:
                 check_array(TensorSpec(spec.name, spec.dtype, shapes[spec.name]), array)
         return shapes
 
-    def _find(self, shapes: Mapping[str, tuple[int, ...]]) -> PlanExecutable:
+    def _find(
+        self, shapes: Mapping[str, tuple[int, ...]], *, is_own: bool = False
+    ) -> PlanExecutable:
         """Return the program for the shapes of all tensors.
+
+        Args:
+            shapes: By input.
+            is_own: Whether the generic program will not do.
 
         Raises:
             InputError: Shapes disagree, or no program may be made any more.
             IntarsiaError: As `intarsia.compile`.
         """
         sizes = self.signature.find_sizes(shapes)
-        key = tuple(shapes[name] for name in self._free)
+        key = self._key(shapes)
         with self._lock:
-            kept = self._kept.get(key)
-            if kept is not None:
+            kept, generic = self._kept.get(key), self._generic
+            if kept is None and not is_own and generic is not None and generic.takes(sizes):
+                kept = self._keep(shapes, generic.program.at(sizes), is_generic=True)
+            if kept is not None and not (is_own and kept.is_generic):
                 kept.used = next(self._clock)
+                return kept.program
+        with self._making:  # others may run meanwhile
+            kept = self._kept.get(key)
+            if kept is not None and not kept.is_generic:
                 return kept.program
             if self._is_frozen or self._source is None:
                 there = "; ".join(map(sizes_text, self.sizes)) or "none"
@@ -253,14 +326,40 @@ class FreeExecutable:
                     "more, or leave out frozen",
                 )
             program = self._source.make(shapes)
-            self._keep(shapes, program)
-            while len(self._kept) > self._max_shapes:
-                del self._kept[min(self._kept, key=lambda one: self._kept[one].used)]
-            return program
+        with self._lock:
+            return self._keep(shapes, program).program
 
-    def _keep(self, shapes: Mapping[str, tuple[int, ...]], program: PlanExecutable) -> None:
-        key = tuple(shapes[name] for name in self._free)
-        self._kept[key] = _Kept(program, self.signature.find_sizes(shapes), next(self._clock))
+    def _count(self, kept: _Kept) -> None:
+        """Count a run of the generic program; have one compiled for its sizes if it is time."""
+        kept.left -= 1
+        if kept.left == 0 and not self._is_frozen:
+            self._pool.submit(self._make_own, _shapes_of(kept.program))
+
+    def _make_own(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Make a program for some sizes in another thread; the generic one stays if that fails."""
+        if self._key(shapes) not in self._kept:  # others have taken its place
+            return
+        try:
+            self._find(shapes, is_own=True)
+        except IntarsiaError as error:
+            logger.info("there is no program for %s alone: %s", shapes, error.message)
+
+    def _key(self, shapes: Mapping[str, tuple[int, ...]]) -> _Key:
+        return tuple(shapes[name] for name in self._free)
+
+    def _keep(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        program: PlanExecutable,
+        *,
+        is_generic: bool = False,
+    ) -> _Kept:
+        """Keep a program in the place of another for the same sizes, and of what is used least."""
+        key, sizes = self._key(shapes), self.signature.find_sizes(shapes)
+        kept = self._kept[key] = _Kept(program, sizes, next(self._clock), is_generic)
+        while len(self._kept) > self._max_shapes:
+            del self._kept[min(self._kept, key=lambda one: self._kept[one].used)]
+        return kept
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Run the model once; as `PlanExecutable.run`, at any sizes.
@@ -379,13 +478,18 @@ class FreeExecutable:
                 f"{str(path)!r} cannot be written: the model was not loaded with its package",
                 hint="copy the package",
             )
-        latest = self.latest  # which makes one if there is none
-        programs = (latest, *(one for one in self.programs if one is not latest))
+        kept = sorted(self._kept.values(), key=_last_use)
+        own = [one.program for one in kept if not one.is_generic] or [self.specialise({})]
+        programs = own[::-1]
         save_free_package(self.signature, self.targets, programs, self._source.stored(), path)
 
     def __repr__(self) -> str:
         names = ", ".join(map(str, self.symbols))
         return f"<intarsia executable: free {names}, programs for {len(self._kept)} sizes>"
+
+
+def _shapes_of(program: PlanExecutable) -> dict[str, tuple[int, ...]]:
+    return {spec.name: spec.shape for spec in program.inputs if spec.shape is not None}
 
 
 def _last_use(kept: _Kept) -> int:
