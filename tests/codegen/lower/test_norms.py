@@ -192,3 +192,44 @@ def test_random_shapes(run_both, spelling, shape):
     model = model_of(SPELLINGS[spelling], shape)
     # A row of one number has no deviation but epsilon's: its rounding is all that there is.
     run_both(model, feeds_of(model), rtol=1e-3)
+
+
+GROUPS = (
+    "r = Reshape(x, to) i = InstanceNormalization<epsilon = 0.001>(r, one, zero)"
+    " y = Reshape(i, back)"
+)
+GROUP_SPELLINGS = {
+    "alone": (f"{GROUPS}", "y", False),
+    "scaled": (f"{GROUPS} g = Mul(y, w) z = Add(g, b)", "z", False),
+    "with SiLU": (f"{GROUPS} g = Mul(y, w) h = Add(g, b) s = Sigmoid(h) z = Mul(h, s)", "z", False),
+    "scaled by group": (f"{GROUPS} z = Relu(y)", "z", True),
+}
+
+
+@pytest.mark.parametrize("shape", [(2, 12, 5, 6), (1, 8, 33), (3, 4, 1, 2, 3)])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("spelling", GROUP_SPELLINGS)
+def test_groups_as_channels_of_images(run_both, lower_model, spelling, groups, shape):
+    text, output, is_scaled = GROUP_SPELLINGS[spelling]
+    rng = np.random.default_rng(groups)
+    weights = {
+        "to": np.array([0, groups, -1]),
+        "back": np.array(shape),
+        "one": rng.standard_normal(groups, np.float32)
+        if is_scaled
+        else np.ones(groups, np.float32),
+        "zero": np.full(groups, is_scaled, np.float32),
+    }
+    if "w)" in text:
+        weights |= dict.fromkeys("wb", (shape[1], *[1] * (len(shape) - 2)))
+    model = small_model(output, text, {"x": shape}, weights)
+    assert calls_of(lower_model, model) == 1
+    run_both(model, feeds_of(model), rtol=1e-5)
+
+
+def test_an_image_of_other_channels_is_not_one_of_groups(run_both, lower_model):
+    weights = {"to": np.array([4, 3, -1]), "back": np.array((2, 12, 5))}
+    weights |= {"one": np.ones(3, np.float32), "zero": np.zeros(3, np.float32)}
+    model = small_model("z", f"{GROUPS} z = Relu(y)", {"x": (2, 12, 5)}, weights)
+    assert calls_of(lower_model, model) == 2
+    run_both(model, feeds_of(model), rtol=1e-5)

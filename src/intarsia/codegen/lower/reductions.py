@@ -366,11 +366,14 @@ def lower_group_normalization(assembler: Assembler, group: KernelGroup) -> None:
     groups = _groups(operation)
     x = assembler.read(operation.node.inputs[0])
     rank = len(x.shape)
-    per_group = operation.opset < _SCALE_OF_GROUPS
+    per_group = operation.attribute("per_group", operation.opset < _SCALE_OF_GROUPS)
     split = x.split(CHANNELS, groups)
-    vectors = []
-    for position in (1, 2):
-        view = assembler.read(operation.node.inputs[position])
+    vectors: list[View | None] = []
+    for value in (operation.value(1), operation.value(2)):
+        if value is None:
+            vectors.append(None)
+            continue
+        view = assembler.read(value.id)
         step = view.strides[0]
         inner = 0 if per_group else step
         outer = step if per_group else step * (x.shape[CHANNELS] // groups)

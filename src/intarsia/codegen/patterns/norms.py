@@ -14,7 +14,7 @@ from intarsia.codegen.lower.reductions import reduced_axes
 from intarsia.codegen.patterns.spelling import Meaning
 from intarsia.graph.extract import constant_array
 from intarsia.graph.graph import Graph, Node
-from intarsia.graph.pattern import CONSTANT, SOURCE, Match, Op, Pattern
+from intarsia.graph.pattern import ANY, CONSTANT, SOURCE, Match, Op, Pattern
 
 
 def _squares(value: Op | str) -> Iterator[Op]:
@@ -70,6 +70,25 @@ def _tensorflow(match: Match) -> Meaning | str:
     ]
     scale, shift = (value for value in vectors if value is not None)
     return _meaning(match, "LayerNormalization", scale, shift)
+
+
+def _groups(match: Match) -> Meaning | str:
+    """Return the normalisation of groups that one of images with a channel for each group is."""
+    graph, (result, norm, _) = match.graph, match.nodes
+    x, split = (graph.values[value].shape for value in (match.source, norm.inputs[0]))
+    if x is None or split is None or graph.values[result.outputs[0]].shape != x:
+        return "the shapes before and after differ"
+    if len(split) != _SPLIT_RANK or split[0] != x[0] or x[1] % split[1] or 0 in x:
+        return "its channels are not those of groups"
+    scale, shift = (constant_array(graph.values[value]) for value in norm.inputs[1:])
+    is_plain = bool((scale == 1).all() and (shift == 0).all())
+    inputs = (match.source,) if is_plain else (match.source, *norm.inputs[1:])
+    epsilon = Operation(graph, norm).attribute("epsilon", 1e-5)
+    attributes = {"num_groups": split[1], "epsilon": epsilon, "per_group": True}
+    return Meaning("GroupNormalization", inputs, attributes)
+
+
+_SPLIT_RANK = 3
 
 
 def _meaning(match: Match, op_type: str, *vectors: int) -> Meaning | str:
@@ -132,7 +151,14 @@ def _number(graph: Graph, value: int) -> float | None:
     return float(array.reshape(())) if array.size == 1 else None
 
 
+_GROUPS_SHAPE = Op(
+    "Reshape",
+    Op("InstanceNormalization", Op("Reshape", SOURCE, CONSTANT), CONSTANT, CONSTANT),
+    ANY,
+)
+
 NORMS: tuple[Pattern, ...] = (
+    Pattern("normalisation of groups", _GROUPS_SHAPE, _groups),
     Pattern("TensorFlow's layer normalisation", _tensorflow_shape(), _tensorflow),
     *(Pattern("layer normalisation", shape, _layer) for shape in _layer_shapes()),
     *(Pattern("RMS normalisation", shape, _rms) for shape in _rms_shapes()),
