@@ -6,13 +6,16 @@ import math
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 from tests.codegen.lower.conftest import evaluate
 from tests.codegen.lower.small_models import feeds_of, small_model
 
 import intarsia
 from intarsia.codegen.lower.region import refuse_node
+from intarsia.codegen.patterns import SPELLINGS as SPELLED
+from intarsia.codegen.patterns.spelling import read_operations
 from intarsia.graph.load import load
+from intarsia.graph.region import Region
 from intarsia.graph.snapshot import snapshot
 
 
@@ -216,3 +219,33 @@ def test_a_power_of_a_constant_is_that_of_numpy(exponent, dtype, backends):
     np.testing.assert_allclose(got, wanted, rtol=tolerance)
     is_zero = wanted == 0
     np.testing.assert_array_equal(np.signbit(got[is_zero]), np.signbit(wanted[is_zero]))
+
+
+GELUS = {
+    name: text
+    for name, text in SPELLINGS.items()
+    if name.startswith(("erf", "tanh")) and "Identity" not in text
+}
+
+
+@pytest.mark.parametrize("spelling", GELUS)
+def test_a_spelled_gelu_is_one_step(spelling):
+    graph = snapshot(load(model_of(GELUS[spelling])))
+    region = Region.of(graph, range(len(graph.nodes)))
+    (operation,) = read_operations(region, SPELLED)
+    assert (operation.op_type, len(operation.nodes)) == ("Gelu", len(graph.nodes))
+
+
+@pytest.mark.parametrize("spelling", GELUS)
+@pytest.mark.parametrize("name", ["half", "one", "root", "over_root", "cubic", "root_2_pi"])
+def test_with_another_constant_it_is_not_gelu(spelling, name, run_both):
+    model = model_of(GELUS[spelling])
+    if not any(name in node.input for node in model.graph.node):
+        return
+    tensor = next(item for item in model.graph.initializer if item.name == name)
+    changed = numpy_helper.to_array(tensor) * np.float32(1.0002)
+    tensor.CopyFrom(numpy_helper.from_array(changed, name))
+    graph = snapshot(load(model))
+    operations = read_operations(Region.of(graph, range(len(graph.nodes))), SPELLED)
+    assert "Gelu" not in {operation.op_type for operation in operations}
+    run_both(model, feeds_of(model), rtol=1e-5)
