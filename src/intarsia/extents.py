@@ -331,6 +331,13 @@ def typical(extent: Extent) -> int:
     return extent.evaluate(sizes)
 
 
+def least(extent: Extent) -> int:
+    """Return the smallest that an extent may be: for choices that give few images enough turns."""
+    if isinstance(extent, int):
+        return extent
+    return extent.evaluate({symbol.name: symbol.low for symbol in extent.symbols})
+
+
 def common_divisor(number: int, extent: Extent) -> int:
     """Return the largest number that divides a number, and an extent for all sizes."""
     return gcd(number, *(coefficient for _, coefficient in _terms(extent)))

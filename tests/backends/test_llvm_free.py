@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
+import onnx
+import onnx.parser
 import onnxruntime
 import pytest
 
@@ -111,3 +113,55 @@ def test_a_damaged_record_of_sizes_is_refused(program):
         fix_sizes(msgspec.structs.replace(payload, free=broken), NOMINAL, artifact.target)
     with pytest.raises(PackageError, match="damaged"):
         fix_sizes(payload, {"batch": 2}, artifact.target)
+
+
+NETWORK = """
+<ir_version: 8, opset_import: ["" : 18]>
+network (float[images, 3, 33, 33] x) => (float[images, 10] y)
+{
+  s = Conv<strides=[2, 2], pads=[1, 1, 1, 1]>(x, a)
+  r = Relu(s)
+  p = MaxPool<kernel_shape=[3, 3], strides=[1, 1], pads=[1, 1, 1, 1]>(r)
+  w = Conv<group=16, pads=[1, 1, 1, 1]>(p, b)
+  q = Clip(w)
+  u = Conv(q, c)
+  v = Conv<pads=[1, 1, 1, 1]>(u, d)
+  t = Add(u, v)
+  g = GlobalAveragePool(t)
+  f = Constant<value_ints=[-1, 32]>()
+  h = Reshape(g, f)
+  y = Gemm<transB=1>(h, e)
+}
+"""
+WEIGHTS = {
+    "a": (16, 3, 3, 3),
+    "b": (16, 1, 3, 3),
+    "c": (32, 16, 1, 1),
+    "d": (32, 32, 3, 3),
+    "e": (10, 32),
+}
+
+
+def test_a_network_of_images_has_a_free_batch():
+    """Direct, depthwise and pointwise convolutions, Winograd's transforms, and poolings."""
+    model = onnx.parser.parse_model(NETWORK)
+    rng = np.random.default_rng(0)
+    for name, shape in WEIGHTS.items():
+        array = rng.standard_normal(shape, dtype=np.float32) / 4
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    graph = prepare_free(load(model, stays_free=True), {"images": 4})[0].graph
+    subject = Subject(llvm.BACKEND, None, {})
+    assert not subject.refusals(graph, "network")
+    artifact = subject.backend.compile(subject.candidate(graph.whole), subject.context)
+    assert "Winograd" in artifact.metadata["about"]
+    executable = subject.backend.load(artifact, subject.open())
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    for images in (1, 2, 3, 7):
+        x = rng.standard_normal((images, 3, 33, 33), dtype=np.float32)
+        y = np.full((images, 10), np.nan, np.float32)
+        fixed = executable.at({"images": images})
+        fixed.bind([x], [y], aligned_bytes(max(1, fixed.scratch_bytes)))()
+        (expected,) = session.run(None, {"x": x})
+        np.testing.assert_allclose(y, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())

@@ -29,10 +29,11 @@ def shape_hash(region: Region) -> str:
     """Return the hash of what decides a region's speed, as 32 hexadecimal digits.
 
     It covers operators, domains, operator set versions, attributes with their bodies, called
-    functions, shapes (free ones with their expressions), dtypes and wiring; of constants the values of integers, booleans, strings
-    and of tensors of up to 64 elements. Names do not count, nor does the order in which inputs
-    and outputs are listed: code that is reused by this hash must order them itself. Not seen as
-    equal: bodies with another node order, attributes spelt out that equal their defaults.
+    functions, shapes (free ones with their expressions), dtypes and wiring; of constants the values
+    of integers, booleans, strings and of tensors of up to 64 elements. Names do not count, nor does
+    the order in which inputs and outputs are listed: code that is reused by this hash must order
+    them itself. Not seen as equal: bodies with another node order, attributes spelt out that equal
+    their defaults.
     """
     return _hash(region, content=False)
 

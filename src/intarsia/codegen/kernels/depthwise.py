@@ -19,6 +19,7 @@ from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.kernels.window import Tiling, Window, over_taps, window_key
 from intarsia.codegen.tile import around
 from intarsia.codegen.unit import VectorUnit
+from intarsia.extents import least
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def schedule(spec: Depthwise) -> DepthwiseSchedule:
     """Return the schedule that a convolution has, or that is picked for it."""
     if spec.schedule:
         return spec.schedule
-    return choose_schedule(spec.normalised().window, spec.batch * spec.blocks, spec.unit)
+    return choose_schedule(spec.normalised().window, least(spec.batch) * spec.blocks, spec.unit)
 
 
 def choose_schedule(window: Window, blocks: int, unit: VectorUnit) -> DepthwiseSchedule:

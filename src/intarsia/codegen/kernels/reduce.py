@@ -16,9 +16,10 @@ from intarsia.codegen import maths
 from intarsia.codegen.body import NOTHING, Fused, Layout
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Function, Index, IrValue, Type
-from intarsia.codegen.kernels.domain import Domain, plan_axes, simplify, turns, walk
+from intarsia.codegen.kernels.domain import Domain, entries_of, plan_axes, simplify, turns, walk
 from intarsia.codegen.kernels.reduce_kinds import KINDS, ReductionKind, fold, highest, lowest, merge
 from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.extents import typical
 
 _ACCUMULATORS = 4
 """Side by side: an addition is ready after 4 cycles, and one chain would wait for it."""
@@ -66,7 +67,7 @@ class _ReductionKernel:
         self._spec = spec
         self._kept, self._gone = _domains(spec)
         last = len(self._kept.extents) - 1
-        self._is_across = self._kept.strides[0][last] == 1 and self._kept.extents[last] > 1
+        self._is_across = self._kept.strides[0][last] == 1 and self._kept.extents[last] != 1
         strides = (*self._kept.strides[0], *self._gone.strides[0])
         extents = (*self._kept.extents, *self._gone.extents)
         self._x = replace(spec.x, strides=strides).declare(builder, "x", extents)
@@ -85,7 +86,7 @@ class _ReductionKernel:
         if self._spec.kind.startswith("Arg"):
             lanes = min(lanes, unit.lanes("int32"))
         extents = self._kept.extents if self._is_across else self._gone.extents
-        covering: int = 1 << max(0, extents[-1] - 1).bit_length()
+        covering = 1 << max(0, typical(extents[-1]) - 1).bit_length()
         return min(lanes, covering)
 
     def build(self) -> Function:
@@ -94,10 +95,11 @@ class _ReductionKernel:
         if 0 in extents:
             return b.finish_empty()
         last = len(extents) - 1
-        width = min(_ACCUMULATORS, -(-extents[last] // self._lanes)) if self._is_across else 1
+        vectors = -(-typical(extents[last]) // self._lanes)
+        width = min(_ACCUMULATORS, vectors) if self._is_across else 1
         grains = {last: self._lanes * width} if self._is_across else {}
-        budget = max(1, _BUDGET // max(1, prod(self._gone.extents)))
-        axes = plan_axes([range(extent) for extent in extents], range(last + 1), grains, budget)
+        budget = max(1, _BUDGET // max(1, typical(prod(self._gone.extents))))
+        axes = plan_axes([entries_of(e) for e in extents], range(last + 1), grains, budget)
 
         def cell(at: dict[int, Index], counts: dict[int, int]) -> None:
             place = [at[dim] for dim in range(last + 1)]
@@ -337,7 +339,7 @@ def _domains(spec: Reduction) -> tuple[Domain, Domain]:
     layouts = (spec.y, *spec.epilogue.operands)
     strides = [tuple(spec.x.strides[dim] for dim in remaining), *(item.strides for item in layouts)]
     extents = [spec.domain[dim] for dim in remaining]
-    order = sorted(range(len(remaining)), key=lambda dim: (-spec.y.strides[dim], dim))
+    order = sorted(range(len(remaining)), key=lambda dim: (-typical(spec.y.strides[dim]), dim))
     inner = [spec.domain[dim] for dim in gone]
     steps = tuple(spec.x.strides[dim] for dim in gone)
     reduced = sorted(range(len(gone)), key=lambda dim: (-steps[dim], dim))

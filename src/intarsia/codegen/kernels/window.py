@@ -114,8 +114,13 @@ class Split:
 class FreeSplit:
     """A free extent cut into parts of one size, the last one smaller; see `Split`."""
 
-    extent: Expression
+    extent: Size
     size: int
+
+    @property
+    def larger(self) -> int:
+        """How many parts have one more: none."""
+        return 0
 
     @property
     def count(self) -> Size:

@@ -309,7 +309,7 @@ class Assembler:
         body = identity(old.dtype)
         spec = Elementwise(new.domain, (old.layout,), (new.layout,), body, self.unit, ragged)
         moved = prod(new.domain) * np.dtype(new.dtype).itemsize
-        self.call(spec, (old, new), nodes, note, typical(moved))
+        self.call(spec, (old, new), nodes, note, moved)
 
     # Constants
 
@@ -364,7 +364,7 @@ class Assembler:
         arguments: Sequence[View],
         nodes: Sequence[str],
         note: str = "",
-        moved_bytes: int = 0,
+        moved_bytes: Size = 0,
         guard: Guard | None = None,
         *,
         is_picked: bool = False,
@@ -395,7 +395,7 @@ class Assembler:
             extent,
             tuple(nodes),
             note,
-            moved_bytes,
+            typical(moved_bytes),
             shape=_shapes(function, arguments),
             flop=self._flop(nodes),
             nbytes=moved_bytes if is_border else sum(sizes),

@@ -38,6 +38,7 @@ from intarsia.codegen.lower.recipes import ANCHOR, Recipe, fuse, over
 from intarsia.codegen.lower.views import Pads, View
 from intarsia.codegen.lower.windows import read_conv_window
 from intarsia.codegen.unit import VectorUnit, WinogradMode
+from intarsia.extents import least
 
 FUSED = "com.microsoft.FusedConv"
 _SPATIAL = 2
@@ -323,7 +324,7 @@ def _winograd_tiles(assembler: Assembler, problem: ConvProblem, operation: Opera
         or x.block != assembler.lanes
     ):
         return 0
-    shape = (x.shape[0], problem.groups, x.shape[1], y.shape[1], assembler.unit)
+    shape = (least(x.shape[0]), problem.groups, x.shape[1], y.shape[1], assembler.unit)
     # First what is fast, then what is exact enough: looking at errors takes some 50 ms for a large
     # layer.
     best = min(choose_winograd(problem.window, *shape) or 0, mode.largest)
@@ -333,7 +334,7 @@ def _winograd_tiles(assembler: Assembler, problem: ConvProblem, operation: Opera
 def _allowed_tiles(assembler: Assembler, problem: ConvProblem, operation: Operation) -> list[int]:
     """Return all tiles that the target allows for a convolution, fast or not; 0 is a direct one."""
     x, y = problem.x, problem.y
-    shape = (x.shape[0], problem.groups, x.shape[1], y.shape[1], assembler.unit)
+    shape = (least(x.shape[0]), problem.groups, x.shape[1], y.shape[1], assembler.unit)
     is_fit = problem.kind is ConvKind.DIRECT and x.block == assembler.lanes
     if not is_fit or not fits_winograd(problem.window, *shape):
         return [0]

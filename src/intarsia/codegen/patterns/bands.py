@@ -30,6 +30,7 @@ from intarsia.codegen.lower.views import Pads, View, outer
 from intarsia.codegen.lower.windows import read_conv_window
 from intarsia.codegen.patterns.shape import FusedShape, GroupChain
 from intarsia.codegen.unit import VectorUnit
+from intarsia.extents import is_free
 
 _SPATIAL = 2
 """The first spatial dimension, and how many there are in a chain."""
@@ -60,7 +61,8 @@ def _is_first(operation: Operation, unit: VectorUnit) -> bool:
     Its result is far larger than caches, its weights are not, and Winograd's transforms are not a
     choice.
     """
-    if not _is_conv(operation, ConvKind.DIRECT, unit):
+    # Bands of all images are calls of their own, so that their number has to be known.
+    if is_free(operation.output_shape) or not _is_conv(operation, ConvKind.DIRECT, unit):
         return False
     batch, inputs = operation.shape()[:2]
     outputs = operation.output_shape[1]

@@ -11,6 +11,7 @@ from intarsia.codegen.kernels.conv.spec import Conv, ConvSchedule
 from intarsia.codegen.kernels.window import Split, Tiling, Window, even_parts
 from intarsia.codegen.tile import around, fitting_widths, step_cost, tile_rows
 from intarsia.codegen.unit import VectorUnit
+from intarsia.extents import least
 
 
 def channel_groups(blocks: int, schedule: ConvSchedule) -> Split:
@@ -24,7 +25,7 @@ def schedule(spec: Conv) -> ConvSchedule:
         return spec.schedule
     window = spec.normalised().window
     chosen = choose_schedule(
-        window, spec.group_inputs, spec.group_blocks, spec.batch, spec.groups, spec.unit
+        window, spec.group_inputs, spec.group_blocks, least(spec.batch), spec.groups, spec.unit
     )
     return chosen if spec.y.dtype == "float32" else replace(chosen, chunk=0)  # y holds no sums
 

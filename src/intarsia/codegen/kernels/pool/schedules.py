@@ -10,6 +10,7 @@ from dataclasses import replace
 from intarsia.codegen.kernels.pool.spec import Pool, PoolSchedule
 from intarsia.codegen.kernels.pool.tile import entries
 from intarsia.codegen.tile import around
+from intarsia.extents import least
 
 
 def schedule(spec: Pool) -> PoolSchedule:
@@ -23,7 +24,7 @@ def schedule(spec: Pool) -> PoolSchedule:
     for count in range(2, min(_MANY_POSITIONS, max(1, width)) + 1):
         if len(entries(window, count)) <= free:
             positions = count
-    turns = spec.batch * spec.blocks * math.prod(window.out[:-2])
+    turns = least(spec.batch) * spec.blocks * math.prod(window.out[:-2])
     rows = window.out[-2] if window.rank > 1 else 1
     return PoolSchedule(positions, _FEW_TAPS, max(1, min(rows, _TURNS // max(1, turns))))
 

@@ -21,7 +21,7 @@ from intarsia.arrays import Array
 from intarsia.codegen.ir import Function, Index, IrValue, Type
 from intarsia.codegen.kernels.convolution import LINE_BYTES, ConvKernel
 from intarsia.codegen.kernels.domain import each_turn
-from intarsia.codegen.kernels.window import Split, over_taps
+from intarsia.codegen.kernels.window import Split, over_taps, split_extent
 from intarsia.codegen.kernels.winograd.schedules import schedule, tile_grid
 from intarsia.codegen.kernels.winograd.spec import Winograd
 from intarsia.codegen.kernels.winograd.transform import (
@@ -140,7 +140,7 @@ class _WinogradKernel(ConvKernel):
         )
         extents = (spec.batch, *tile_grid(spec.window, spec.outputs))
         limits = (self.plan.images, self.plan.rows, self.plan.columns)
-        self.blocks = [Split.of(*pair) for pair in zip(extents, limits, strict=True)]
+        self.blocks = [split_extent(*pair) for pair in zip(extents, limits, strict=True)]
         self.panels = Split.of(spec.blocks, self.plan.vectors)
         self.shares = Split(self.panels.count, self.plan.shares)
         tiles = math.prod(split.size + (split.larger > 0) for split in self.blocks)

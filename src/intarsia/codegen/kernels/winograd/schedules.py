@@ -16,6 +16,7 @@ from intarsia.codegen.kernels.winograd.spec import Winograd, WinogradSchedule
 from intarsia.codegen.kernels.winograd.transform import OUTPUTS, TAPS
 from intarsia.codegen.tile import fitting_widths, tile_rows
 from intarsia.codegen.unit import VectorUnit
+from intarsia.extents import least
 
 
 def tile_grid(window: Window, outputs: int) -> tuple[int, int]:
@@ -29,7 +30,7 @@ def schedule(spec: Winograd) -> WinogradSchedule:
     return spec.schedule or choose_schedule(
         spec.window,
         spec.outputs,
-        spec.batch,
+        least(spec.batch),
         spec.in_channels,
         spec.blocks,
         spec.unit,
