@@ -32,6 +32,8 @@ from intarsia.place.request import BY_COST, PLACEMENTS, Progress, Request, quiet
 from intarsia.target.fields import rename_target_host
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
     from intarsia.accepted.choices import Accepted
     from intarsia.backends.registry import Backends
     from intarsia.graph.free_sizes import FreeSignature, SizesLike
@@ -179,6 +181,7 @@ class _FreeModel:
         self._shared = shared
         self._state = _file_state(request.model)
         self._count = 0
+        self._nominal: dict[str, int] | None = None
 
     def make(self, shapes: Mapping[str, tuple[int, ...]]) -> PlanExecutable:
         """Return a new program.
@@ -202,12 +205,27 @@ class _FreeModel:
             arrays = {tensor.name: tensor.data for tensor in self._kept.tensors}
             self._request = replace(self._request, model=join_model(self._kept.payload, arrays))
         self._count += 1
-        is_kept = self._request.is_kept and self._count <= _MOST_KEPT
+        is_kept = self._request.is_kept and self._count <= _MOST_KEPT and self._nominal is None
         looked_up = look_up(replace(self._request, shapes=shapes, cache=is_kept), self._shared)
         if looked_up.program is not None:
             return looked_up.program
         with fewer_collections():
+            if self._nominal is not None:
+                prepared = replace(looked_up.request, model=self._written_out(self._nominal))
+                looked_up = replace(looked_up, request=prepared)
             return _build(looked_up, self._tell, self._options, self._shared)[0]
+
+    def _written_out(self, nominal: Mapping[str, int]) -> ir.Model:
+        """Return the model with the shapes that it computes as constants.
+
+        What exporters write to compute a shape has an answer for all sizes more often than
+        `onnx.shape_inference` has one for some.
+        """
+        from intarsia.graph.load import load as load_model
+        from intarsia.passes.free_shapes import prepare_free
+
+        loaded = load_model(self._request.model, self._said, stays_free=True)
+        return prepare_free(loaded, nominal)[0].graph.model
 
     def generic(self, signature: FreeSignature) -> GenericProgram | None:
         """Return the program for all sizes; None where there is none.
@@ -245,6 +263,8 @@ class _FreeModel:
             logger.info("no program for all sizes: it would need %s", ", ".join(sorted(others)))
             return None
         logger.info("a program for all sizes, placed for %s: %s", sizes_text(nominal), program)
+        if setting.constraints.is_empty:  # else nodes are meant by the names that they had
+            self._nominal = nominal
         return GenericProgram(program, symbols)
 
     def without_measuring(self) -> None:

@@ -348,3 +348,10 @@ def test_a_plan_with_free_dimensions_has_other_offsets_at_other_sizes(attention)
         feeds = attention_feeds(2, seq)
         expected = peer(attention).run(None, feeds)[0]
         np.testing.assert_allclose(exe.run(feeds)["y"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_programs_for_sizes_know_shapes_that_the_model_computes():
+    exe = intarsia.compile(build("minilm:free"), "onnxruntime", sizes={"seq": 8})
+    (program,) = exe.programs
+    assert not any(tensor.shape is None for tensor in program.plan.tensors)
+    assert program.placement.node_count < exe.generic.placement.node_count + 1
