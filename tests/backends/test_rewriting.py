@@ -395,3 +395,19 @@ def test_attention_that_openvino_misreads_is_refused(attributes, inputs, words, 
     model = model_of([node], feeds, dict.fromkeys(outputs, TensorProto.FLOAT), opset)
     with pytest.raises(UnsupportedError, match=words):
         intarsia.compile(model, "openvino, reference", backends=backends, strict=True)
+
+
+@pytest.mark.parametrize(("opset", "axis"), [(17, 2), (20, 1), (20, 2), (20, -2), (20, None)])
+def test_transforms_are_along_the_axis_that_is_said(opset, axis, backends):
+    feeds, constants = {"x": draw(2, 4, 6, 1)}, {}
+    reads, attributes = ["x"], {}
+    if opset < 20:
+        attributes["axis"] = axis
+    elif axis is not None:
+        constants["axis"] = np.array(axis)
+        reads = ["x", "", "axis"]
+    node = helper.make_node("DFT", reads, ["y"], **attributes)
+    model = model_of([node], feeds, {"y": TensorProto.FLOAT}, opset, constants)
+    found = intarsia.compile(model, "openvino, reference", backends=backends).run(feeds)["y"]
+    wanted = np.fft.fft(feeds["x"][..., 0], axis=1 if axis == 1 else 2)
+    np.testing.assert_allclose(found[..., 0] + 1j * found[..., 1], wanted, 1e-4, 1e-3)

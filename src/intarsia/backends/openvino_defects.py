@@ -31,6 +31,8 @@ _UNSUPPORTED = ReasonCode.UNSUPPORTED_OP
 
 _PEEPHOLES = 7
 """Position of LSTM's input `P`."""
+_DFT_OF_INPUTS = 20
+"""The operator set from which on DFT reads its axis."""
 _MASK_AND_PAST = (3, 4)
 """Positions of Attention's inputs `attn_mask` and `past_key`."""
 _TELLS_INFINITY = frozenset(("Equal", "IsInf"))
@@ -139,6 +141,16 @@ def _has_window(graph: Graph, node: Node) -> bool:
 def _is_causal_after_past(graph: Graph, node: Node) -> bool:
     inputs = [_input(graph, node, position) for position in _MASK_AND_PAST]
     return None not in inputs and bool(node.ir.attributes.get_int("is_causal", 0))
+
+
+def _has_read_axis(graph: Graph, node: Node) -> bool:
+    """Tell whether a transform reads its axis, as from operator set 20 on, and it is not 1."""
+    if (graph.model.opset_imports.get("") or 0) < _DFT_OF_INPUTS:
+        return False
+    axis, rank = _input(graph, node, 2), len(_shape(graph, node))
+    if axis is None:
+        return rank != 3  # noqa: PLR2004 - the default is the last but one
+    return axis.constant is None or int(axis.constant.numpy()) % rank != 1
 
 
 def _aligns_by_scales(graph: Graph, node: Node) -> bool:
@@ -354,6 +366,12 @@ DEFECTS: tuple[KnownDefect, ...] = (
         code=ReasonCode.UNSUPPORTED_DTYPE,
     ),
     _rule("Attention", "of halves it rounds in between", bound=of_three_halves, dtypes="float16"),
+    _rule(
+        "DFT",
+        "it takes the axis to be 1, whatever is read",
+        where=_has_read_axis,
+        code=_UNSUPPORTED,
+    ),
     _rule("DFT STFT", "its rounding is that of the largest frequency", bound=of_spectrum),
     draws("openvino", _TRIED),
     _rule("TopK", "it numbers equal elements in any order", where=_has_indices),
