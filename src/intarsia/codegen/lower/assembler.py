@@ -398,7 +398,7 @@ class Assembler:
             typical(moved_bytes),
             shape=_shapes(function, arguments),
             flop=self._flop(nodes),
-            nbytes=moved_bytes if is_border else sum(sizes),
+            nbytes=typical(moved_bytes) if is_border else sum(sizes),
             is_tuned=spec in self._tuned,
             sizes=free.sizes,
         )
