@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GridSample, AffineGrid and RoiAlign against onnxruntime; what lies outside of images, and is no number."""
+"""Operators that read images between their entries, against onnxruntime and ONNX's reference."""
 
 import itertools
 
@@ -140,6 +140,62 @@ def test_on_opencl(backends):
     model = grid_model(feeds, "linear")
     exe = intarsia.compile(model, device, backends=backends)
     np.testing.assert_allclose(exe.run(feeds)["y"], evaluate(model, feeds)["y"], atol=1e-4)
+
+
+DEFORMED = {
+    "plain": ((1, 3, 5, 6), (4, 3, 2, 2), {}),
+    "of one": ((2, 3, 5, 6), (1, 3, 1, 1), {}),
+    "many channels": ((1, 40, 6, 7), (35, 40, 3, 3), {"pads": [1, 1, 1, 1]}),
+    "strided": ((2, 4, 7, 9), (6, 4, 3, 2), {"strides": [2, 3], "pads": [1, 0, 2, 1]}),
+    "dilated": ((1, 4, 9, 8), (3, 4, 2, 3), {"dilations": [3, 2], "pads": [0, 2, 1, 0]}),
+    "in groups": ((2, 4, 5, 5), (6, 2, 2, 2), {"group": 2, "offset_group": 4}),
+    "offsets in groups": ((1, 6, 5, 5), (2, 6, 2, 2), {"offset_group": 3}),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("more", ["", ", b", ", b, m", ", , m"])
+@pytest.mark.parametrize("case", DEFORMED)
+def test_deformed_convolutions(backends, case, more, dtype):
+    shape, kernel, attributes = DEFORMED[case]
+    rng = np.random.default_rng(0)
+    pads, ones = attributes.get("pads", [0] * 4), [1, 1]
+    strides, dilations = attributes.get("strides", ones), attributes.get("dilations", ones)
+    out = [
+        (shape[2 + i] + pads[i] + pads[2 + i] - (kernel[2 + i] - 1) * dilations[i] - 1)
+        // strides[i]
+        + 1
+        for i in range(2)
+    ]
+    count = attributes.get("offset_group", 1) * kernel[2] * kernel[3]
+    feeds = {
+        "x": rng.standard_normal(shape),
+        "w": rng.standard_normal(kernel),
+        "o": rng.uniform(-4, 4, (shape[0], 2 * count, *out)),
+        "b": rng.standard_normal(kernel[0]),
+        "m": rng.uniform(0, 1, (shape[0], count, *out)),
+    }
+    names = ("x", "o", *more.replace(",", "").split(), "w")
+    feeds = {name: feeds[name].astype(dtype) for name in names}
+    text = ", ".join(f"{name} = {value}" for name, value in attributes.items())
+    body = f"d = DeformConv<{text}>(x, w, o{more}) y = Relu(d)".replace("<>", "")
+    known = {"w": feeds.pop("w")} if len(more) < 6 else {}
+    model = small_model("y", body, feeds, known, opset=22)
+    (wanted,) = evaluate(model, feeds).values()
+    got = intarsia.compile(model, "llvm", num_threads=1, backends=backends).run(feeds)["y"]
+    np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-4 * kernel[1])
+
+
+def test_a_deformed_convolution_beside_blocked_tensors(backends):
+    rng = np.random.default_rng(1)
+    feeds = {"x": (2, 20, 5, 6), "o": (2, 18, 5, 6), "m": (2, 9, 5, 6)}
+    feeds = {name: rng.uniform(-1, 1, shape).astype("float32") for name, shape in feeds.items()}
+    body = "c = Conv(x, v) d = DeformConv<pads = [1, 1, 1, 1]>(c, w, o, , m) y = Conv(d, v)"
+    weights = {"v": (20, 20, 1, 1), "w": (20, 20, 3, 3)}
+    model = small_model("y", body, feeds, weights, opset=19)
+    (wanted,) = evaluate(model, feeds).values()
+    got = intarsia.compile(model, "llvm", num_threads=1, backends=backends).run(feeds)["y"]
+    np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-3)
 
 
 BOXES = [[0, 0, 3.5, 2], [-2, -3, 12, 40], [5, 4, 5, 4], [3, 3, 1, 1.5], [4.2, 0.3, 9, 4.9]]

@@ -51,6 +51,7 @@ class GridSample:
         mode: One of `TAPS`.
         padding: What lies outside: one of `PADDINGS`.
         aligns_corners: Whether -1 and 1 are the centres of the outermost entries, not their edges.
+        counts_entries: Whether coordinates are numbers of entries, the first dimension first.
     """
 
     batch: int
@@ -63,6 +64,7 @@ class GridSample:
     mode: str = "linear"
     padding: str = "zeros"
     aligns_corners: bool = False
+    counts_entries: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +163,9 @@ def _keep(
     (grid, places, weights), (image, point) = buffers, at
     axes = []
     for dim, extent in enumerate(spec.extents):
-        # A grid has the last dimension first.
-        value = b.load(grid, (image, point, len(spec.extents) - 1 - dim))
+        # ONNX's grids have the last dimension first.
+        column = dim if spec.counts_entries else len(spec.extents) - 1 - dim
+        value = b.load(grid, (image, point, column))
         axes.append(_taps(b, spec, value, extent))
     least = b.constant(0, INT64)
     for number, corner in enumerate(product(*axes)):
@@ -220,6 +223,7 @@ def _taps(
     else:
         low, high = -0.5, extent - 0.5
         at = b.mul(b.sub(b.mul(b.add(value, 1.0), float(extent)), 1.0), 0.5)
+    at = value if spec.counts_entries else at
     if spec.mode == "nearest":
         at = b.unary("rint", at)
     is_outside = b.binary("or", b.compare("lt", at, low), b.compare("gt", at, high))

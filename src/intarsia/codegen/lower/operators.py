@@ -195,6 +195,7 @@ OPERATORS: dict[str, Operator] = {
     ),
     "CumProd": _SCAN,
     "CumSum": _SCAN,
+    "DeformConv": Operator(sampling.lower_deform_conv, _REAL, sampling.refuse_deform_conv),
     "DepthToSpace": Operator(movement.lower_shuffle, WITH_NARROW),
     "Einsum": Operator(
         contraction.lower_einsum, WIDE, contraction.refuse_einsum, has_epilogue=True

@@ -7,13 +7,16 @@ from math import prod
 
 import numpy as np
 
-from intarsia.codegen.body import Apply, Body
+from intarsia.arrays import Array
+from intarsia.codegen.body import Apply, Body, Fused, identity
 from intarsia.codegen.kernels import sampling
 from intarsia.codegen.kernels.elementwise import Elementwise
+from intarsia.codegen.kernels.gemm import Gemm
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.indices import dense_target
 from intarsia.codegen.lower.operation import Operation
+from intarsia.codegen.lower.views import View
 from intarsia.codegen.scalar_ops.operator import FLOATS
 from intarsia.graph.indices import find_outside
 
@@ -163,3 +166,122 @@ def lower_affine_grid(assembler: Assembler, group: KernelGroup) -> None:
         layouts = tuple(view.layout for view in views)
         spec = Elementwise(domain, layouts, (y.layout,), body, assembler.unit)
         assembler.call(spec, (*views, y), group.names)
+
+
+_OFFSET, _BIAS, _MASK = 2, 3, 4
+"""Positions of the inputs of a `DeformConv`."""
+
+
+def refuse_deform_conv(operation: Operation) -> str | None:
+    """Say why a `DeformConv` is not taken."""
+    shape, weights, offset = operation.shape(), operation.shape(1), operation.shape(_OFFSET)
+    if len(shape) != 2 * _SPATIAL:
+        return "its input is not a batch of flat images"
+    if 0 in (*shape, *weights, *operation.output_shape):
+        return "it is empty"
+    groups = operation.attribute("offset_group", 1)
+    wanted = [(shape[0], groups * prod(weights[2:]) * 2, *operation.output_shape[2:])]
+    given = [offset]
+    if operation.value(_MASK) is not None:
+        wanted.append((shape[0], groups * prod(weights[2:]), *operation.output_shape[2:]))
+        given.append(operation.shape(_MASK))
+    if (
+        given != wanted
+        or shape[1] % groups
+        or weights[1] * operation.attribute("group", 1) != shape[1]
+    ):
+        return "its inputs do not fit one another"
+    return None
+
+
+def lower_deform_conv(assembler: Assembler, group: KernelGroup) -> None:
+    """Append samples of the input for each place of the kernel, and the product with weights."""
+    operation = group.anchor
+    x, weights, offset = (assembler.read_dense(operation.node.inputs[i]) for i in range(3))
+    batch, channels, *extents = x.shape
+    parts, places = operation.attribute("offset_group", 1), prod(weights.shape[2:])
+    points = prod(operation.output_shape[2:])
+    # Coordinates of all samples: where the kernel lies, and the offset.
+    domain, dtype = (batch * parts, places, points, 2), x.dtype
+    base = assembler.constant(
+        f"{operation.node.name}/places", _kernel_places(operation).astype(dtype)
+    )
+    offset = offset.reshaped((batch * parts, places, 2, points)).permuted((0, 1, 3, 2))
+    grid = _combine(assembler, group, "Add", (offset, base.expanded(domain)), domain)
+    grid = grid.reshaped((batch * parts, places * points, 2))
+    columns = assembler.scratch(dtype, (batch * parts, channels // parts, places * points))
+    spec = sampling.GridSample(
+        batch * parts,
+        channels // parts,
+        tuple(extents),
+        places * points,
+        x.reshaped((prod(x.shape),)).layout,
+        grid.layout,
+        columns.layout,
+        counts_entries=True,
+    )
+    assembler.call(spec, (x, grid, columns), group.names, "samples")
+    if operation.value(_MASK) is not None:
+        mask = assembler.read_dense(operation.node.inputs[_MASK])
+        mask = mask.reshaped((batch * parts, 1, places * points)).expanded(columns.shape)
+        columns = _combine(assembler, group, "Mul", (columns, mask), columns.shape)
+    groups = operation.attribute("group", 1)
+    rows, depth = weights.shape[0] // groups, channels // groups * places
+    stack = (batch, groups)
+    a = weights.reshaped((groups, rows, depth)).expanded((*stack, rows, depth))
+    columns = columns.reshaped((*stack, depth, points))
+    operands, epilogue = [], Fused(identity(dtype))
+    if operation.value(_BIAS) is not None:
+        bias = assembler.read_dense(operation.node.inputs[_BIAS]).reshaped((groups, rows, 1))
+        operands.append(bias.expanded((*stack, rows, points)))
+        add = Body((dtype, dtype), (Apply("Add", (0, 1), (), dtype),), (2,))
+        epilogue = Fused(add, (operands[0].layout,))
+    with dense_target(assembler, group) as target:
+        y = target.reshaped((*stack, rows, points))
+        product = assembler.choose(
+            Gemm(
+                rows,
+                points,
+                depth,
+                a.layout,
+                columns.layout,
+                y.layout,
+                stack,
+                epilogue,
+                assembler.unit,
+            )
+        )
+        assembler.call(product, (a, columns, y, *operands), group.names)
+
+
+def _kernel_places(operation: Operation) -> Array:
+    """Return the coordinates that a kernel reads without offsets: [place, point, dimension]."""
+    kernel, out = operation.shape(1)[_SPATIAL:], operation.output_shape[_SPATIAL:]
+    ones = (1,) * len(kernel)
+    strides, dilations = (operation.attribute(name, ones) for name in ("strides", "dilations"))
+    pads = operation.attribute("pads", (0, 0, 0, 0))
+    axes = [
+        np.arange(size)[:, None] * dilation + np.arange(count) * stride - pad
+        for size, count, dilation, stride, pad in zip(
+            kernel, out, dilations, strides, pads[: len(kernel)], strict=True
+        )
+    ]
+    down, across = np.broadcast_arrays(axes[0][:, None, :, None], axes[1][None, :, None, :])
+    return np.stack([down, across], -1).reshape(prod(kernel), prod(out), len(kernel))
+
+
+def _combine(
+    assembler: Assembler,
+    group: KernelGroup,
+    op_type: str,
+    views: tuple[View, View],
+    domain: tuple[int, ...],
+) -> View:
+    """Append an operator of two tensors over a domain, and return its result."""
+    dtype = views[0].dtype
+    result = assembler.scratch(dtype, domain)
+    body = Body((dtype, dtype), (Apply(op_type, (0, 1), (), dtype),), (2,))
+    layouts = tuple(view.layout for view in views)
+    spec = Elementwise(domain, layouts, (result.layout,), body, assembler.unit)
+    assembler.call(spec, (*views, result), group.names)
+    return result
