@@ -140,3 +140,55 @@ def test_refusals(case):
     )
     graph = snapshot(load(model))
     assert refuse_node(graph, graph.nodes[0]) == ("op", reason)
+
+
+HALVES = {
+    "slices": "a = Slice(x, zero, half, last) b = Slice(x, half, end, last)",
+    "parts": "a, b = Split<axis = -1>(x, sizes)",
+}
+TURNED = "n = Neg(b) r = Concat<axis = -1>(n, a) p = Mul(x, c) q = Mul(r, s) y = Add(p, q)"
+NUMBERS = {
+    "zero": np.array([0]),
+    "half": np.array([8]),
+    "end": np.array([2**63 - 1]),
+    "last": np.array([-1]),
+    "sizes": np.array([8, 8]),
+}
+SWAPPED = {
+    "as it is": TURNED,
+    "sine in front": TURNED.replace("Mul(r, s)", "Mul(s, r)").replace("Add(p, q)", "Add(q, p)"),
+}
+
+
+def halves_model(halves, turned=TURNED, angles=(1, 1, 5, 16)):
+    """Return a model with heads behind a product, and an activation behind them."""
+    heads = "m = MatMul(i, w) h = Reshape(m, to) x = Transpose<perm = [0, 2, 1, 3]>(h)"
+    weights = {"w": (8, 48), "to": np.array([2, 5, 3, 16])}
+    weights |= {name: array for name, array in NUMBERS.items() if name in HALVES[halves]}
+    inputs = {"i": (2, 5, 8), "c": angles, "s": angles}
+    return small_model("z", f"{heads} {HALVES[halves]} {turned} z = Neg(y)", inputs, weights)
+
+
+@pytest.mark.parametrize("angles", [(1, 1, 5, 16), (2, 1, 5, 16), (5, 16)])
+@pytest.mark.parametrize("turned", SWAPPED)
+@pytest.mark.parametrize("halves", HALVES)
+def test_halves_that_change_places_are_one_kernel(run_both, lower_model, halves, turned, angles):
+    model = halves_model(halves, SWAPPED[turned], angles)
+    program, _ = lower_model(model)
+    assert max(len(call.nodes) for call in program.calls) == len(model.graph.node) - 4
+    run_both(model, feeds_of(model), rtol=1e-5)
+
+
+OTHER_HALVES = {
+    "halves in their places": TURNED.replace("Neg(b)", "Neg(a)").replace("(n, a)", "(n, b)"),
+    "one half twice": TURNED.replace("(n, a)", "(n, b)"),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_HALVES)
+@pytest.mark.parametrize("halves", HALVES)
+def test_other_halves_stay_several_kernels(run_both, lower_model, halves, case):
+    model = halves_model(halves, OTHER_HALVES[case])
+    program, _ = lower_model(model)
+    assert max(len(call.nodes) for call in program.calls) < len(model.graph.node) - 4
+    run_both(model, feeds_of(model), rtol=1e-5)

@@ -19,6 +19,7 @@ from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
+from intarsia.codegen.lower.recipes import operand
 from intarsia.codegen.lower.views import View
 from intarsia.graph.extract import constant_array
 from intarsia.graph.graph import Value
@@ -82,6 +83,9 @@ def _read(operation: Operation) -> _Rotary | str:
 
 def refuse_rotary(operation: Operation) -> str | None:
     """Say why a rotary embedding is not taken."""
+    if operation.attribute("rotates_halves", 0):
+        dtypes = {value.dtype for value in operation.inputs}
+        return "its angles are of another dtype" if len(dtypes) > 1 else None
     if operation.attribute("scale", 1.0) != 1:
         return "it has a scale"
     if operation.attribute("is_packed_batching", 0):
@@ -135,6 +139,9 @@ def _positions(operation: Operation, positions: Value) -> Array:
 def lower_rotary(assembler: Assembler, group: KernelGroup) -> None:
     """Append one kernel that turns all pairs, behind those that pick their angles."""
     operation = group.anchor
+    if operation.attribute("rotates_halves", 0):
+        _lower_halves(assembler, group)
+        return
     rotary = _read(operation)
     assert isinstance(rotary, _Rotary)
     if rotary.positions is None:
@@ -153,6 +160,24 @@ def lower_rotary(assembler: Assembler, group: KernelGroup) -> None:
     if rest:
         x, y = (view.part(3, 2 * rotary.pairs, rest) for view in (x, y))
         assembler.copy(x, y, group.names, "not turned")
+
+
+def _lower_halves(assembler: Assembler, group: KernelGroup) -> None:
+    """Append `x * cos + (-x2, x1) * sin`, of angles for all entries, in one kernel."""
+    operation = group.anchor
+    x, y = assembler.read(operation.node.inputs[0]), assembler.target(group.result)
+    angles = [operand(assembler, i, x.shape, 0) for i in operation.node.inputs[1:]]
+    last, half = len(x.shape) - 1, x.shape[-1] // 2
+    parts = [(view.part(last, 0, half), view.part(last, half, half)) for view in (x, *angles, y)]
+    (x1, x2), (cos1, cos2), (sin1, sin2), results = parts
+    views = (x1, x2, cos1, cos2, sin1, sin2, *results)
+    products = ((0, 2), (1, 4), (1, 3), (0, 5))
+    steps = [Apply("Mul", pair, (), x.dtype) for pair in products]
+    steps += [Apply("Sub", (6, 7), (), x.dtype), Apply("Add", (8, 9), (), x.dtype)]
+    layouts = tuple(view.layout for view in views)
+    body = Body((x.dtype,) * 6, tuple(steps), (10, 11))
+    spec = Elementwise(x1.shape, layouts[:6], layouts[6:], body, assembler.unit)
+    assembler.call(spec, views, group.names)
 
 
 def _turn(dtype: str) -> Body:
