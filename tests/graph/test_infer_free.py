@@ -121,3 +121,24 @@ def test_nameless_dimensions_get_names_of_their_own():
     assert [str(dim) for dim in loaded.graph.inputs[0].shape] == ["x.0_", "3", "x.2"]
     shapes = infer_free_shapes(loaded)
     assert set(shapes.symbols) == {"x.0_", "x.2", "x.0"}
+
+
+def test_operators_of_onnx_runtime_hand_symbols_on():
+    header = '<ir_version: 9, opset_import: ["": 20, "com.microsoft": 1]>'
+    model = parser.parse_model(
+        f"{header} g (float[N,S,4] x, float[7,4] w) => (float[N,S,7] y)"
+        " { a = com.microsoft.Gelu(x) y = com.microsoft.FusedMatMul<transB = 1>(a, w) }"
+    )
+    shapes = infer_free_shapes(load(model, stays_free=True))
+    assert not shapes.problems
+    texts = {value.name: [str(extent) for extent in it] for value, it in shapes.extents.items()}
+    assert (texts["a"], texts["y"]) == (["N", "S", "4"], ["N", "S", "7"])
+
+
+def test_an_operator_that_nobody_knows_is_a_problem_not_an_error():
+    header = '<ir_version: 9, opset_import: ["": 20, "com.microsoft": 1]>'
+    model = parser.parse_model(
+        f"{header} g (float[N,4] x) => (float[N,4] y) {{ y = com.microsoft.Unknown(x) }}"
+    )
+    shapes = infer_free_shapes(load(model, stays_free=True))
+    assert list(shapes.problems.values()) == ["onnx does not know com.microsoft.Unknown"]

@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import onnx
 import onnx.parser
+import onnx.shape_inference
+
+from intarsia.graph.ops import NamesOperator
 
 MICROSOFT = "com.microsoft"
 _STAND_INS = "intarsia.types"
@@ -85,9 +88,7 @@ def with_stand_ins(proto: onnx.ModelProto) -> onnx.ModelProto:
     places = [
         place
         for place, node in enumerate(proto.graph.node)
-        if node.domain == MICROSOFT
-        and node.op_type in CONTRIBUTED
-        and (node.domain, node.op_type) not in own
+        if is_contributed(node) and (node.domain, node.op_type) not in own
     ]
     if not places:
         return proto
@@ -101,6 +102,28 @@ def with_stand_ins(proto: onnx.ModelProto) -> onnx.ModelProto:
         node.domain, node.op_type = _STAND_INS, name
         del node.attribute[:]
     return copy
+
+
+def is_contributed(node: NamesOperator) -> bool:
+    """Tell whether a node's operator is listed here."""
+    return node.domain == MICROSOFT and node.op_type in CONTRIBUTED
+
+
+def contributed_types(
+    node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]
+) -> dict[str, onnx.TypeProto]:
+    """Return the types of the results of a node whose operator is listed, by name.
+
+    Args:
+        node: The node.
+        types: Of its operands, by name; dimensions may have names, which the results then have.
+    """
+    inputs = [onnx.ValueInfoProto(name=name, type=kind) for name, kind in types.items() if name]
+    graph = onnx.helper.make_graph([node], "one", inputs, [])
+    imports = [onnx.helper.make_opsetid(MICROSOFT, 1), onnx.helper.make_opsetid("", _OPSET)]
+    alone = with_stand_ins(onnx.helper.make_model(graph, opset_imports=imports))
+    inferred = onnx.shape_inference.infer_shapes(alone)
+    return {info.name: info.type for info in inferred.graph.value_info}
 
 
 def _function(node: onnx.NodeProto, name: str) -> onnx.FunctionProto:

@@ -32,6 +32,7 @@ from intarsia.extents import (
     free_symbols,
     parse_extent,
 )
+from intarsia.graph.contributed import contributed_types, is_contributed
 
 Extents: TypeAlias = tuple[Extent, ...]
 
@@ -240,7 +241,8 @@ class _Inference:
         node = call.node
         if any(value is not None and value.type is None for value in node.inputs):
             return [None] * len(node.outputs)
-        schema = onnx.defs.get_schema(node.op_type, call.version, node.domain)
+        if not is_contributed(node) and not onnx.defs.has(node.op_type, node.domain):
+            raise UndecidedError(f"onnx does not know {node.domain}.{node.op_type}")
         types, data = {}, {}
         for value in node.inputs:
             if value is None or value.type is None:
@@ -248,9 +250,12 @@ class _Inference:
             types[value.name or ""] = self._type_of(value)
             if value.const_value is not None and value.const_value.size <= _MOST_ENTRIES:
                 data[value.name or ""] = ir.serde.serialize_tensor(value.const_value)
+        if is_contributed(node):
+            made = contributed_types(ir.serde.serialize_node(node), types)
+            return [self._read(made.get(value.name or "")) for value in node.outputs]
         try:
             made = onnx.shape_inference.infer_node_outputs(
-                schema,
+                onnx.defs.get_schema(node.op_type, call.version, node.domain),
                 ir.serde.serialize_node(node),
                 types,
                 data,

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Norms, activations and rotary embeddings of free sizes: one program for all of them."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from tests.codegen.lower.conftest import evaluate
+
+import intarsia
+
+TOKENS = "float[B,S,40] x"
+HEADS = "float[B,3,S,16] x, float[1,1,S,16] c, float[1,1,S,16] s"
+CASES = {
+    "sum and norm": (
+        f"{TOKENS}, float[B,S,40] s",
+        "n, , , t = com.microsoft.SkipLayerNormalization(x, s, g, b) y = Add(n, t)",
+        {"g": (40,), "b": (40,)},
+    ),
+    "spelled norm": (
+        TOKENS,
+        "m = ReduceMean(x, a) d = Sub(x, m) p = Mul(d, d) v = ReduceMean(p, a) e = Add(v, eps)"
+        " q = Sqrt(e) r = Div(d, q) y = Mul(r, g)",
+        {"g": (40,), "a": np.array([-1]), "eps": np.float32(1e-5)},
+    ),
+    "product and activation": (
+        TOKENS,
+        "p = com.microsoft.FusedMatMul<transB = 1, alpha = 0.5>(x, w)"
+        " y = com.microsoft.BiasGelu(p, b)",
+        {"w": (24, 40), "b": (24,)},
+    ),
+    "rotary embedding": (
+        "float[B,S,48] x, int64[B,S] p",
+        "y = com.microsoft.RotaryEmbedding(x, p, c, s)",
+        {"c": (32, 8), "s": (32, 8)},
+    ),
+    "rotary embedding from a position on": (
+        "float[B,S,48] x, int64[1] p",
+        "y = com.microsoft.RotaryEmbedding(x, p, c, s)",
+        {"c": (32, 8), "s": (32, 8)},
+    ),
+    "spelled rotary embedding": (
+        HEADS,
+        "a, b = Split<axis = -1, num_outputs = 2>(x) n = Neg(b) r = Concat<axis = -1>(n, a)"
+        " u = Mul(x, c) v = Mul(r, s) y = Add(u, v)",
+        {},
+    ),
+    "groups": (
+        "float[B,12,5,6] x",
+        "r = Reshape(x, to) i = InstanceNormalization(r, one, zero) h = Shape(x) y = Reshape(i, h)",
+        {"to": np.array([0, 4, -1]), "one": np.ones(4, "f"), "zero": np.zeros(4, "f")},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_free_sizes(case, backends):
+    inputs, text, weights = CASES[case]
+    header = '<ir_version: 9, opset_import: ["": 20, "com.microsoft": 1]>'
+    model = onnx.parser.parse_model(f"{header} g ({inputs}) => (float y) {{ {text} }}")
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    rng = np.random.default_rng(0)
+    for name, given in weights.items():
+        is_shape = isinstance(given, tuple)
+        array = rng.standard_normal(given, np.float32) if is_shape else np.asarray(given)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    exe = intarsia.compile(model, "llvm", num_threads=1, backends=backends)
+    assert {region.backend for region in exe.placement.regions} == {"llvm"}
+    for batch, length in ((2, 5), (1, 17), (3, 1)):
+        feeds = {}
+        for value in model.graph.input:
+            sizes = {"B": batch, "S": length}
+            tensor = value.type.tensor_type
+            shape = [sizes.get(dim.dim_param, dim.dim_value) for dim in tensor.shape.dim]
+            is_index = tensor.elem_type == onnx.TensorProto.INT64
+            feeds[value.name] = (
+                rng.integers(0, 8, shape) if is_index else rng.standard_normal(shape, np.float32)
+            )
+        wanted = evaluate(model, feeds)["y"]
+        np.testing.assert_allclose(exe.run(feeds)["y"], wanted, rtol=1e-5, atol=1e-5)
