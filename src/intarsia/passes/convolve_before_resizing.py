@@ -29,7 +29,7 @@ _LEAST_GROWTH = 4
 def convolve_before_resizing(model: ir.Model) -> None:
     """Swap constant pointwise convolutions of float32 with the resizes that only they read."""
     for node in list(model.graph):
-        if _is_pointwise(node):
+        if is_pointwise(node):
             parts = _read_parts(node)
             if any(part.resize is not None for part in parts) and _is_name_free(model.graph, node):
                 _swap(model.graph, node, parts)
@@ -62,10 +62,10 @@ class _Part:
     @property
     def channels(self) -> slice:
         """Which input channels it has."""
-        return slice(self.first, self.first + _shape(self.value)[_CHANNELS])
+        return slice(self.first, self.first + static_shape(self.value)[_CHANNELS])
 
 
-def _is_pointwise(node: ir.Node) -> bool:
+def is_pointwise(node: ir.Node) -> bool:
     """Whether a node is a convolution of float32 that reads each pixel once and by itself."""
     if (node.domain, node.op_type) != ("", "Conv") or _joined(node) is None:
         return False
@@ -76,7 +76,7 @@ def _is_pointwise(node: ir.Node) -> bool:
         is_constant
         and np.isfinite(weights[0].const_value.numpy()).all()  # type: ignore[union-attr]
         and node.inputs[1].dtype == ir.DataType.FLOAT  # type: ignore[union-attr]
-        and set(_shape(node.inputs[1])[_SPATIAL:]) == {1}
+        and set(static_shape(node.inputs[1])[_SPATIAL:]) == {1}
         and attributes.get_int("group", 1) == 1
         and set(attributes.get_ints("strides", ())) <= {1}
         and not any(attributes.get_ints("pads", ()))
@@ -86,11 +86,11 @@ def _is_pointwise(node: ir.Node) -> bool:
 def _joined(node: ir.Node) -> ir.Value | None:
     """Return what a convolution reads, if its shapes are static."""
     source, result = node.inputs[0], node.outputs[0]
-    is_static = source is not None and _shape(source) and _shape(result)
+    is_static = source is not None and static_shape(source) and static_shape(result)
     return source if is_static else None
 
 
-def _shape(value: ir.Value | None) -> tuple[int, ...]:
+def static_shape(value: ir.Value | None) -> tuple[int, ...]:
     """Return a static shape without empty dimensions, else nothing."""
     if value is None or value.shape is None or not value.shape.is_static():
         return ()
@@ -104,15 +104,15 @@ def _read_parts(conv: ir.Node) -> list[_Part]:
     assert source is not None
     concat, values = source.producer(), [source]
     if concat is not None and (concat.domain, concat.op_type) == ("", "Concat"):
-        axis = concat.attributes.get_int("axis", 1) % len(_shape(source))
-        shapes = [_shape(value) for value in concat.inputs]
-        is_inner = device_of(concat) == device_of(conv) and _is_read_once(source)
+        axis = concat.attributes.get_int("axis", 1) % len(static_shape(source))
+        shapes = [static_shape(value) for value in concat.inputs]
+        is_inner = device_of(concat) == device_of(conv) and is_read_once(source)
         if is_inner and axis == _CHANNELS and all(shapes):
             values = [value for value in concat.inputs if value is not None]
     parts, first = [], 0
     for value in values:
         parts.append(_Part(value, first, _movable(value, conv)))
-        first += _shape(value)[_CHANNELS]
+        first += static_shape(value)[_CHANNELS]
     return parts
 
 
@@ -120,17 +120,18 @@ def _is_constant(value: ir.Value) -> bool:
     return value.is_initializer() and not value.is_graph_input() and value.const_value is not None
 
 
-def _is_read_once(value: ir.Value) -> bool:
+def is_read_once(value: ir.Value) -> bool:
+    """Whether one node reads a value, and nothing outside the graph does."""
     return len(value.uses()) == 1 and not value.is_graph_output()
 
 
 def _movable(value: ir.Value, conv: ir.Node) -> ir.Node | None:
     """Return the resize that makes a value, if it had better come after a convolution."""
-    resize, result = value.producer(), _shape(value)
+    resize, result = value.producer(), static_shape(value)
     if resize is None or (resize.domain, resize.op_type) != ("", "Resize"):
         return None
-    source, attributes = _shape(resize.inputs[0]), resize.attributes
-    if not source or source[:_SPATIAL] != result[:_SPATIAL] or not _is_read_once(value):
+    source, attributes = static_shape(resize.inputs[0]), resize.attributes
+    if not source or source[:_SPATIAL] != result[:_SPATIAL] or not is_read_once(value):
         return None
     constants = resize.inputs[1:]
     if not all(other is None or _is_constant(other) for other in constants):
@@ -141,7 +142,7 @@ def _movable(value: ir.Value, conv: ir.Node) -> ir.Node | None:
         and attributes.get_string("keep_aspect_ratio_policy", "stretch") == "stretch"
         and device_of(resize) == device_of(conv)
     )
-    outputs = _shape(conv.outputs[0])[_CHANNELS]
+    outputs = static_shape(conv.outputs[0])[_CHANNELS]
     is_worth = (
         math.prod(result[_SPATIAL:]) >= _LEAST_GROWTH * math.prod(source[_SPATIAL:])
         and outputs <= source[_CHANNELS]
@@ -171,7 +172,12 @@ def _swap(graph: ir.Graph, conv: ir.Node, parts: Sequence[_Part]) -> None:
     graph.insert_before(conv, draft.nodes)
     name, total.shape, total.type = result.name, result.shape, result.type
     result.replace_all_uses_with(total, replace_graph_outputs=True)
-    graph.remove(conv, safe=True)
+    source = conv.inputs[0]
+    replaced = [conv, None if source is None else source.producer()]
+    for node in (*replaced, *(part.resize for part in parts)):
+        # What is read no more must not count as a reader for the passes that come next.
+        if node is not None and node.graph is graph and not node.outputs[0].uses():
+            graph.remove(node, safe=True)
     total.name = name
 
 
@@ -208,17 +214,20 @@ class _Replacement:
         array = weights.const_value.numpy()  # type: ignore[union-attr]
         filters = np.concatenate([array[:, part.channels] for part in parts], axis=1)
         inputs = [x, self._constant(filters), *(bias if has_bias else [])]
-        return self.add("Conv", inputs, kernel_shape=array.shape[_SPATIAL:])
+        result = self.add("Conv", inputs, kernel_shape=array.shape[_SPATIAL:])
+        if pixels := static_shape(x):  # for the passes that come next
+            result.shape = ir.Shape((pixels[0], len(array), *pixels[_SPATIAL:]))
+        return result
 
     def resize(self, resize: ir.Node, x: ir.Value) -> ir.Value:
         """Add a resize of what comes out of a convolution."""
         inputs = [x, *resize.inputs[1:]]
         if len(inputs) > _SIZES and inputs[_SIZES] is not None:
             sizes = inputs[_SIZES].const_value.numpy().copy()  # type: ignore[union-attr]
-            rank = len(_shape(resize.inputs[0]))
+            rank = len(static_shape(resize.inputs[0]))
             axes = [axis % rank for axis in resize.attributes.get_ints("axes", tuple(range(rank)))]
             if _CHANNELS in axes:
-                sizes[axes.index(_CHANNELS)] = _shape(self.conv.outputs[0])[_CHANNELS]
+                sizes[axes.index(_CHANNELS)] = static_shape(self.conv.outputs[0])[_CHANNELS]
             inputs[_SIZES] = self._constant(sizes)
         attributes = {name: item.value for name, item in resize.attributes.items()}
         return self.add("Resize", inputs, resize, **attributes)

@@ -24,6 +24,7 @@ from intarsia.graph.snapshot import node_bodies, snapshot
 from intarsia.passes.activate_before_views import activate_before_views
 from intarsia.passes.convolve_before_resizing import convolve_before_resizing
 from intarsia.passes.fold_constants import fold_constants, lift_constants
+from intarsia.passes.merge_linear import merge_linear
 from intarsia.passes.provenance import device_of, hidden, makes_output, record_origins, stand_for
 from intarsia.target.pipeline import STANDARD_PIPELINE, Stage, split_pass
 
@@ -315,6 +316,7 @@ PASSES: Mapping[str, Callable[[ir.Model], object]] = {
     "eliminate-identities": eliminate_identities,
     "fuse-affine": fuse_affine,
     "convolve-before-resizing": convolve_before_resizing,
+    "merge-linear": merge_linear,
     "activate-before-views": activate_before_views,
     "eliminate-duplicates": eliminate_duplicates,
     _ON_CONSTANTS: deduplicate_initializers,

@@ -27,6 +27,7 @@ STANDARD_PIPELINE = (
     "before placement: eliminate-identities",
     "before placement: fuse-affine",
     "before placement: convolve-before-resizing",
+    "before placement: merge-linear",
     "before placement: activate-before-views",
     "before placement: eliminate-duplicates",
     "before placement: remove-unused",

@@ -302,6 +302,13 @@ CASES = {
         " c = Reshape(r, s) z = Transpose<perm = [0, 2, 1]>(c)",
         {"w": W32, "s": ints(0, 0, -1), "t": ints(1, 32, 10, 7)},
     ),
+    "tokens that become an image and are resized": (
+        "y, z: r = Relu(x) a = Transpose<perm = [0, 2, 1]>(r) b = Reshape(a, s)"
+        ' c = Resize<mode = "linear">(b, , , t) d = Sigmoid(c) y = Conv(d, w)'
+        " z = Resize(b, , , t)",
+        {"w": (8, 32, 1, 1), "s": ints(2, 32, 5, 7), "t": ints(2, 32, 10, 14)},
+        {"x": (2, 35, 32)},
+    ),
     "a volume that becomes tokens": (
         "y: a = Conv<pads = [1, 1, 1, 1, 1, 1]>(x, w) b = Reshape(a, s)"
         " y = Transpose<perm = [0, 2, 1]>(b)",
@@ -392,6 +399,11 @@ def test_only_the_ends_of_a_chain_are_converted(lower_model):
 def test_tokens_around_a_depthwise_convolution_are_copied_once(lower_model):
     found = notes("tokens that become an image and tokens again", lower_model)
     assert found == ["plain to blocked by 16 b"]
+
+
+def test_tokens_are_resized_where_they_lie(lower_model):
+    found = notes("tokens that become an image and are resized", lower_model)
+    assert found == ["blocked by 16 to plain y", "blocked by 16 to plain z"]
 
 
 def test_an_image_is_written_as_tokens(lower_model):

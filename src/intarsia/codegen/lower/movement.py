@@ -22,6 +22,7 @@ from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import fuse
 from intarsia.codegen.lower.views import CHANNELS, View
 from intarsia.codegen.unit import VectorUnit
+from intarsia.graph.ops import ViewKind, operator_of
 
 
 def lower_reshape(assembler: Assembler, group: KernelGroup) -> None:
@@ -600,10 +601,30 @@ def resized(operation: Operation) -> tuple[int, tuple[ResizedAxis, ...]]:
     return stay, tuple(axes[stay:])
 
 
-def wish_resize(operation: Operation, _unit: VectorUnit) -> Wish:
-    """Keep blocks of channels where only spatial dimensions are resized."""
+def wish_resize(operation: Operation, unit: VectorUnit) -> Wish:
+    """Keep blocks of channels where only spatial dimensions are resized; tokens are blocks too."""
     stay, _ = resized(operation)
-    return Wish("follow", (operation.node.inputs[0],)) if stay >= _OUTER else Wish()
+    if stay < _OUTER:
+        return Wish()
+    channels = operation.shape()[CHANNELS]
+    is_filled = isinstance(channels, int) and not channels % unit.lanes()
+    if is_filled and operation.output.dtype == "float32" and _were_tokens(operation):
+        return Wish("blocked")
+    return Wish("follow", (operation.node.inputs[0],))
+
+
+def _were_tokens(operation: Operation) -> bool:
+    """Tell whether an image is made of tokens, whose channels lie one after the other."""
+    graph, producer = operation.graph, operation.inputs[0].producer
+    while producer >= 0:
+        node = graph.nodes[producer]
+        if node.op_type == "Transpose" and not node.domain:
+            perm = node.ir.attributes.get_ints("perm", ())
+            return len(perm) > CHANNELS and perm[CHANNELS] == len(perm) - 1
+        if operator_of(node).view is not ViewKind.RESHAPED:
+            return False
+        producer = graph.values[node.inputs[0]].producer
+    return False
 
 
 def lower_resize(assembler: Assembler, group: KernelGroup) -> None:
