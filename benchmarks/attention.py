@@ -6,8 +6,9 @@
 12 heads of 64, one item, from f32[1, length, 768] to the same. Ours is torch's eager spelling, as
 ONNX's main operators; the peers have `com.microsoft.MultiHeadAttention` and OpenVINO's
 `ScaledDotProductAttention` between reshapes and transpositions. Runs take turns in one process; a
-ratio is the median over the rounds of the better peer's time through ours. Exits with 1 if one is
-below 1.1 or results differ.
+ratio is the median over the rounds of the better peer's time through ours: CPU time of the process
+with one thread, which other processes disturb less, else wall time. Exits with 1 if one is below
+1.1 or results differ.
 """
 
 from __future__ import annotations
@@ -79,12 +80,15 @@ def measure(queries: int, keys: int, threads: int, rounds: int) -> dict[str, Any
         "onnxruntime": _onnxruntime(feeds, threads),
         "openvino": _openvino(feeds, threads),
     }
+    clock = time.process_time if threads == 1 else time.perf_counter
     counts = {}
     for name, (call, result) in sides.items():
         call()
         np.testing.assert_allclose(result, sides["llvm"][1], rtol=1e-4, atol=1e-5, err_msg=name)
-        counts[name] = max(1, round(BLOCK_SECONDS / _seconds(call, 1)))
-    samples = take_turns(list(sides), lambda name: _seconds(sides[name][0], counts[name]), rounds)
+        counts[name] = max(1, round(BLOCK_SECONDS / _seconds(call, 1, clock)))
+    samples = take_turns(
+        list(sides), lambda name: _seconds(sides[name][0], counts[name], clock), rounds
+    )
     peers = zip(samples["onnxruntime"], samples["openvino"], strict=True)
     ratios = sorted(min(pair) / ours for pair, ours in zip(peers, samples["llvm"], strict=True))
     seconds = {name: statistics.median(times) for name, times in samples.items()}
@@ -99,11 +103,11 @@ def measure(queries: int, keys: int, threads: int, rounds: int) -> dict[str, Any
     }
 
 
-def _seconds(call: Callable[[], Any], calls: int) -> float:
-    start = time.perf_counter()
+def _seconds(call: Callable[[], Any], calls: int, clock: Callable[[], float]) -> float:
+    start = clock()
     for _ in range(calls):
         call()
-    return (time.perf_counter() - start) / calls
+    return (clock() - start) / calls
 
 
 def eager(feeds: dict[str, Array]) -> onnx.ModelProto:

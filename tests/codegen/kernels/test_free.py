@@ -167,11 +167,12 @@ def test_extents_as_numbers():
 
 
 @pytest.mark.parametrize("mask", ["none", "keys", "scores", "causal"])
+@pytest.mark.parametrize("queries", [S, 2], ids=["free", "few"])
 @pytest.mark.parametrize("sizes", SIZES[1:4])
-def test_attention(mask, sizes):
+def test_attention(mask, sizes, queries):
     """Keys beyond the last one count for nothing, and no query is left out."""
     sizes, rng = named(*sizes), np.random.default_rng(0)
-    b, s, t = sizes.values()
+    b, s, t = sizes["b"], evaluate(queries, sizes), sizes["t"]
     heads, size = 2, 24
     q, k, v = (normal(rng, b, n, heads, size) for n in (s, t, t))
     scores = np.einsum("bshd,bthd->bhst", q, k) * np.float32(0.2)
@@ -179,16 +180,19 @@ def test_attention(mask, sizes):
     if mask == "keys":
         masks, more = (Mask(Layout("float32", (T, 0, 0, 1))),), [normal(rng, b, 1, 1, t)]
     elif mask == "scores":
-        masks, more = (Mask(Layout("float32", (S * T, 0, T, 1))),), [normal(rng, b, 1, s, t)]
+        masks, more = (Mask(Layout("float32", (queries * T, 0, T, 1))),), [normal(rng, b, 1, s, t)]
     elif mask == "causal":
         hidden = np.arange(t)[None] > np.arange(s)[:, None]
         scores = np.where(hidden, -np.inf, scores)
     scores = scores + more[0] if more else scores
     risen = np.exp(scores - scores.max(-1, keepdims=True))
     expected = np.einsum("bhst,bthd->bshd", risen / risen.sum(-1, keepdims=True), v)
-    layouts = [Layout("float32", (n * heads * size, size, heads * size, 1)) for n in (S, T, T, S)]
+    layouts = [
+        Layout("float32", (n * heads * size, size, heads * size, 1))
+        for n in (queries, T, T, queries)
+    ]
     last = 0 if mask == "causal" else None
-    spec = Attention(S, T, size, size, *layouts, (B, heads), 0.2, masks=masks, last=last)
+    spec = Attention(queries, T, size, size, *layouts, (B, heads), 0.2, masks=masks, last=last)
     y = np.zeros((b, s, heads, size), np.float32)
     flat = [array.reshape(-1) for array in (q, k, v, y, *more)]
     run(spec, flat, sizes)

@@ -16,7 +16,7 @@ import numpy as np
 from intarsia.codegen import maths
 from intarsia.codegen.body import load_lanes
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import INT64, Function, Index, IrValue, Type
+from intarsia.codegen.ir import INT64, Buffer, Function, Index, IrValue, Type
 from intarsia.codegen.kernels.attention.arguments import declare_buffers
 from intarsia.codegen.kernels.attention.spec import (
     Attention,
@@ -216,12 +216,8 @@ class _Kernel:
         if spec.cap:
             value = b.mul(maths.tanh(b, value), spec.cap)
         for mask, buffer, spread in zip(spec.masks, self.args.masks, self.spread, strict=True):
-            if self.is_rest:  # key by key, as none beyond the last may be read
-                for lane in range(lanes):
-                    one = b.load(buffer, (*item, query, self._key(key + lane)))
-                    b.store(b.cast(one, _DTYPE), spread, lane)
-                read = b.load(spread, 0, lanes)
-                read = b.compare("ne", read, 0.0) if buffer.dtype == "bool" else read
+            if self.is_rest:
+                read = self._mask_of_rest(buffer, spread, [*item, query], key)
             else:
                 read = load_lanes(b, buffer, (*item, query, key), lanes, count)
             if mask.kind is MaskKind.ADDED:
@@ -248,6 +244,17 @@ class _Kernel:
             seen = b.compare(predicate, numbers, b.cast(b.index(bound), _KEY))
             value = b.select(seen, value, -math.inf)
         return value
+
+    def _mask_of_rest(
+        self, mask: Buffer, spread: Buffer, place: list[Index], key: Index
+    ) -> IrValue:
+        """Read a mask key by key, as none beyond the last may be read."""
+        b = self.b
+        for lane in range(self.lanes):
+            one = b.load(mask, (*place, self._key(key + lane)))
+            b.store(b.cast(one, _DTYPE), spread, lane)
+        read = b.load(spread, 0, self.lanes)
+        return b.compare("ne", read, 0.0) if mask.dtype == "bool" else read
 
     def _add_values(
         self, item: list[Index], row: Index, begin: Index, size: int, fall: IrValue
