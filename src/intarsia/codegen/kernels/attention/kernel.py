@@ -37,6 +37,7 @@ from intarsia.codegen.tile import mma_step
 from intarsia.extents import Expression
 
 _DTYPE = "float32"
+_LINE_BYTES = 64
 _KEY = "int32"
 """Numbers of keys and queries in vectors: as many lanes as there are scores."""
 _LOWEST = float(np.finfo(_DTYPE).min)
@@ -247,6 +248,7 @@ class _Turn:
 
         def tile(row: Index, rows: int, peaks: Sequence[IrValue]) -> Sequence[IrValue]:
             keys = [self._key(begin + row + r) for r in range(rows)]
+            self._prefetch(begin + row, size, rows)
 
             def step(entry: Index, *sums: IrValue) -> Sequence[IrValue]:
                 return mma_step(
@@ -271,6 +273,16 @@ class _Turn:
             return peaks
 
         return self._tiles(size, peaks, tile)
+
+    def _prefetch(self, key: Index, size: int, rows: int) -> None:
+        """Ask for some keys of the next block, and for as many values of this one."""
+        if not self.plan.is_far:
+            return
+        for buffer, ahead in ((self.kernel.k, size), (self.kernel.v, 0)):
+            step = max(1, _LINE_BYTES // buffer.item_bytes)
+            for r in range(rows):
+                for entry in range(0, buffer.shape[-1], step):
+                    self.b.prefetch(buffer, (*self.batch, key + (r + ahead), entry), is_far=True)
 
     def _turn_masks(self, begin: Index, size: int) -> None:
         """Transpose a block of keys of those masks that differ from query to query."""

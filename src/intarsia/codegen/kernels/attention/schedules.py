@@ -11,7 +11,7 @@ from intarsia.extents import typical
 _VECTORS = (4, 3, 2, 1)
 """In the order of preference between what is about equal."""
 _ABOUT = 1.03
-_KEYS = 64
+_KEYS = 96
 """Keys of a block, about: their scores for a turn's queries are some kilobytes."""
 _KEYS_OF_FEW = 128
 """The same where lanes are keys."""
@@ -56,6 +56,6 @@ def _choose(spec: Attention) -> AttentionSchedule:
     least = min(costs.values())
     vectors = next(vectors for vectors in costs if costs[vectors] <= _ABOUT * least)
     rows = tile_rows(vectors, spec.unit)
-    return AttentionSchedule(
-        vectors, rows, max(1, min(typical(spec.keys), -(-_KEYS // rows) * rows))
-    )
+    keys = max(1, min(typical(spec.keys), -(-_KEYS // rows) * rows))
+    is_far = 2 * 4 * typical(spec.keys) * columns > spec.unit.l2_bytes
+    return AttentionSchedule(vectors, rows, keys, is_far=is_far)

@@ -22,12 +22,14 @@ class AttentionSchedule:
         keys: Of a block, whose scores stay in a near cache.
         is_by_keys: Whether lanes are keys, for few queries; then a turn has all of them, and
             `vectors` and `rows` do not count.
+        is_far: Whether keys and values come from beyond the second cache, and are asked for ahead.
     """
 
     vectors: int
     rows: int
     keys: int
     is_by_keys: bool = False
+    is_far: bool = False
 
 
 class MaskKind(StrEnum):
