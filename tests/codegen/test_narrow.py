@@ -150,3 +150,20 @@ def test_from_one_to_another(run_kernel, source, target):
     got = converted(run_kernel, x, source, target, saturate=0)
     with np.errstate(all="ignore"):
         assert_same_bits(got, x.astype("float32").astype(of_numpy(target)))
+
+
+BITS = [("float32", "int32"), ("int64", "float64"), ("float16", "uint16"), ("int16", "float16")]
+BITS += [("uint8", "int8"), ("int32", "uint32"), ("bool", "int8"), ("uint64", "float64")]
+
+
+@pytest.mark.parametrize(("source", "target"), BITS)
+def test_bits_are_taken_as_another_type(run_kernel, source, target):
+    bits = np.random.default_rng(0).integers(0, 256, 37 * 8).astype("uint8")
+    size = 37 * np.dtype(source).itemsize
+    x = bits[:37] > 100 if source == "bool" else bits[:size].view(source)
+    body = Body((source,), (Apply("BitCast", (0,), (), target),), (1,))
+    for unit in (AVX512, SSE, SCALAR):
+        layouts = (Layout(source, (1,)),), (Layout(target, (1,)),)
+        arrays = [x, np.zeros(x.shape, target)]
+        got = run_kernel(build(Elementwise(x.shape, *layouts, body, unit)), arrays)[1]
+        assert got.tobytes() == x.tobytes()

@@ -354,6 +354,8 @@ def refuse_pointwise(operation: Operation) -> str | None:
         return problem
     if operation.opset < _NUMPY_BROADCAST and _is_old(operation):
         return f"{operation.op_type} before operator set {_NUMPY_BROADCAST}"
+    if operation.op_type == "BitCast" and operation.output.dtype == "bool":
+        return "not every byte is a bool"
     return None
 
 

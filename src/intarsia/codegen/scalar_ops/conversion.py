@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import IrValue
-from intarsia.codegen.scalar_ops.operator import ANY, unary
+from intarsia.codegen.scalar_ops.operator import ANY, ScalarOp, unary
 
 
 def convert(b: Builder, x: IrValue, dtype: str) -> IrValue:
@@ -33,6 +33,13 @@ def convert(b: Builder, x: IrValue, dtype: str) -> IrValue:
     return b.cast(x, dtype)
 
 
+def reinterpret(b: Builder, x: IrValue, dtype: str) -> IrValue:
+    """Return the bits of a value as another dtype of the same width, which is not bool."""
+    source = x.type.dtype
+    is_integer = not x.type.is_float and not x.type.with_dtype(dtype).is_float
+    return b.cast(x, dtype) if is_integer or source == dtype else b.bitcast(x, dtype)
+
+
 def exact_in_single(b: Builder, x: IrValue) -> IrValue:
     """Return a float32 that rounds to the same float16, or narrower float, as the value does."""
     if x.type.dtype == "float32":
@@ -53,6 +60,7 @@ def exact_in_single(b: Builder, x: IrValue) -> IrValue:
 
 
 CONVERSIONS = {
+    "BitCast": ScalarOp(lambda b, x, attrs, dtype: reinterpret(b, x[0], dtype), ANY),
     "Dropout": unary(lambda b, x: x, ANY),  # in inference
 }
 """Operators that keep the number."""
