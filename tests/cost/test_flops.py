@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations and bytes, against counts by hand and against the published sums of networks."""
 
+import onnx
 import pytest
 
 from intarsia import zoo
@@ -220,3 +221,25 @@ def test_a_transformer_has_the_products_that_its_sizes_say():
     attention = 2 * 2 * tokens**2 * width
     pooler = 2 * width**2 + width  # of one token, with a bias
     assert products == layers * (projections + attention) + pooler
+
+
+MICROSOFT = {
+    "y = com.microsoft.FusedMatMul(a, b)": 2 * 5 * 6 * 7 * 3,
+    "y = com.microsoft.FusedMatMul<transA = 1>(c, b)": 2 * 5 * 6 * 7 * 3,
+    "y = com.microsoft.FusedMatMul<transBatchA = 1, transA = 1>(d, b)": 2 * 5 * 6 * 7 * 3,
+    "y = com.microsoft.FusedGemm<transA = 1>(e, e)": 2 * 7 * 7 * 6,
+    "y = com.microsoft.Gelu(a)": 5 * 7 * 6,
+    "y = com.microsoft.SkipLayerNormalization(a, a, f)": 7 * 5 * 7 * 6,
+    "y = com.microsoft.Unknown(a)": 0,
+}
+
+
+@pytest.mark.parametrize("text", MICROSOFT)
+def test_operators_of_onnx_runtime(text):
+    inputs = "float[5,7,6] a, float[5,6,3] b, float[5,6,7] c, float[6,5,7] d, float[6,7] e"
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>'
+        f" g ({inputs}, float[6] f) => (float y) {{ {text} }}"
+    )
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    assert node_flop(snapshot(load(model)), 0) == MICROSOFT[text]

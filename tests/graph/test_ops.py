@@ -21,7 +21,7 @@ from intarsia.graph.ops import (
 BY_DEFAULT = {
     "AffineGrid", "BlackmanWindow", "Col2Im", "HammingWindow", "HannWindow", "ImageDecoder",
     "LinearAttention", "MaxRoiPool", "MaxUnpool", "MelWeightMatrix", "NegativeLogLikelihoodLoss",
-    "RegexFullMatch", "SoftmaxCrossEntropyLoss", "StringConcat", "StringNormalizer", "SwiGLU",
+    "RegexFullMatch", "SoftmaxCrossEntropyLoss", "StringConcat", "StringNormalizer",
     "TfIdfVectorizer",
 }
 """Operators of which `UNLISTED` is true enough."""

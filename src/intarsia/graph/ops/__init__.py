@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Protocol
 from intarsia.graph.ops import counts
 from intarsia.graph.ops.counts import NodeShapes, UnknownShapeError
 from intarsia.graph.ops.operator import CallWeight, Family, Indexing, OnnxOperator, Part, ViewKind
-from intarsia.graph.ops.rows import AXES, CONTRACTIONS, ELEMENTWISE, MOVEMENT, OTHERS
+from intarsia.graph.ops.rows import (
+    AXES,
+    CONTRACTIONS,
+    ELEMENTWISE,
+    MICROSOFT,
+    MOVEMENT,
+    OTHERS,
+)
 from intarsia.graph.per_graph import per_graph
 
 if TYPE_CHECKING:
@@ -35,6 +42,8 @@ class NamesOperator(Protocol):
 OPERATORS: Mapping[str, OnnxOperator] = {
     row.name: row for row in (*ELEMENTWISE, *CONTRACTIONS, *AXES, *OTHERS, *MOVEMENT)
 }
+MICROSOFT_OPERATORS: Mapping[str, OnnxOperator] = {row.name: row for row in MICROSOFT}
+"""The rows of ONNX Runtime's own domain."""
 UNLISTED = OnnxOperator("", Family.OTHER, counts.elementwise)
 FOREIGN = OnnxOperator("", Family.OTHER)
 """The row of operators of other domains: unknown, so nothing is counted."""
@@ -47,7 +56,12 @@ def operator_named(name: str) -> OnnxOperator:
 
 def operator_of(node: NamesOperator) -> OnnxOperator:
     """Return the row of a node's operator."""
+    if node.domain == _MICROSOFT:
+        return MICROSOFT_OPERATORS.get(node.op_type, FOREIGN)
     return FOREIGN if node.domain else operator_named(node.op_type)
+
+
+_MICROSOFT = "com.microsoft"
 
 
 def names_of(belongs: Callable[[OnnxOperator], bool]) -> tuple[str, ...]:
@@ -80,6 +94,7 @@ def _count(graph: Graph, position: int, count: Callable[[NodeShapes], int] | Non
 
 
 __all__ = [
+    "MICROSOFT_OPERATORS",
     "FOREIGN",
     "OPERATORS",
     "UNLISTED",

@@ -140,6 +140,13 @@ def matmul(call: NodeShapes) -> int:
     return 2 * call.output_size() * call.shape(0)[-1]
 
 
+def fused_matmul(call: NodeShapes) -> int:
+    """Sums over the dimension that the first operand has last, if it is not turned first."""
+    is_turned, is_split = (call.attrs.get_int(name, 0) for name in ("transA", "transBatchA"))
+    place = (0 if is_split else -2) if is_turned else -1
+    return 2 * call.output_size() * call.shape(0)[place]
+
+
 def einsum(call: NodeShapes) -> int:
     """A multiply and an add per combination of all indices for two operands; for more, so each."""
     equation = call.attrs.get_string("equation", "").replace(" ", "")

@@ -132,6 +132,24 @@ OTHERS = (
     _other("Upsample", flops=counts.resize),
 )
 
+_activation = partial(_other, weight=CallWeight.LIGHT)
+
+MICROSOFT = (
+    _activation("BiasGelu"),
+    _activation("FastGelu"),
+    _activation("Gelu"),
+    _activation("QuickGelu"),
+    _contraction("FusedConv", flops=counts.convolution(1, 2), least_flops=counts.winograd(1, 2)),
+    _contraction("FusedGemm", flops=counts.gemm),
+    _contraction("FusedMatMul", flops=counts.fused_matmul),
+    _contraction("TransposeMatMul", flops=counts.fused_matmul),
+    _axes("EmbedLayerNormalization", flops=counts.each_output(counts.NORMALISE)),
+    _axes("SkipLayerNormalization", flops=counts.each(counts.NORMALISE)),
+    _axes("SkipSimplifiedLayerNormalization", flops=counts.each(4)),
+    _other("RotaryEmbedding", flops=counts.each(3)),
+)
+"""Operators of ONNX Runtime's own domain. Activations are no `Family.ELEMENTWISE`: passes that move
+such nodes know ONNX's alone."""
 
 _move = partial(OnnxOperator, family=Family.MOVEMENT)
 _view = partial(
