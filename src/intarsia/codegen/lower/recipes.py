@@ -9,12 +9,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from intarsia.codegen.body import Apply, Attributes, Body, Fused
+from intarsia.codegen.body import Apply, Body, Fused
 from intarsia.codegen.ir import row_major
 from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.lower.assembler import Assembler
+from intarsia.codegen.lower.conversions import convert_step
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
+from intarsia.codegen.lower.quantization import dequantize, quantize, refuse_quantization
 from intarsia.codegen.lower.views import CHANNELS, View
 from intarsia.codegen.scalar_ops import SCALAR_OPS, supported_dtypes
 from intarsia.codegen.scalar_ops.narrow import NARROW, storage_of
@@ -90,20 +92,13 @@ def _plain(operation: Operation, op_type: str | None = None) -> Recipe:
 
 def _in_float32(step: Apply, sources: int, halves: Mapping[int, str]) -> tuple[Apply, ...]:
     """Return a step with float16 or bfloat16 converted before and after."""
-    casts = [_convert(number, dtype, "float32") for number, dtype in halves.items()]
+    casts = [convert_step(number, dtype, "float32") for number, dtype in halves.items()]
     wide = {number: sources + place for place, number in enumerate(halves)}
     arguments = tuple(wide.get(number, number) for number in step.arguments)
     if step.dtype not in _WIDER:
         return (*casts, replace(step, arguments=arguments))
     computed = replace(step, arguments=arguments, dtype="float32")
-    return (*casts, computed, _convert(sources + len(casts), "float32", step.dtype))
-
-
-def _convert(argument: int, source: str, target: str, attributes: Attributes = ()) -> Apply:
-    """Return the step that makes one dtype of another, which either may be one of ours."""
-    names = (("from", source), ("to", target))
-    narrow = tuple((name, dtype) for name, dtype in names if dtype in NARROW)
-    return Apply("Cast", (argument,), tuple(sorted(narrow + attributes)), storage_of(target))
+    return (*casts, computed, convert_step(sources + len(casts), "float32", step.dtype))
 
 
 _MEANINGLESS = frozenset(("to", "saturate", "round_mode", "axis", "broadcast"))
@@ -133,7 +128,7 @@ def _cast(operation: Operation) -> Recipe:
     names = ("round_mode", "saturate") if target in NARROW else ()
     given = ((name, operation.attribute(name)) for name in names)
     attributes = tuple((name, value) for name, value in given if value is not None)
-    return Recipe((operation.node.inputs[0],), (_convert(0, source, target, attributes),))
+    return Recipe((operation.node.inputs[0],), (convert_step(0, source, target, attributes),))
 
 
 _TANH = (("approximate", "tanh"),)
@@ -161,13 +156,13 @@ def _several_steps(operation: Operation) -> Recipe:
     if wide == dtype:
         return Recipe(sources, tuple(replace(step, dtype=dtype) for step in steps))
     count = len(sources)
-    casts = [_convert(number, dtype, wide) for number in range(count)]
+    casts = [convert_step(number, dtype, wide) for number in range(count)]
     # what an operand's number was is now its conversion's, and what a step's was comes behind it
     moved = [
         replace(step, arguments=tuple(number + count for number in step.arguments))
         for step in steps
     ]
-    narrow = _convert(2 * count + len(moved) - 1, wide, dtype)
+    narrow = convert_step(2 * count + len(moved) - 1, wide, dtype)
     return Recipe(sources, (*casts, *moved, narrow))
 
 
@@ -188,7 +183,9 @@ _SPECIAL: dict[str, Callable[[Operation], Recipe]] = {
     "BatchNormalization": _batch_normalization,
     **dict.fromkeys(names_of(lambda operator: operator.casts), _cast),
     "Dropout": _first_input,
+    "DequantizeLinear": lambda operation: Recipe(*dequantize(operation)),
     "Identity": _first_input,
+    "QuantizeLinear": lambda operation: Recipe(*quantize(operation)),
     "Pow": _power,
 }
 
@@ -349,6 +346,8 @@ def over(fused: Fused, operands: Sequence[View]) -> Fused:
 
 def refuse_pointwise(operation: Operation) -> str | None:
     """Say why an elementwise operator is not taken."""
+    if operation.op_type in ("DequantizeLinear", "QuantizeLinear"):
+        return refuse_quantization(operation)
     problem = _refuse_dtypes(operation)
     if problem:
         return problem

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""QuantizeLinear and DequantizeLinear as elementwise steps, which join their neighbours."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+
+from intarsia.codegen.body import Apply
+from intarsia.codegen.lower.conversions import convert_step
+from intarsia.codegen.lower.operation import Array, Operation
+
+Operand: TypeAlias = "int | tuple[str, Array]"
+"""The id of a value, or a named array that is made when compiling."""
+Steps: TypeAlias = tuple[tuple[Operand, ...], tuple[Apply, ...]]
+"""Operands, and what is done with them: as in a `Recipe`."""
+
+_SCALE, _ZERO_POINT = 1, 2
+"""Positions of inputs."""
+
+_LIMITS: dict[str, tuple[float, float]] = {
+    **{name: (np.iinfo(name).min, np.iinfo(name).max) for name in ("int8", "uint8")},
+    **{name: (np.iinfo(name).min, np.iinfo(name).max) for name in ("int16", "uint16")},
+    "int4": (-8, 7),
+    "uint4": (0, 15),
+    "int2": (-2, 1),
+    "uint2": (0, 3),
+}
+"""Integers that numbers are quantised to, with the least and the largest."""
+
+_SHORT = frozenset(("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"))
+_FLOATS = _SHORT | {"float4_e2m1fn"}
+"""Floats that they are."""
+
+
+def refuse_quantization(operation: Operation) -> str | None:
+    """Say why a `QuantizeLinear` or `DequantizeLinear` is not taken."""
+    codes, real = operation.inputs[0], operation.output
+    taken = frozenset(_LIMITS) | _FLOATS
+    if operation.op_type == "QuantizeLinear":
+        codes, real = real, codes
+    else:
+        taken |= {"int32"}
+    for value, dtypes in ((codes, taken), (real, ("float32",))):
+        if value.dtype not in dtypes:
+            return f"{operation.op_type} of {value.dtype} has no native code"
+    if operation.inputs[_SCALE].dtype != "float32":
+        return f"its scale is {operation.inputs[_SCALE].dtype}"
+    if operation.attribute("precision", 0):
+        return "it asks for a precision"
+    if all(_is_trailing(operation, position) for position in (_SCALE, _ZERO_POINT)):
+        return None
+    return operation.why_computed({_SCALE: "scale is", _ZERO_POINT: "zero point is"})
+
+
+def _axis(operation: Operation) -> int:
+    axis: int = operation.attribute("axis", 1)
+    return axis % max(1, len(operation.shape()))
+
+
+def _is_trailing(operation: Operation, position: int) -> bool:
+    """Tell whether a parameter is broadcast as numpy does it: one number, or the last axis."""
+    value = operation.value(position)
+    if value is None or value.constant is not None or value.shape in ((), (1,)):
+        return True
+    is_last = _axis(operation) == len(operation.shape()) - 1
+    return is_last and not operation.attribute("block_size", 0)
+
+
+def _parameter(operation: Operation, position: int, role: str) -> Operand | None:
+    """Return a parameter over the dimensions of the input, or None if it is absent."""
+    value = operation.value(position)
+    if value is None:
+        return None
+    if value.constant is None:
+        return value.id
+    return f"{operation.node.name}/{role}", _spread(operation, operation.array(position))
+
+
+def _spread(operation: Operation, array: Array) -> Array:
+    shape, axis = operation.shape(), _axis(operation)
+    size = operation.attribute("block_size", 0)
+    if size and array.ndim == len(shape):
+        return np.repeat(array, size, axis).take(range(shape[axis]), axis)
+    if array.size == 1:
+        return array.reshape((1,) * len(shape))
+    return array.reshape([-1 if dim == axis else 1 for dim in range(len(shape))])
+
+
+class _StepList:
+    """Steps by the numbers of what they read: operands first, then steps."""
+
+    def __init__(self, *sources: Operand) -> None:
+        self.sources = sources
+        self.steps: list[Apply] = []
+
+    def append(self, step: Apply) -> int:
+        """Add a step, and return its number."""
+        self.steps.append(step)
+        return len(self.sources) + len(self.steps) - 1
+
+    def finish(self) -> Steps:
+        """Return operands and steps."""
+        return self.sources, tuple(self.steps)
+
+
+def _start(operation: Operation, dtype: str, *others: Operand) -> tuple[_StepList, int | None]:
+    """Return a draft, and the number of the zero point in it, as a dtype; None for none.
+
+    Its operands are the input, the scale, and what else is wanted.
+    """
+    scale = _parameter(operation, _SCALE, "scale")
+    assert scale is not None
+    operands = (operation.node.inputs[0], scale, *others)
+    value = operation.value(_ZERO_POINT)
+    zero_point = _parameter(operation, _ZERO_POINT, "zero_point")
+    if value is None or zero_point is None:
+        return _StepList(*operands), None
+    if isinstance(zero_point, int):
+        draft = _StepList(*operands, zero_point)
+        return draft, draft.append(convert_step(len(operands), value.dtype, dtype))
+    name, array = zero_point
+    if not array.astype(np.float32).any():
+        return _StepList(*operands), None
+    return _StepList(*operands, (name, array.astype(dtype))), len(operands)
+
+
+def dequantize(operation: Operation) -> Steps:
+    """Return `(x - zero_point) * scale`; the difference of integers is one."""
+    source = operation.inputs[0].dtype
+    dtype = "float32" if source in _FLOATS else "int32"
+    draft, zero_point = _start(operation, dtype)
+    x = draft.append(convert_step(0, source, dtype))
+    if zero_point is not None:
+        x = draft.append(Apply("Sub", (x, zero_point), (), dtype))
+    if dtype != "float32":
+        x = draft.append(convert_step(x, dtype, "float32"))
+    draft.append(Apply("Mul", (x, _SCALE), (), "float32"))
+    return draft.finish()
+
+
+def quantize(operation: Operation) -> Steps:
+    """Return `x / scale`, moved by the zero point and saturated; for integers rounded to even."""
+    dtype = operation.output.dtype
+    limits = _LIMITS.get(dtype)
+    least = np.full((1,) * len(operation.shape()), limits[0] if limits else 0, np.float32)
+    others = [(f"{operation.node.name}/least", least)] if limits else []
+    draft, zero_point = _start(operation, "float32", *others)
+    x = draft.append(Apply("Div", (0, _SCALE), (), "float32"))
+    if limits:
+        x = draft.append(Apply("Round", (x,), (), "float32"))
+    if zero_point is not None:
+        x = draft.append(Apply("Add", (x, zero_point), (), "float32"))
+    if limits:
+        low, high = map(float, limits)
+        x = draft.append(Apply("Clip", (x,), (("max", high), ("min", low)), "float32"))
+        # NaN is the least number, as in ONNX Runtime.
+        is_nan = draft.append(Apply("IsNaN", (x,), (), "bool"))
+        x = draft.append(Apply("Where", (is_nan, 2, x), (), "float32"))
+    saturate = operation.attribute("saturate", 1)
+    attributes = (("saturate", saturate),) if dtype in _SHORT else ()
+    draft.append(convert_step(x, "float32", dtype, attributes))
+    return draft.finish()
