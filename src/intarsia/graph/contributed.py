@@ -51,6 +51,22 @@ def _product(node: onnx.NodeProto) -> str:
     return f"{' '.join(texts)} o0 = MatMul(m0, m1)"
 
 
+def _present(past: int, new: int) -> Stated:
+    """Return what joins a past and new keys or values, (batch, length, heads * size)."""
+
+    def stated(node: onnx.NodeProto) -> str:
+        heads = next((item.i for item in node.attribute if item.name == "num_heads"), 1)
+        name = f"o{past - 5}"
+        return (
+            f"{name}s = Constant<value_ints = [0, 0, {heads}, -1]> ()"
+            f" {name}r = Reshape(i{new}, {name}s)"
+            f" {name}t = Transpose<perm = [0, 2, 1, 3]>({name}r)"
+            f" {name} = Concat<axis = 2>(i{past}, {name}t)"
+        )
+
+    return stated
+
+
 _WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 _FIRST = _like("o0 = Identity(i0)")
 _SUM = _like("o3 = Identity(i0)")
@@ -65,6 +81,11 @@ CONTRIBUTED: Mapping[str, Mapping[int, Stated]] = {
     "FusedMatMul": {0: _product},
     "GatherND": {0: _like("o0 = GatherND(i0, i1)")},
     "Gelu": {0: _FIRST},
+    "MultiHeadAttention": {
+        0: _like('o0 = Einsum<equation = "blh,bsv->blv">(i0, i2)'),
+        1: _present(6, 1),
+        2: _present(7, 2),
+    },
     "QuickGelu": {0: _FIRST},
     "RotaryEmbedding": {0: _FIRST},
     "SkipLayerNormalization": {0: _FIRST, 3: _SUM},

@@ -265,6 +265,9 @@ OPERATORS: dict[str, Operator] = {
         products.lower_gemm, _REAL, activations.refuse_activation, has_epilogue=True
     ),
     "com.microsoft.FusedMatMul": _FUSED_MATMUL,
+    "com.microsoft.MultiHeadAttention": Operator(
+        attention_operators.lower_multi_head, FLOATS, attention_operators.refuse_multi_head
+    ),
     "com.microsoft.RotaryEmbedding": _ROTARY,
     "com.microsoft.SkipLayerNormalization": _SKIP,
     "com.microsoft.SkipSimplifiedLayerNormalization": _SKIP,
