@@ -162,6 +162,7 @@ class _FreeModel:
         options: How plans are measured, if it comes to that.
         kept: What a package had of it; None if it is not from one.
         shared: The constants that its programs share.
+        nominal: Sizes for which the program for all sizes is placed; None if there is none yet.
     """
 
     def __init__(
@@ -172,6 +173,7 @@ class _FreeModel:
         *,
         kept: StoredModel | None = None,
         shared: SharedConstants,
+        nominal: Mapping[str, int] | None = None,
     ) -> None:
         self._request = replace(request, shapes=None, sizes=())
         self._said = request.shapes
@@ -181,7 +183,9 @@ class _FreeModel:
         self._shared = shared
         self._state = _file_state(request.model)
         self._count = 0
-        self._nominal: dict[str, int] | None = None
+        # Where nodes are meant by name, the model keeps those that it has.
+        is_named = bool(request.pins or request.exclude or request.layers)
+        self._nominal = None if is_named else nominal
 
     def make(self, shapes: Mapping[str, tuple[int, ...]]) -> PlanExecutable:
         """Return a new program.
@@ -265,7 +269,8 @@ class _FreeModel:
         logger.info("a program for all sizes, placed for %s: %s", sizes_text(nominal), program)
         if setting.constraints.is_empty:  # else nodes are meant by the names that they had
             self._nominal = nominal
-        return GenericProgram(program, symbols)
+        bounds = {name: (symbol.low, symbol.high) for name, symbol in symbols.items()}
+        return GenericProgram(program, bounds, nominal)
 
     def without_measuring(self) -> None:
         """Measure no plan any more: a run would wait for it."""
@@ -292,6 +297,10 @@ class _FreeModel:
         exclude = request.exclude
         recipe = Recipe(
             request.find_machine().config.without_tags().text,
+            {
+                name: one if isinstance(one, int | str) else list(one)
+                for name, one in (self._said or {}).items()
+            },
             dict(request.pins or {}),
             {key: one if isinstance(one, str) else list(one) for key, one in exclude.items()}
             if isinstance(exclude, Mapping)
@@ -383,6 +392,7 @@ def _source_of(
     request = Request(
         model=None,
         target=recipe.target,
+        shapes=recipe.shapes,
         pins=recipe.pins,
         exclude=recipe.exclude,
         layers=recipe.layers,
@@ -392,7 +402,8 @@ def _source_of(
         backends=backends,
         cache=False,
     )
-    return _FreeModel(request, kept=free.model, shared=shared)
+    nominal = None if free.generic is None else free.generic.nominal
+    return _FreeModel(request, kept=free.model, shared=shared, nominal=nominal)
 
 
 def _own(model: Any) -> Any:

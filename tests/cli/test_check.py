@@ -159,7 +159,7 @@ def test_a_package_with_free_dimensions_names_its_sizes(call, free_model):
     assert call("compile", free_model, *options).code == 0
     answer = call("check", "free.intarsia")
     assert answer.code == 0
-    assert "programs for N=4; N=1" in answer.out
-    assert "regions loaded on cpu:0: 2" in answer.out
-    assert "this is for N=4" in call("explain", "free.intarsia").out
+    assert "programs for N=4; N=1; all sizes" in answer.out
+    assert "regions loaded on cpu:0: 3" in answer.out
+    assert "free dimensions: N (from 0)" in call("explain", "free.intarsia").out
     assert call("run", "free.intarsia", "--frozen").code == 0

@@ -526,7 +526,7 @@ def free_package(parse_model, tmp_path_factory):
     model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
     del model.graph.input[1]
     path = tmp_path_factory.mktemp("package") / "free.intarsia"
-    intarsia.compile(model, "onnxruntime", sizes={"n": [2, 3]}, shapes={"n": "1..8"}).save(path)
+    intarsia.compile(model, "reference", sizes={"n": [2, 3]}, shapes={"n": "1..8"}).save(path)
     return path, weights
 
 
@@ -591,3 +591,25 @@ def test_packages_of_format_1_load(package, tmp_path):
     path = tmp_path / "older.intarsia"
     with_manifest(package, path, older)
     assert intarsia.load(path).placement == intarsia.load(package).placement
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "llvm, onnxruntime"])
+def test_a_package_has_the_program_for_all_sizes(target, parse_model, tmp_path):
+    model = parse_model(
+        "g (float[n,m,8] x, float[8,8] w) => (float[n,m,8] y) {z = MatMul(x, w) y = Relu(z)}"
+    )
+    weights = np.eye(8, dtype=np.float32) * 2
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    del model.graph.input[1]
+    path = tmp_path / "free.intarsia"
+    intarsia.compile(model, target, shapes={"n": "1..4"}).save(path)
+    exe = intarsia.load(path, frozen=True)
+    for shape in ((1, 3, 8), (4, 50, 8)):
+        x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+        np.testing.assert_allclose(exe(x), np.maximum(2 * x, 0), rtol=1e-6)
+    assert exe.artifacts == exe.generic.artifacts
+    assert intarsia.load(path).specialise({"n": 2, "m": 5}).inputs[0].shape == (2, 5, 8)
+    odd = tmp_path / "odd.intarsia"
+    with_manifest(path, odd, lambda manifest: manifest["plan"]["extents"].update({"0": [1, 2, 3]}))
+    with pytest.raises(PackageError, match="free dimensions of a plan are not those"):
+        intarsia.load(odd)

@@ -194,7 +194,11 @@ def sizes_text(sizes: Mapping[str, int]) -> str:
 
 
 def describe_free(
-    signature: FreeSignature, sizes: Mapping[str, int], others: Sequence[Mapping[str, int]]
+    signature: FreeSignature,
+    sizes: Mapping[str, int],
+    others: Sequence[Mapping[str, int]],
+    *,
+    is_generic: bool = False,
 ) -> str:
     """Return one line on free dimensions.
 
@@ -202,12 +206,14 @@ def describe_free(
         signature: What the model takes.
         sizes: Those that it is told for.
         others: Those that there are programs for.
+        is_generic: Whether there is one for all sizes.
     """
     bounds = (
         f"{one} (from {one.low}{'' if one.high is None else f' to {one.high}'})"
         for one in signature.symbols
     )
     texts = [sizes_text(some) or "some shapes" for some in (sizes, *others)]
+    texts += ["all sizes"] if is_generic else []
     return (
         f"free dimensions: {', '.join(bounds) or 'all of an input'}; this is for {texts[0]}; "
         f"there are programs for {'; '.join(texts[1:])}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from intarsia.backends.calling import calling
 from intarsia.backends.values import Candidate
 from intarsia.errors import IntarsiaError, InternalError
+from intarsia.extents import to_data
 from intarsia.graph.per_graph import per_graph
 from intarsia.graph.region import Region
 from intarsia.graph.state import BLOCKS, PLAIN, blocked_shape, can_block
@@ -29,7 +30,7 @@ from intarsia.plan.plan import (
 
 if TYPE_CHECKING:
     from intarsia.backends.values import ListStates
-    from intarsia.extents import Extent
+    from intarsia.extents import Data
     from intarsia.graph.graph import Graph, Value
     from intarsia.graph.state import TensorState
     from intarsia.place.decide import Decision
@@ -58,7 +59,7 @@ class _PlanWriter:
     steps: list[PlanStep] = field(default_factory=list)
     tensor_of: dict[tuple[int, int], int] = field(default_factory=dict)
     home: dict[int, int] = field(default_factory=dict)
-    extents: dict[int, tuple[Extent, ...]] = field(default_factory=dict)
+    extents: dict[int, tuple[int | Data, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for value_id in self.graph.inputs:
@@ -110,7 +111,9 @@ class _PlanWriter:
         )
         position = len(self.tensors) - 1
         if value.extents is not None and shape is not None:
-            self.extents[position] = value.extents
+            self.extents[position] = tuple(
+                one if isinstance(one, int) else to_data(one) for one in value.extents
+            )
         self.tensor_of[value_id, device] = position
         self.home.setdefault(value_id, position)
         return position

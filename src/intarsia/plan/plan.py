@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from intarsia.backends.values import TensorSpec
-from intarsia.extents import Extent, evaluate_all
+from intarsia.extents import Data, evaluate_data
 from intarsia.graph.arena import assign_offsets
 from intarsia.graph.model_info import ModelInfo
 from intarsia.graph.state import PLAIN
@@ -154,7 +154,8 @@ class Plan:
         model: What the model says of itself; None if it was made by an older version.
         bodies: The plans of the bodies of operators that are steps of it.
         extents: By position in `tensors`, the dimensions of those that have free ones: the plan is
-            for nominal sizes then, and `at` returns that for others. Packages do not have it.
+            for nominal sizes then, and `at` returns that for others. Expressions are as
+            `intarsia.extents.to_data` writes them.
     """
 
     placement: Placement
@@ -170,13 +171,14 @@ class Plan:
     identity: Identity | None = None
     model: ModelInfo | None = None
     bodies: tuple[BodyPlan, ...] = ()
-    extents: Mapping[int, tuple[Extent, ...]] = field(default_factory=dict)
+    extents: Mapping[int, tuple[int | Data, ...]] = field(default_factory=dict)
 
     def at(self, sizes: Mapping[str, int]) -> Plan:
         """Return the plan for sizes of free dimensions, by name: other shapes, other offsets."""
         tensors = list(self.tensors)
         for position, extents in self.extents.items():
-            tensors[position] = replace(tensors[position], shape=evaluate_all(extents, sizes))
+            shape = [one if isinstance(one, int) else evaluate_data(one, sizes) for one in extents]
+            tensors[position] = replace(tensors[position], shape=tuple(shape))
         steps = tuple(
             replace(step, nbytes=tensors[step.destination].spec.nbytes)
             if isinstance(step, CopyStep)

@@ -38,6 +38,7 @@ class Recipe:
 
     Attributes:
         target: The machine, in text.
+        shapes: What was said of free dimensions.
         pins: From a glob over node names to the target that must run them.
         exclude: What must not run where.
         layers: From a layer's name to the target of its nodes.
@@ -46,6 +47,7 @@ class Recipe:
     """
 
     target: str
+    shapes: dict[str, list[int] | int | str]
     pins: dict[str, str]
     exclude: dict[str, str | list[str]] | list[str]
     layers: dict[str, str]
@@ -90,17 +92,19 @@ class GenericProgram:
 
     Attributes:
         program: Its plan has free dimensions.
-        symbols: The free dimensions, by name; it is right for sizes within their bounds.
+        bounds: The smallest and largest size of each free dimension for which it is right.
+        nominal: The sizes that its plan has now.
     """
 
     program: PlanExecutable
-    symbols: Mapping[str, Symbol]
+    bounds: Mapping[str, tuple[int, int | None]]
+    nominal: Mapping[str, int]
 
     def takes(self, sizes: Mapping[str, int]) -> bool:
         """Tell whether it is right for sizes."""
         return all(
-            one.low <= sizes.get(name, -1) <= (sizes[name] if one.high is None else one.high)
-            for name, one in self.symbols.items()
+            low <= sizes.get(name, -1) <= (sizes[name] if high is None else high)
+            for name, (low, high) in self.bounds.items()
         )
 
 
@@ -457,12 +461,14 @@ class FreeExecutable:
         """
         explanation = self.latest.explain(profile)
         sizes = self.sizes
-        return replace(explanation, free=describe_free(self.signature, sizes[-1], sizes))
+        is_generic = self._generic is not None
+        text = describe_free(self.signature, sizes[-1], sizes, is_generic=is_generic)
+        return replace(explanation, free=text)
 
     def save(self, path: str | Path) -> None:
         """Write a self-contained package: the model, the programs that there are, weights once.
 
-        If there is no program yet, that for nominal sizes is made.
+        If there is none, for all sizes or for some, that for nominal sizes is made.
 
         Args:
             path: File to write; by custom it ends in `.intarsia`.
@@ -479,9 +485,11 @@ class FreeExecutable:
                 hint="copy the package",
             )
         kept = sorted(self._kept.values(), key=_last_use)
-        own = [one.program for one in kept if not one.is_generic] or [self.specialise({})]
-        programs = own[::-1]
-        save_free_package(self.signature, self.targets, programs, self._source.stored(), path)
+        programs = [one.program for one in kept if not one.is_generic]
+        if self._generic is None and not programs:
+            programs = [self.specialise({})]
+        stored = self._source.stored()
+        save_free_package(self.signature, self.targets, programs[::-1], stored, path, self._generic)
 
     def __repr__(self) -> str:
         names = ", ".join(map(str, self.symbols))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from intarsia.backends.registry import Backends, load_backends
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
 from intarsia.plan.placement import CONTROL_FLOW
-from intarsia.runtime.free import FreeExecutable
+from intarsia.runtime.free import FreeExecutable, GenericProgram
 from intarsia.runtime.loader import SharedConstants
 from intarsia.runtime.package import load_regions, read_package
 from intarsia.settings import Settings
@@ -56,12 +56,17 @@ def load(
         return load_regions(package, used, threads)
     shared = SharedConstants()
     free = package.free
+    programs = [load_regions(one, used, threads, shared) for one in reversed(package.programs)]
+    generic = None
+    if free.generic is not None:
+        generic = GenericProgram(programs.pop(), free.generic.bounds, free.generic.nominal)
     return FreeExecutable(
         free.signature,
         None if find_source is None else find_source(free, threads, backends, shared),
         targets=free.targets,
         max_shapes=settings.max_shapes if max_shapes is None else max_shapes,
-        programs=[load_regions(one, used, threads, shared) for one in reversed(package.programs)],
+        programs=programs,
+        generic=generic,
     )
 
 

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -46,7 +46,7 @@ from intarsia.plan.plan import (
 )
 from intarsia.plan.tuning import TuningReport
 from intarsia.runtime.executor import PlanExecutable
-from intarsia.runtime.free import Recipe, StoredModel
+from intarsia.runtime.free import GenericProgram, Recipe, StoredModel
 from intarsia.runtime.loader import RegionLoader, SharedConstants, run_options
 from intarsia.runtime.verify import verify_plan
 from intarsia.settings import available_cpus
@@ -145,6 +145,7 @@ class PlanRecord:
     tuning: TuningReport | None = None
     world: Identity | None = None
     model: ModelInfo | None = None
+    extents: dict[int, tuple[Any, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,14 @@ class BodyRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class GenericRecord:
+    """Where the manifest's own program is for all sizes: for which, and which it has now."""
+
+    bounds: dict[str, tuple[int, int | None]]
+    nominal: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class FreeRecord:
     """Of a model with free dimensions, what it takes, and what makes programs for other sizes.
 
@@ -180,6 +189,7 @@ class FreeRecord:
         model: The position of the blob with the model's ONNX.
         tensors: What is left out of that.
         recipe: What else was asked for when it was compiled.
+        generic: If the manifest's own program is for all sizes, for which.
     """
 
     inputs: tuple[RawSpec, ...]
@@ -191,6 +201,7 @@ class FreeRecord:
     model: int
     tensors: tuple[ConstantRecord, ...]
     recipe: Recipe
+    generic: GenericRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,22 +274,28 @@ def save_free_package(
     programs: Sequence[PlanExecutable],
     model: StoredModel,
     path: str | Path,
+    generic: GenericProgram | None = None,
 ) -> None:
     """Write a package of a model with free dimensions; it appears whole or not at all.
 
     Args:
         signature: What the model takes and returns.
         targets: Texts of the targets.
-        programs: For some sizes; at least one. The first is what `explain` is of.
+        programs: For some sizes; at least one if there is none for all.
         model: What makes others.
         path: File to write.
+        generic: The program for all sizes, if there is one; it, or else the first of the others, is
+            what `explain` is of.
 
     Raises:
         PackageError: The file cannot be written.
     """
     table = _BlobTable()
     first, *others = (
-        _program_record(program, table, f"{index}/") for index, program in enumerate(programs)
+        _program_record(program, table, f"{index}/")
+        for index, program in enumerate(
+            programs if generic is None else (generic.program, *programs)
+        )
     )
     free = FreeRecord(
         tuple(spec.raw for spec in signature.inputs),
@@ -290,6 +307,7 @@ def save_free_package(
         table.add("model.onnx", memoryview(model.payload)),
         tuple(map(table.add_constant, model.tensors)),
         model.recipe,
+        None if generic is None else GenericRecord(dict(generic.bounds), dict(generic.nominal)),
     )
     _write(path, table, first, free)
 
@@ -418,6 +436,7 @@ class FreePart:
         programs: The other programs.
         model: What makes programs for other sizes.
         text: One line on the dimensions and the sizes that there are programs for.
+        generic: If the package's first program is for all sizes, for which.
     """
 
     signature: FreeSignature
@@ -425,6 +444,7 @@ class FreePart:
     programs: tuple[Package, ...]
     model: StoredModel
     text: str
+    generic: GenericRecord | None = None
 
 
 def read_package(path: str | Path) -> Package:
@@ -448,8 +468,30 @@ def read_package(path: str | Path) -> Package:
     model = StoredModel(bytes(_blob(free.model, contents)), tensors, free.recipe)
     others = tuple(_package(path, record, contents) for record in free.programs)
     sizes = [_find_sizes(path, signature, program.plan) for program in (package, *others)]
-    text = describe_free(signature, sizes[0], sizes)
-    return replace(package, free=FreePart(signature, free.targets, others, model, text))
+    own_sizes = sizes if free.generic is None else sizes[1:]
+    text = describe_free(signature, sizes[0], own_sizes, is_generic=free.generic is not None)
+    if free.generic is not None:
+        _check_extents(path, package.plan, free.generic)
+    part = FreePart(signature, free.targets, others, model, text, free.generic)
+    return replace(package, free=part)
+
+
+def _check_extents(path: Path, plan: Plan, generic: GenericRecord) -> None:
+    """Check that the expressions of a plan for all sizes give the shapes that it has.
+
+    Raises:
+        PackageError: They do not.
+    """
+    try:
+        nominal = plan.at(generic.nominal)
+        is_right = [one.shape for one in nominal.tensors] == [one.shape for one in plan.tensors]
+    except (KeyError, IndexError, TypeError, ValueError, ArithmeticError, RecursionError):
+        is_right = False
+    if not is_right:
+        raise PackageError(
+            f"{str(path)!r}: the free dimensions of a plan are not those of its tensors",
+            hint="compile the model again",
+        )
 
 
 def _package(path: Path, record: ProgramRecord, contents: Sequence[memoryview]) -> Package:
@@ -577,6 +619,7 @@ def _plan_record(plan: Plan) -> PlanRecord:
         plan.tuning,
         plan.identity,
         plan.model,
+        dict(plan.extents),
     )
 
 
@@ -597,6 +640,7 @@ def _plan(record: PlanRecord) -> Plan:
         record.tuning,
         record.world,
         record.model,
+        extents=record.extents,
     )
 
 
