@@ -129,16 +129,26 @@ class FreeSplit:
 
     @property
     def runs(self) -> tuple[Run | FreeRest, ...]:
-        """The whole parts, then the rest as parts of powers of two."""
+        """The whole parts, then the rest: one part, or an even one and one more."""
         whole = self.extent // self.size
         rest = self.extent - whole * self.size
-        runs: list[Run | FreeRest] = [Run(0, whole, self.size, 0)]
-        size = 1 << (self.size - 1).bit_length() - 1 if self.size > 1 else 0
+
+        def reaches(number: int) -> Size:  # 1 or 0, as a rest is smaller than a part
+            return (rest + self.size - number) // self.size if number < self.size else 0
+
+        def is_between(low: int, high: int) -> Size:
+            return reaches(low) - reaches(high)
+
         begin = whole * self.size
-        while size:
-            runs.append(FreeRest(whole, rest // size, size, begin))
-            begin, rest = begin + rest // size * size, rest - rest // size * size
-            size //= 2
+        # A code for each size costs time to compile, and a single row about as much as three.
+        single = [number for number in range(1, self.size) if number <= _SINGLE or number % 2 == 0]
+        runs: list[Run | FreeRest] = [Run(0, whole, self.size, 0)]
+        for number in single:
+            end = number + 1 if number < _SINGLE else number + 2
+            runs.append(FreeRest(whole, is_between(number, end), number, begin))
+        odd = [is_between(number, number + 1) for number in range(_SINGLE + 1, self.size, 2)]
+        if odd:
+            runs.append(FreeRest(whole, sum(odd, 0), 1, begin + rest - 1))
         return tuple(runs)
 
     def begin(self, _builder: Builder, part: Subscript) -> Index:
@@ -158,6 +168,8 @@ class FreeSplit:
 
 _FAR = 1 << 20
 """More parts than a rest ever has."""
+_SINGLE = 8
+"""Up to this many rows, a rest is one part."""
 
 
 @dataclass(frozen=True, slots=True)

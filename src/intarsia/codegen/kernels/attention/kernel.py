@@ -44,6 +44,10 @@ _LOWEST = float(np.finfo(_DTYPE).min)
 """Where largest scores start: minus infinity would make a first block without scores NaN."""
 
 
+_REST_KEYS = 16
+"""Of a block of the keys that are left, if their number is free: some of them do not count."""
+
+
 def build(spec: Attention) -> Function:
     """Return the kernel; its arguments are q, k, v, y, masks, lengths."""
     plan = schedule(spec)
@@ -123,9 +127,12 @@ class _Turn:
         whole = spec.keys // size * size
         state = b.loop(0, b.smaller(whole, self.end), state, block, step=size)
         rest = spec.keys - whole
-        if isinstance(rest, Expression):  # as a whole block, of which the last keys do not count
+        if isinstance(rest, Expression):  # in small blocks, of which the last keys do not count
             self.is_rest = True
-            state = b.loop(whole, self.end, state, block, step=size)
+            few = min(size, _REST_KEYS)
+            state = b.loop(
+                whole, self.end, state, lambda at, *state: self._block(at, few, state), step=few
+            )
         elif rest:
             state = b.loop(
                 whole, self.end, state, lambda at, *state: self._block(at, rest, state), step=rest
