@@ -228,7 +228,7 @@ def _lower_qlinear(operation: Operation, ids: Ids, bias_at: int = -1) -> Primiti
     assert isinstance(weights, Quantised)
     assert isinstance(result, Quantised)
     positions = (0, 3, bias_at) if bias_at >= 0 else (0, 3)
-    seen = Selected(operation.graph, operation.node, positions)
+    seen = Selected(operation.graph, operation.node, positions=positions)
     instead = {}
     bias = seen.value(2)
     if bias is not None:
@@ -248,7 +248,7 @@ def _lower_qlinear(operation: Operation, ids: Ids, bias_at: int = -1) -> Primiti
 def lower_integer_product(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return ConvInteger or MatMulInteger: exact sums of products as int32."""
     left, right = operation.inputs[:2]
-    seen = Selected(operation.graph, operation.node, (0, 1))
+    seen = Selected(operation.graph, operation.node, positions=(0, 1))
     if operation.value(3) is not None and not operation.is_constant(3):
         return unsupported("zero points of weights that are not constant")
     one = np.ones(1, np.float32)
