@@ -159,3 +159,19 @@ def test_entries_that_runtimes_cannot_exchange_stay_inside(parse_model, backends
                 u = Abs(v) t = Neg(v) }> }""")
     exe = intarsia.compile(model, MACHINE, backends=backends)
     assert exe.plan.bodies == ()
+
+
+def test_a_branch_that_cannot_be_leaves_its_node_whole(backends):
+    """Sizes that are known may show that a branch is never taken: nothing is planned inside."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[1,1,2,2] x, bool c) => (float[a,b,d,e] y) {
+            y = If(c) <
+                then_branch = then () => (float[a,b,d,e] p) {
+                    p = MaxPool<kernel_shape = [4, 4]>(x)
+                },
+                else_branch = other () => (float[a,b,d,e] q) { q = Abs(x) }
+            >
+        }""")
+    exe = intarsia.compile(model, "reference", backends=backends)
+    x = np.array([[[[-1, 2], [3, -4]]]], np.float32)
+    np.testing.assert_array_equal(exe.run({"x": x, "c": np.array(False)})["y"], np.abs(x))

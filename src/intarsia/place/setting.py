@@ -21,6 +21,7 @@ from intarsia.errors import (
     BackendError,
     IntarsiaError,
     InternalError,
+    ModelError,
     PlacementError,
     ReasonCode,
     UnsupportedError,
@@ -369,7 +370,11 @@ class _Scene:
             if isinstance(models, str):
                 logger.info("%s is not a step of the plan: %s", node.name, models)
             elif node.device is None:
-                settings = {name: self.set(one, annotations) for name, one in models.items()}
+                try:
+                    settings = {name: self.set(one, annotations) for name, one in models.items()}
+                except ModelError as error:  # a branch that is never taken may be impossible
+                    logger.info("%s is not a step of the plan: %s", node.name, error.message)
+                    continue
                 yield node.id, Bodies(settings)
 
 
