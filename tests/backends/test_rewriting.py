@@ -378,21 +378,59 @@ def test_a_mask_of_truth_values_says_what_counts(is_causal, backends):
     np.testing.assert_allclose(exe.run(feeds)["y"], wanted, 1e-4, 1e-5)
 
 
+MASKED = [
+    ({"left_window_size": 1}, "", False),
+    ({"left_window_size": 2, "right_window_size": 0}, "float", False),
+    ({"right_window_size": 1}, "bool", False),
+    ({"left_window_size": 0, "is_causal": 1}, "row", False),
+    ({"left_window_size": 2}, "bool", True),
+    ({"left_window_size": -1, "right_window_size": -1}, "", False),
+    ({"is_causal": 1}, "float", True),
+    ({"is_causal": 1, "left_window_size": 3}, "", True),
+]
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "openvino, reference"])
+@pytest.mark.parametrize(("attributes", "kind", "has_past"), MASKED)
+def test_windows_of_attention_are_masks(target, attributes, kind, has_past, backends):
+    feeds = {"q": draw(2, 4, 5, 8) / 9, "k": draw(2, 2, 5, 8) / 9, "v": draw(2, 2, 5, 6) / 9}
+    past = 3 if has_past else 0
+    reads = ["q", "k", "v", "m" if kind else "", *(["p", "o"] if has_past else [])]
+    rng = np.random.default_rng(0)
+    masks = {
+        "float": rng.standard_normal((5, 5 + past)).astype(np.float32),
+        "bool": rng.random((2, 1, 5, 5 + past)) < 0.8,
+        "row": rng.random(5 + past) < 0.8,
+    }
+    if kind:
+        feeds["m"] = masks[kind]
+    if has_past:
+        feeds |= {"p": draw(2, 2, past, 8) / 9, "o": draw(2, 2, past, 6) / 9}
+    while not reads[-1]:
+        del reads[-1]
+    outputs = ["y", "present_key", "present_value"][: 3 if has_past else 1]
+    node = helper.make_node("Attention", reads, outputs, **attributes)
+    opset = 25 if any("window" in name for name in attributes) else 24
+    model = model_of([node], feeds, dict.fromkeys(outputs, TensorProto.FLOAT), opset)
+    check(model, feeds, target, backends)
+
+
 @pytest.mark.parametrize(
     ("attributes", "inputs", "words"),
     [
-        ({"left_window_size": 2}, ["q", "k", "v"], "windows"),
-        ({"is_causal": 1}, ["q", "k", "v", "m", "p", "o"], "is_causal"),
+        ({"left_window_size": 2, "qk_matmul_output_mode": 3}, ["q", "k", "v"], "windows"),
+        ({"is_causal": 1}, ["q", "k", "v", "short", "p", "o"], "is_causal"),
     ],
 )
 def test_attention_that_openvino_misreads_is_refused(attributes, inputs, words, backends):
     feeds = {name: draw(1, 2, 5, 8) for name in "qkv"}
-    past = {"m": draw(5, 7), "p": draw(1, 2, 2, 8), "o": draw(1, 2, 2, 8)}
+    past = {"short": draw(5, 6), "p": draw(1, 2, 2, 8), "o": draw(1, 2, 2, 8)}
     feeds |= {name: past[name] for name in inputs[3:]}
-    outputs = ["y", "present_key", "present_value"] if inputs[3:] else ["y"]
+    outputs = ["y", "present_key", "present_value"] if "p" in inputs else ["y", "", "", "scores"]
     node = helper.make_node("Attention", inputs, outputs, **attributes)
     opset = 25 if "left_window_size" in attributes else 24
-    model = model_of([node], feeds, dict.fromkeys(outputs, TensorProto.FLOAT), opset)
+    outputs = {name: TensorProto.FLOAT for name in outputs if name}
+    model = model_of([node], feeds, outputs, opset)
     with pytest.raises(UnsupportedError, match=words):
         intarsia.compile(model, "openvino, reference", backends=backends, strict=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from intarsia.backends.rewriting import BATCH_FIRST, SPACE_TO_DEPTH, Draft, Rewrite
+from intarsia.backends.rewriting import BATCH_FIRST, SPACE_TO_DEPTH, WINDOWS, Draft, Rewrite
 
 if TYPE_CHECKING:
     import onnx
@@ -54,7 +54,8 @@ def _make_signed_power(graph: Graph, node: Node, proto: onnx.NodeProto, draft: D
 
 
 def _counts_with_vectors(graph: Graph, node: Node) -> bool:
-    return any(graph.values[value].shape == (1,) for value in node.inputs)
+    shapes = (graph.values[value].ir.shape for value in node.inputs)
+    return any(shape is not None and len(shape) == 1 for shape in shapes)
 
 
 def _make_scalars(graph: Graph, node: Node, proto: onnx.NodeProto, draft: Draft) -> None:
@@ -65,6 +66,7 @@ def _make_scalars(graph: Graph, node: Node, proto: onnx.NodeProto, draft: Draft)
 REWRITES = (
     BATCH_FIRST,
     SPACE_TO_DEPTH,
+    WINDOWS,
     Rewrite(frozenset(("Max", "Min")), "it has no kernel of 16 bits", _is_short, _make_wide),
     Rewrite(
         frozenset(("Range",)),

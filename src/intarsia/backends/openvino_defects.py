@@ -297,6 +297,13 @@ MULTIPLIED_BY_ZERO = _rewritten(
     "ThresholdedRelu Shrink", "it multiplies by 0 and 1, so that an infinity becomes NaN"
 )
 
+NO_WINDOWS = _rewritten("Attention", "it leaves windows out", where=_has_window, code=_UNSUPPORTED)
+CAUSAL_AFTER_PAST = _rewritten(
+    "Attention",
+    "with a mask and a past, is_causal counts from the first key",
+    where=_is_causal_after_past,
+)
+
 DEFECTS: tuple[KnownDefect, ...] = (
     # The graph decides: these are refused.
     OLD_SOFTMAX,
@@ -342,17 +349,8 @@ DEFECTS: tuple[KnownDefect, ...] = (
         "of constants alone it computes once, and what reads that in each run may write into it",
         where=_is_changed_in_place,
     ),
-    _rule(
-        "Attention",
-        "it leaves windows out",
-        where=_has_window,
-        code=_UNSUPPORTED,
-    ),
-    _rule(
-        "Attention",
-        "with a mask and a past, is_causal counts from the first key",
-        where=_is_causal_after_past,
-    ),
+    NO_WINDOWS,
+    CAUSAL_AFTER_PAST,
     _rule(
         "Resize",
         "with align_corners and scales it aligns the last whole element",

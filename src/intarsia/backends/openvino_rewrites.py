@@ -7,14 +7,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from intarsia.backends.openvino_defects import (
+    CAUSAL_AFTER_PAST,
     COUNTED_PADS,
     GREATER_THAN_NAN,
     MULTIPLIED_BY_ZERO,
+    NO_WINDOWS,
     OLD_SOFTMAX,
     SCALED_NORMS,
     SLOPE_OF_LAST_AXIS,
 )
-from intarsia.backends.rewriting import BATCH_FIRST, SPACE_TO_DEPTH, Draft, Rewrite
+from intarsia.backends.rewriting import (
+    BATCH_FIRST,
+    SPACE_TO_DEPTH,
+    Draft,
+    Rewrite,
+    has_known_mask,
+    make_masked,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -210,6 +219,8 @@ def _always(graph: Graph, node: Node) -> bool:
 REWRITES = (
     BATCH_FIRST,
     SPACE_TO_DEPTH,
+    Rewrite.of_rule(NO_WINDOWS, has_known_mask, make_masked),
+    Rewrite.of_rule(CAUSAL_AFTER_PAST, has_known_mask, make_masked),
     Rewrite.of_rule(OLD_SOFTMAX, _always, _make_flat),
     Rewrite.of_rule(COUNTED_PADS, _has_windows, _make_mean),
     Rewrite(

@@ -377,3 +377,84 @@ SPACE_TO_DEPTH = Rewrite(
     _make_blocks,
 )
 """SpaceToDepth whose channels come before what was rows and columns (operator set 28)."""
+
+
+_MASK, _PAST, _LENGTHS, _SCORES = 3, 4, 6, 3
+"""Positions of Attention's inputs `attn_mask`, `past_key` and `nonpad_kv_seqlen`, and of its output
+`qk_matmul_output`."""
+
+
+def _has_windows(graph: Graph, node: Node) -> bool:
+    return not node.ir.attributes.keys().isdisjoint(("left_window_size", "right_window_size"))
+
+
+def has_known_mask(graph: Graph, node: Node) -> bool:
+    """Tell whether which keys an Attention's queries attend to may be said by a constant mask.
+
+    Args:
+        graph: Of the node.
+        node: An Attention.
+    """
+    values = [graph.values[value] if value >= 0 else None for value in node.inputs]
+    values += [None] * (_LENGTHS + 1 - len(values))
+    query, key, mask, past = values[0], values[1], values[_MASK], values[_PAST]
+    shows_masked = (
+        len(node.outputs) > _SCORES
+        and node.outputs[_SCORES] >= 0
+        and node.ir.attributes.get_int("qk_matmul_output_mode", 0) != 0
+    )
+    if shows_masked or values[_LENGTHS] is not None or query is None or key is None:
+        return False
+    if any(one is not None and (one.is_free or not one.shape) for one in (query, key, mask, past)):
+        return False
+    return mask is None or (mask.shape or ())[-1] == _count_keys(graph, node)
+
+
+def _count_keys(graph: Graph, node: Node) -> int:
+    """Return how many keys there are with those of the past, of static shape."""
+    count = (graph.values[node.inputs[1]].shape or ())[-2]
+    return count + _count_past(graph, node)
+
+
+def _count_past(graph: Graph, node: Node) -> int:
+    is_there = len(node.inputs) > _PAST and node.inputs[_PAST] >= 0
+    return (graph.values[node.inputs[_PAST]].shape or ())[-2] if is_there else 0
+
+
+def make_masked(graph: Graph, node: Node, proto: onnx.NodeProto, draft: Draft) -> None:
+    """Say windows and `is_causal` of Attention by its mask."""
+    attributes, past = node.ir.attributes, _count_past(graph, node)
+    query = graph.values[node.inputs[0]]
+    rows = np.arange((query.shape or ())[-2])[:, None] + past
+    columns = np.arange(_count_keys(graph, node))
+    left, right = (attributes.get_int(f"{side}_window_size", -1) for side in ("left", "right"))
+    if attributes.get_int("is_causal", 0):
+        right = 0
+    counts = np.full((rows.size, columns.size), True)
+    if left >= 0:
+        counts &= columns >= rows - left
+    if right >= 0:
+        counts &= columns <= rows + right
+    inputs = [*proto.input, *[""] * (_MASK + 1 - len(proto.input))]
+    mask = inputs[_MASK]
+    if not counts.all():
+        inputs[_MASK] = draft.constant(counts, "bool")
+        if mask and graph.values[node.inputs[_MASK]].dtype == "bool":
+            inputs[_MASK] = draft.add("And", mask, inputs[_MASK])
+        elif mask:
+            nothing = draft.constant(-np.inf, graph.values[node.inputs[_MASK]].dtype)
+            inputs[_MASK] = draft.add("Where", inputs[_MASK], mask, nothing)
+    said = ("left_window_size", "right_window_size", "is_causal")
+    others = [attribute for attribute in proto.attribute if attribute.name not in said]
+    del proto.attribute[:]
+    proto.attribute.extend(others)
+    draft.keep(proto, inputs, list(proto.output))
+
+
+WINDOWS = Rewrite(
+    frozenset(("Attention",)),
+    "it does not know windows",
+    lambda graph, node: _has_windows(graph, node) and has_known_mask(graph, node),
+    make_masked,
+)
+"""Attention whose queries attend to the keys near them (operator set 25)."""
