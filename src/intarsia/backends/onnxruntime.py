@@ -62,6 +62,8 @@ _LIBRARIES = "custom_ops"
 """Key of an artifact's metadata: `libraries_text` of what it needs."""
 
 _FATAL = 4
+_USER_DEFINED = 2
+"""What numpy says of dtypes that are not its own, as those of ml_dtypes (`dtype.isbuiltin`)."""
 """ONNX Runtime's severity of messages that end the process."""
 
 
@@ -194,7 +196,8 @@ class OrtExecutable:
         }
         specs = self._artifact.outputs
         results: Sequence[Any] = outputs
-        is_odd = any(isinstance(one, np.ndarray) and one.dtype.isbuiltin == 2 for one in outputs)
+        arrays = [one for one in outputs if isinstance(one, np.ndarray)]
+        is_odd = any(one.dtype.isbuiltin == _USER_DEFINED for one in arrays)
         is_plain = all(
             isinstance(one, np.ndarray) and not one.dtype.hasobject for one in feeds.values()
         )

@@ -32,7 +32,12 @@ def split_model(model: ir.Model) -> tuple[bytes, dict[str, Array]]:
             continue
         arrays[name] = array
         value.const_value = ir.ExternalTensor(
-            CONSTANTS_LOCATION, 0, array.nbytes, tensor.dtype, shape=tensor.shape, name=name
+            CONSTANTS_LOCATION,
+            0,
+            array.nbytes,
+            tensor.dtype,
+            shape=ir.Shape(array.shape),
+            name=name,
         )
     return ir.to_proto(model).SerializeToString(), arrays
 

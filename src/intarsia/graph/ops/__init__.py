@@ -94,8 +94,8 @@ def _count(graph: Graph, position: int, count: Callable[[NodeShapes], int] | Non
 
 
 __all__ = [
-    "MICROSOFT_OPERATORS",
     "FOREIGN",
+    "MICROSOFT_OPERATORS",
     "OPERATORS",
     "UNLISTED",
     "CallWeight",
