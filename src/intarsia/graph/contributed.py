@@ -74,7 +74,11 @@ _SUM = _like("o3 = Identity(i0)")
 CONTRIBUTED: Mapping[str, Mapping[int, Stated]] = {
     "BiasGelu": {0: _like("o0 = Add(i0, i1)")},
     "BiasSoftmax": {0: _FIRST},
-    "EmbedLayerNormalization": {0: _like("o0 = Gather(i2, i0)"), 2: _like("o2 = Gather(i2, i0)")},
+    "EmbedLayerNormalization": {
+        0: _like("o0 = Gather(i2, i0)"),
+        1: _like("m1 = Cast<to = 6>(i0) o1 = ReduceMax<axes = [1], keepdims = 0>(m1)"),
+        2: _like("o2 = Gather(i2, i0)"),
+    },
     "FastGelu": {0: _FIRST},
     "FusedConv": {0: lambda node: f"o0 = Conv{_kept(node, _WINDOW)}(i0, i1)"},
     "FusedGemm": {0: lambda node: f"o0 = Gemm{_kept(node, ('transA', 'transB'))}(i0, i1)"},

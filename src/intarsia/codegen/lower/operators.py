@@ -15,6 +15,7 @@ from intarsia.codegen.lower import (
     attention_operators,
     contraction,
     convolution,
+    embedding,
     indices,
     movement,
     products,
@@ -254,6 +255,12 @@ OPERATORS: dict[str, Operator] = {
     "TopK": Operator(indices.lower_top_k, ANY - BOOL, indices.refuse_top_k),
     "Transpose": Operator(movement.lower_transpose, WITH_NARROW),
     "Trilu": Operator(indices.lower_trilu, ANY, indices.refuse_trilu),
+    "com.microsoft.EmbedLayerNormalization": Operator(
+        embedding.lower_embedding,
+        embedding.DTYPES,
+        embedding.refuse_embedding,
+        has_epilogue=True,
+    ),
     "com.microsoft.FusedConv": Operator(
         convolution.lower_conv,
         FLOATS,

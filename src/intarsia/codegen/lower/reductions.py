@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from math import prod
@@ -310,7 +310,10 @@ def lower_skip(assembler: Assembler, group: KernelGroup) -> None:
     has_bias = operation.op_type not in _RMS
     scale, bias = over_x(2), over_x(3) if has_bias else None
     added = [view for view in (over_x(1), over_x(4 if has_bias else 3)) if view is not None]
-    _append(assembler, group, x, (len(x.shape) - 1,), scale, bias, added=added)
+    totals = tuple(assembler.target(value.id) for value in operation.outputs[1:])
+    last = (len(x.shape) - 1,)
+    sum_of = SumFirst(tuple(added), totals)
+    append_normalization(assembler, group, x, last, scale, bias, sum_of=sum_of)
 
 
 def wish_normalization(operation: Operation, _unit: VectorUnit) -> Wish:
@@ -329,7 +332,7 @@ def lower_normalization(assembler: Assembler, group: KernelGroup) -> None:
         None if value is None else operand(assembler, value.id, x.shape, block)
         for value in (operation.value(1), operation.value(2))
     ]
-    _append(assembler, group, x, normalized_axes(operation), *vectors)
+    append_normalization(assembler, group, x, normalized_axes(operation), *vectors)
 
 
 def lower_instance(assembler: Assembler, group: KernelGroup) -> None:
@@ -339,7 +342,7 @@ def lower_instance(assembler: Assembler, group: KernelGroup) -> None:
     x = assembler.read(operation.node.inputs[0], block)
     rank = len(x.shape)
     scale, bias = (_per_channel(assembler, operation, at, x) for at in (1, 2))
-    _append(assembler, group, x, tuple(range(CHANNELS + 1, rank)), scale, bias)
+    append_normalization(assembler, group, x, tuple(range(CHANNELS + 1, rank)), scale, bias)
 
 
 def _per_channel(assembler: Assembler, operation: Operation, position: int, x: View) -> View:
@@ -379,7 +382,9 @@ def lower_group_normalization(assembler: Assembler, group: KernelGroup) -> None:
         outer = step if per_group else step * (x.shape[CHANNELS] // groups)
         strides = (0, outer, inner, *(0 for _ in range(rank - 2)))
         vectors.append(replace(view, shape=split.shape, strides=strides))
-    _append(assembler, group, split, tuple(range(2, rank + 1)), *vectors, groups=groups)
+    append_normalization(
+        assembler, group, split, tuple(range(2, rank + 1)), *vectors, groups=groups
+    )
 
 
 def refuse_lrn(operation: Operation) -> str | None:
@@ -413,10 +418,23 @@ def lower_mean_variance(assembler: Assembler, group: KernelGroup) -> None:
     x = assembler.read(operation.node.inputs[0])
     rank = len(x.shape)
     axes = sorted({axis % rank for axis in operation.attribute("axes", (0, 2, 3))})
-    _append(assembler, group, x, tuple(axes), None, None)
+    append_normalization(assembler, group, x, tuple(axes), None, None)
 
 
-def _append(
+@dataclass(frozen=True, slots=True)
+class SumFirst:
+    """A sum that is normalised.
+
+    Attributes:
+        added: What is added to x, over its domain.
+        totals: Where the sum is written, if it is wanted.
+    """
+
+    added: tuple[View, ...]
+    totals: tuple[View, ...] = ()
+
+
+def append_normalization(
     assembler: Assembler,
     group: KernelGroup,
     x: View,
@@ -425,23 +443,20 @@ def _append(
     bias: View | None,
     *,
     groups: int = 0,
-    added: Sequence[View] = (),
+    sum_of: SumFirst | None = None,
 ) -> None:
-    """Append a normalisation over some dimensions; `groups` split the channels, unless 0.
-
-    What is `added` to x first lies over its domain. The sum is then the output of the operator that
-    is wanted beside the first, not a statistic.
-    """
+    """Append a normalisation over some dimensions; `groups` split the channels, unless 0."""
     operation = group.anchor
     is_whole = operation.op_type == "MeanVarianceNormalization"
     fused, operands = fuse(assembler, group, x.dtype)
     y = assembler.target(group.result)
     if groups:
         y, *operands = (view.split(CHANNELS, groups) for view in (y, *operands))
-    others = [assembler.target(value.id) for value in operation.outputs[1:]]
-    statistics, sums = ([], others) if added else (others, [])
+    added, totals = (sum_of.added, sum_of.totals) if sum_of else ((), ())
+    others = () if added else operation.outputs[1:]
+    statistics = [assembler.target(value.id) for value in others]
     layouts = [without(view, axes) for view in statistics]
-    is_mean_there = len(operation.node.outputs) > 1 and operation.node.outputs[1] >= 0
+    is_mean_there = bool(layouts) and operation.node.outputs[1] >= 0
     mean = layouts[0] if is_mean_there else None
     inverse = layouts[-1] if len(layouts) > is_mean_there else None
     spec = Rows(
@@ -454,16 +469,16 @@ def _append(
         bias=bias.layout if bias else None,
         # ONNX defines MeanVarianceNormalization as a function, with this constant in it.
         epsilon=1e-9 if is_whole else operation.attribute("epsilon", 1e-12 if added else 1e-5),
-        mean=mean if layouts else None,
+        mean=mean,
         inverse=inverse,
         adds_to_deviation=is_whole or bool(operation.attribute("adds_to_deviation", 0)),
         epilogue=over(fused, operands),
         prologue=Fused(_sum_of(x.dtype, 1 + len(added)), tuple(view.layout for view in added)),
-        made=sums[0].layout if sums else None,
+        made=totals[0].layout if totals else None,
         unit=assembler.unit,
     )
     constants = [view for view in (scale, bias) if view is not None]
-    views = (x, *constants, y, *statistics, *operands, *added, *sums)
+    views = (x, *constants, y, *statistics, *operands, *added, *totals)
     assembler.call(spec, views, group.names)
 
 
