@@ -6,6 +6,7 @@ import random
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -189,3 +190,22 @@ def test_what_a_process_cannot_do_is_a_claim_that_is_not_kept(parse_model):
     (claim,) = check_isolated([make_case(model, x, -x, name="nobody's")], "reference")
     assert claim.outcome is conformance.Outcome.FAILED
     assert "nobody's" in claim.why
+
+
+@pytest.mark.exhaustive
+def test_the_page_counts_by_target_and_operator(tmp_path):
+    pytest.importorskip("onnxruntime")
+    script = Path(__file__).parents[1] / "scripts" / "make_conformance.py"
+    page = tmp_path / "page.md"
+    names = "^test_(abs|training_dropout_default|mod_uint8)$"
+    given = ["--target", "onnxruntime", "--target", "dnnl", "--filter", names, str(page)]
+    ran = subprocess.run(
+        [sys.executable, str(script), *given], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    text = page.read_text(encoding="utf-8")
+    assert "| `onnxruntime` | 2 | 1 | 0 | 0 | 3 |" in text
+    assert "| `dnnl` | 1 | 0 | 0 | 2 | 3 |" in text
+    assert "| Dropout | stated | 1 | it draws other random numbers (1) |" in text
+    assert "| Abs | 1 | all | all |" in text
+    assert "| Mod | 1 | all |  |" in text
