@@ -62,9 +62,9 @@ _LIBRARIES = "custom_ops"
 """Key of an artifact's metadata: `libraries_text` of what it needs."""
 
 _FATAL = 4
+"""ONNX Runtime's severity of messages that end the process."""
 _USER_DEFINED = 2
 """What numpy says of dtypes that are not its own, as those of ml_dtypes (`dtype.isbuiltin`)."""
-"""ONNX Runtime's severity of messages that end the process."""
 
 
 RUNTIME = PythonRuntime("ONNX Runtime", "onnxruntime", "capi/*.so*")
