@@ -17,6 +17,7 @@ import onnx.defs
 from intarsia.errors import ModelError
 from intarsia.graph.external import tensor_bytes
 from intarsia.graph.tensors import all_tensors
+from intarsia.graph.undeclared import UNDECLARED
 
 _ONNX_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 
@@ -192,6 +193,8 @@ def _check_operator(node: onnx.NodeProto, versions: dict[str, int]) -> None:
             node=node.name,
             hint="add the domain to opset_import",
         )
+    if not domain and node.op_type in UNDECLARED:
+        return
     if node.domain in _ONNX_DOMAINS and not _exists(node.op_type, versions[domain], domain):
         label = domain or "ai.onnx"
         raise ModelError(

@@ -35,6 +35,7 @@ from intarsia.graph.model_info import describe_model
 from intarsia.graph.order import sort_nodes
 from intarsia.graph.read import read_bytes, read_file
 from intarsia.graph.snapshot import dtype_name, node_bodies
+from intarsia.graph.undeclared import define_undeclared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -148,6 +149,7 @@ def _parse(model: ModelLike) -> tuple[ir.Model, onnx.ModelProto]:
     _drop_initialized_inputs(parsed)
     sort_nodes(parsed.graph)
     name_nodes(parsed.graph)
+    define_undeclared(parsed)
     checked = skeleton(parsed)
     check_model(checked)
     return parsed, checked
