@@ -339,7 +339,7 @@ def test_control_flow_keeps_its_numbers():
         else_branch = e () => (float[2, 3] v) { v = Identity(i) }>
     [y] y = Identity(c)"""
     graph, _ = check(parsed(text))
-    assert [node.name for node in graph.nodes] == ["n", "choose"]
+    assert [node.name for node in graph.nodes] == ["n", "u"]
     assert extract(graph.whole).inputs == (0,)
 
 

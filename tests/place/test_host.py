@@ -22,7 +22,7 @@ g (float[4] x, bool c) => (float[4] y) {
     [last] y = Sigmoid(t)
 }"""
 LOOP = """
-g (float[4] x) => (float[4] y) <int64 trips = {3}, bool go = {1}> {
+g (float[4] x) => (float[4] y) <int64 trips = {100}, bool go = {1}> {
     [first] r = Relu(x)
     [special] t = Loop (trips, go, r) <
         body = b (int64 i, bool before, float[4] v) => (bool after, float[4] w) {

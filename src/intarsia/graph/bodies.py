@@ -16,7 +16,7 @@ from intarsia.graph.infer import infer_shapes
 from intarsia.graph.snapshot import captured_values, node_bodies
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 CONTROL_FLOW = ("If", "Loop", "Scan")
 
@@ -88,9 +88,7 @@ def body_model(model: ir.Model, node: ir.Node, name: str) -> ir.Model:
             if read in stand_ins:
                 one.replace_input_with(position, stand_ins[read])
     for graph in graphs:
-        for position, value in enumerate(graph.outputs):
-            if value in stand_ins:
-                graph.outputs[position] = stand_ins[value]
+        give_copies(graph, stand_ins)
     for value in stand_ins.values():
         if value.const_value is None:
             body.inputs.append(value)
@@ -101,6 +99,22 @@ def body_model(model: ir.Model, node: ir.Node, name: str) -> ir.Model:
     return ir.Model(
         body, ir_version=model.ir_version, functions=[f.clone() for f in model.functions.values()]
     )
+
+
+def give_copies(body: ir.Graph, values: Mapping[ir.Value, ir.Value]) -> None:
+    """Let a body give a copy of another value where it gives one from outside, in place.
+
+    Args:
+        body: Ours to change.
+        values: From what it gives to what it is to give a copy of.
+    """
+    for position, value in enumerate(body.outputs):
+        if value in values:
+            node = ir.node("Identity", [values[value]], name=f"{body.name}/{value.name}/{position}")
+            node.outputs[0].name = node.name
+            node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
+            body.append(node)
+            body.outputs[position] = node.outputs[0]
 
 
 def _give_types(node: ir.Node, body: ir.Graph) -> None:

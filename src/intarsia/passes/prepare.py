@@ -24,6 +24,7 @@ from intarsia.graph.snapshot import node_bodies, snapshot
 from intarsia.passes.activate_before_views import activate_before_views
 from intarsia.passes.convolve_before_resizing import convolve_before_resizing
 from intarsia.passes.fold_constants import fold_constants, lift_constants
+from intarsia.passes.inline_bodies import inline_bodies
 from intarsia.passes.merge_linear import merge_linear
 from intarsia.passes.provenance import device_of, hidden, makes_output, record_origins, stand_for
 from intarsia.target.pipeline import STANDARD_PIPELINE, Stage, split_pass
@@ -313,6 +314,7 @@ PASSES: Mapping[str, Callable[[ir.Model], object]] = {
     "remove-unused": remove_unused,
     "lift-constants": lift_constants,
     "fold-constants": fold_constants,
+    "inline-bodies": inline_bodies,
     "eliminate-identities": eliminate_identities,
     "fuse-affine": fuse_affine,
     "convolve-before-resizing": convolve_before_resizing,

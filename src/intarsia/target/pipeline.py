@@ -24,6 +24,7 @@ STANDARD_PIPELINE = (
     "before placement: remove-unused",
     "before placement: lift-constants",
     "before placement: fold-constants",
+    "before placement: inline-bodies",
     "before placement: eliminate-identities",
     "before placement: fuse-affine",
     "before placement: convolve-before-resizing",
