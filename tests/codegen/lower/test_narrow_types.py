@@ -21,8 +21,9 @@ MOVED = {
     "picked": "y = Gather<axis = 1>(x, i)",
     "renamed": "a = Flatten(x) y = Identity(a)",
     "repeated": "y = Tile(x, r)",
+    "turned round": "y = ReverseSequence<time_axis = 1, batch_axis = 0>(x, l)",
 }
-PARAMETERS = {"i": np.array([1, 0, 3]), "r": np.array([1, 2, 3])}
+PARAMETERS = {"i": np.array([1, 0, 3]), "r": np.array([1, 2, 3]), "l": np.array([3, 4])}
 
 
 def run(model, feeds, backends):

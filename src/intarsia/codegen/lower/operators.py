@@ -232,7 +232,7 @@ OPERATORS: dict[str, Operator] = {
         has_epilogue=True,
     ),
     "MeanVarianceNormalization": _normalization(reductions.lower_mean_variance),
-    "OneHot": Operator(indices.lower_one_hot, ANY, indices.refuse_one_hot),
+    "OneHot": Operator(indices.lower_one_hot, WITH_NARROW, indices.refuse_one_hot),
     "Pad": Operator(movement.lower_pad, ANY, movement.refuse_pad, movement.wish_pad),
     "RMSNormalization": _ROWS,
     "Range": Operator(
@@ -240,7 +240,7 @@ OPERATORS: dict[str, Operator] = {
     ),
     "Resize": _RESIZE,
     "ReverseSequence": Operator(
-        indices.lower_reverse_sequence, ANY, indices.refuse_reverse_sequence
+        indices.lower_reverse_sequence, WITH_NARROW, indices.refuse_reverse_sequence
     ),
     "RoiAlign": Operator(sampling.lower_roi_align, _REAL, sampling.refuse_roi_align),
     "RotaryEmbedding": _ROTARY,
