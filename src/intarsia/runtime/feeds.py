@@ -24,7 +24,10 @@ def check_feeds(specs: Sequence[TensorSpec], feeds: Mapping[str, Any]) -> list[A
     Raises:
         InputError: A name is missing or unknown, or a dtype or shape is wrong.
     """
-    check_names(specs, feeds)
+    # The usual case first: each call of a program comes by here.
+    is_usual = isinstance(feeds, Mapping) and len(feeds) == len(specs)
+    if not (is_usual and all(spec.name in feeds for spec in specs)):
+        check_names(specs, feeds)
     return [check_array(spec, feeds[spec.name]) for spec in specs]
 
 
@@ -39,7 +42,6 @@ def check_names(specs: Sequence[TensorSpec | FreeSpec], feeds: Mapping[str, Any]
             f"inputs are given as a mapping from name to array, not as {type(feeds).__name__}",
             hint="call the executable itself for the positional form",
         )
-    # The usual case first: each call of a program comes by here.
     if len(feeds) == len(specs) and all(spec.name in feeds for spec in specs):
         return
     names = {spec.name for spec in specs}
