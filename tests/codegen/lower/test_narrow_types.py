@@ -53,7 +53,8 @@ ALL_MOVED = [("bfloat16", case) for case in MOVED] + [
 def test_elements_are_moved(backends, dtype, case):
     x = numbers(dtype)
     used = {name: array for name, array in PARAMETERS.items() if f", {name})" in MOVED[case]}
-    model = small_model("y", MOVED[case], {"x": x}, used, opset=OPSET)
+    opset = onnx.defs.onnx_opset_version() if case == "turned round" else OPSET
+    model = small_model("y", MOVED[case], {"x": x}, used, opset)
     got, wanted = run(model, {"x": x}, backends)
     np.testing.assert_array_equal(as_bytes(got), as_bytes(wanted))
 
