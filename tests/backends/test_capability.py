@@ -6,7 +6,9 @@ import pytest
 
 import intarsia
 from intarsia.backends.registry import collect
+from intarsia.compiler import read_setting
 from intarsia.errors import ReasonCode, TargetError, UnsupportedError
+from intarsia.place.request import Request
 
 REFUSED = [
     (
@@ -38,16 +40,6 @@ REFUSED = [
         "g (string[2] x) => (string[4] y) { y = Concat<axis = 0>(x, x) }",
         "Concat",
         ReasonCode.UNSUPPORTED_DTYPE,
-    ),
-    (
-        "openvino, onnxruntime",
-        """g (bool c, float[2] x) => (float[2] y) {
-            y = If(c) <then_branch = t () => (float[2] a)
-                           { i = Cast<to = 7>(x) j = Mul(i, i) a = Cast<to = 1>(j) },
-                       else_branch = e () => (float[2] b) { b = Neg(x) }>
-        }""",
-        "If",
-        ReasonCode.UNSUPPORTED_OP,
     ),
     (
         "onnxruntime, reference",
@@ -86,6 +78,18 @@ def test_a_refusal_has_the_right_reason(target, text, op_type, code, parse_model
     assert refusal.reason
     assert exe.placement.coverage()[refusal.target] == 0
     assert str(code) in exe.placement.shortfall
+
+
+def test_openvino_refuses_an_if_whose_body_it_would_narrow(parse_model, backends):
+    model = parse_model("""g (bool c, float[2] x) => (float[2] y) {
+        y = If(c) <then_branch = t () => (float[2] a)
+                       { i = Cast<to = 7>(x) j = Mul(i, i) a = Cast<to = 1>(j) },
+                   else_branch = e () => (float[2] b) { b = Neg(x) }>
+    }""")
+    request = Request(model=model, target="openvino, onnxruntime", backends=backends)
+    openvino, _ = read_setting(request).capabilities
+    (refusal,) = openvino.refusals.values()
+    assert (refusal.op_type, refusal.code) == ("If", ReasonCode.UNSUPPORTED_OP)
 
 
 def test_a_node_that_nobody_takes_is_an_error_with_every_refusal(parse_model, backends):
