@@ -108,6 +108,9 @@ FAMILIES = {
     "roi align": lambda run: test_sampling.test_roi_align(run, "avg", AVX2),
     "softmax": lambda run: test_rows.test_softmax_and_kin(run, "Softmax", "float32", AVX512),
     "layer norm": lambda run: test_rows.test_layer_normalization(run, 96, "float32", AVX2),
+    "sum and norm": lambda run: test_rows.test_what_is_added_first(
+        run, "Normalize", (3, 700), 1, True, AVX2
+    ),
     "cumsum": lambda run: test_scan.test_cumsum(run, (2, 5, 19), 1, 1, "float32", AVX2),
     "cumprod": lambda run: test_scan.test_cumprod(run, (2, 5, 19), 1, 1, "float32", AVX2),
     "top k": lambda run: test_top_k.test_top_k(run, (3, 40), 1, 7, "float32", True),
