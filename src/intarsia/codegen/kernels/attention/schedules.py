@@ -6,13 +6,14 @@ from __future__ import annotations
 from intarsia.codegen.kernels.attention.spec import Attention, AttentionSchedule
 from intarsia.codegen.kernels.window import Split
 from intarsia.codegen.tile import step_cost, tile_rows
-from intarsia.extents import typical
+from intarsia.extents import Expression, typical
 
 _VECTORS = (4, 3, 2, 1)
 """In the order of preference between what is about equal."""
 _ABOUT = 1.03
 _KEYS = 96
-"""Keys of a block, about: their scores for a turn's queries are some kilobytes."""
+"""Keys of a block: their scores for a turn's queries are some kilobytes. It decides the order of
+sums, and so does not depend on the other choices."""
 _KEYS_OF_FEW = 128
 """The same where lanes are keys."""
 _FEW = 2
@@ -29,7 +30,9 @@ def schedule(spec: Attention) -> AttentionSchedule:
 def _choose(spec: Attention) -> AttentionSchedule:
     lanes = spec.unit.lanes("float32")
     if lanes > 1 and isinstance(spec.queries, int) and spec.queries * _FEW <= lanes:
-        keys = max(1, min(typical(spec.keys), _KEYS_OF_FEW))
+        keys = _KEYS_OF_FEW
+        if not isinstance(spec.keys, Expression):
+            keys = max(1, min(spec.keys, keys))
         return AttentionSchedule(1, 1, keys, is_by_keys=True)
     total = -(-typical(spec.queries) // lanes)
     columns = spec.key_size + spec.value_size
@@ -56,6 +59,6 @@ def _choose(spec: Attention) -> AttentionSchedule:
     least = min(costs.values())
     vectors = next(vectors for vectors in costs if costs[vectors] <= _ABOUT * least)
     rows = tile_rows(vectors, spec.unit)
-    keys = max(1, min(typical(spec.keys), -(-_KEYS // rows) * rows))
+    keys = _KEYS if isinstance(spec.keys, Expression) else max(1, min(spec.keys, _KEYS))
     is_far = 2 * 4 * typical(spec.keys) * columns > spec.unit.l2_bytes
     return AttentionSchedule(vectors, rows, keys, is_far=is_far)
