@@ -285,7 +285,7 @@ class _FreeModel:
         from intarsia.backends.values import ArtifactConstant
         from intarsia.graph.load import parse
         from intarsia.graph.stored import split_model
-        from intarsia.runtime.free import Recipe, StoredModel
+        from intarsia.runtime.free import ProgramRecipe, StoredModel
 
         if self._kept is not None:
             return self._kept
@@ -295,7 +295,7 @@ class _FreeModel:
         payload, arrays = split_model(parse(request.model))
         tensors = tuple(ArtifactConstant(name, array) for name, array in arrays.items())
         exclude = request.exclude
-        recipe = Recipe(
+        recipe = ProgramRecipe(
             request.find_machine().config.without_tags().text,
             {
                 name: one if isinstance(one, int | str) else list(one)

@@ -32,7 +32,7 @@ SHAPES = {
     "y = com.microsoft.GatherND(x, g)": "float[4,8]",
     "y = com.microsoft.RotaryEmbedding(x, i, t, t)": "float[2,3,8]",
     "y = com.microsoft.MultiHeadAttention<num_heads = 2>(x, kv, kv)": "float[2,3,8]",
-    "o, y = com.microsoft.MultiHeadAttention<num_heads = 2>(x, kv, kv, , , , old, old)": "float[2,2,9,4]",
+    "o, y = com.microsoft.MultiHeadAttention<num_heads = 2>(x, kv, kv, , , , old, old)": "float[2,2,9,4]",  # noqa: E501
 }
 INPUTS = "float[2,3,8] x, float[8] b, int64[2,3] i, float[11,8] t, float[3,7,8] z"
 INPUTS += ", float[5,3,3] k, int64[4,2] g, float[2,7,8] kv, float[2,2,2,4] old"

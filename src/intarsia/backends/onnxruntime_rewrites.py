@@ -5,7 +5,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from intarsia.backends.rewriting import BATCH_FIRST, SPACE_TO_DEPTH, WINDOWS, Draft, Rewrite
+from intarsia.backends.rewriting import (
+    BATCH_FIRST,
+    SPACE_TO_DEPTH,
+    WINDOWS,
+    NodeRewrite,
+    RegionDraft,
+)
 
 if TYPE_CHECKING:
     import onnx
@@ -30,7 +36,7 @@ def _is_short(graph: Graph, node: Node) -> bool:
     return graph.values[node.inputs[0]].dtype in _SHORT
 
 
-def _make_wide(graph: Graph, node: Node, proto: onnx.NodeProto, draft: Draft) -> None:
+def _make_wide(graph: Graph, node: Node, proto: onnx.NodeProto, draft: RegionDraft) -> None:
     """Compare 16 bits as 32, which changes no number."""
     from onnx import TensorProto
 
@@ -46,7 +52,7 @@ def _has_unsigned_power(graph: Graph, node: Node) -> bool:
     return graph.values[node.inputs[1]].dtype == "uint32"
 
 
-def _make_signed_power(graph: Graph, node: Node, proto: onnx.NodeProto, draft: Draft) -> None:
+def _make_signed_power(graph: Graph, node: Node, proto: onnx.NodeProto, draft: RegionDraft) -> None:
     from onnx import TensorProto
 
     power = draft.add("Cast", proto.input[1], to=TensorProto.INT64)
@@ -58,7 +64,7 @@ def _counts_with_vectors(graph: Graph, node: Node) -> bool:
     return any(shape is not None and len(shape) == 1 for shape in shapes)
 
 
-def _make_scalars(graph: Graph, node: Node, proto: onnx.NodeProto, draft: Draft) -> None:
+def _make_scalars(graph: Graph, node: Node, proto: onnx.NodeProto, draft: RegionDraft) -> None:
     scalars = [draft.reshape(name, ()) for name in proto.input]
     draft.keep(proto, scalars, list(proto.output))
 
@@ -67,14 +73,14 @@ REWRITES = (
     BATCH_FIRST,
     SPACE_TO_DEPTH,
     WINDOWS,
-    Rewrite(frozenset(("Max", "Min")), "it has no kernel of 16 bits", _is_short, _make_wide),
-    Rewrite(
+    NodeRewrite(frozenset(("Max", "Min")), "it has no kernel of 16 bits", _is_short, _make_wide),
+    NodeRewrite(
         frozenset(("Range",)),
         "it refuses vectors of one element, which bodies that ONNX declares give it",
         _counts_with_vectors,
         _make_scalars,
     ),
-    Rewrite(
+    NodeRewrite(
         frozenset(("Pow",)),
         "it has no kernel of such powers",
         _has_unsigned_power,

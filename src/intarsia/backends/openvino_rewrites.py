@@ -19,8 +19,8 @@ from intarsia.backends.openvino_defects import (
 from intarsia.backends.rewriting import (
     BATCH_FIRST,
     SPACE_TO_DEPTH,
-    Draft,
-    Rewrite,
+    NodeRewrite,
+    RegionDraft,
     has_known_mask,
     make_masked,
 )
@@ -38,7 +38,7 @@ _PAD_OF_INPUTS = 11
 """The operator set from which on Pad reads its pads."""
 
 
-def _make_flat(graph: Graph, node: Node, proto: onnx.NodeProto, draft: Draft) -> None:
+def _make_flat(graph: Graph, node: Node, proto: onnx.NodeProto, draft: RegionDraft) -> None:
     source = graph.values[node.inputs[0]]
     axis = node.ir.attributes.get_int("axis", 1)
     flat = draft.add("Flatten", proto.input[0], axis=axis % len(source.shape or ()))
@@ -120,7 +120,7 @@ def _has_odd_windows(graph: Graph, node: Node) -> bool:
     return any(window.is_odd for window in _windows(graph, node) or ())
 
 
-def _make_mean(graph: Graph, node: Node, proto: onnx.NodeProto, draft: Draft) -> None:
+def _make_mean(graph: Graph, node: Node, proto: onnx.NodeProto, draft: RegionDraft) -> None:
     """Pad first where pads count, so that what `ceil_mode` adds does not; cut what reaches out."""
     windows = _windows(graph, node)
     assert windows is not None
@@ -150,7 +150,7 @@ def _make_mean(graph: Graph, node: Node, proto: onnx.NodeProto, draft: Draft) ->
     draft.keep(proto, [source], list(proto.output))
 
 
-def _pad(draft: Draft, source: str, windows: Sequence[_Window]) -> str:
+def _pad(draft: RegionDraft, source: str, windows: Sequence[_Window]) -> str:
     begins = [0, 0, *(window.begin for window in windows)]
     ends = [0, 0, *(window.end for window in windows)]
     if draft.opset < _PAD_OF_INPUTS:
@@ -158,7 +158,7 @@ def _pad(draft: Draft, source: str, windows: Sequence[_Window]) -> str:
     return draft.add("Pad", source, draft.constant([*begins, *ends]))
 
 
-def _make_padded(graph: Graph, node: Node, proto: onnx.NodeProto, draft: Draft) -> None:
+def _make_padded(graph: Graph, node: Node, proto: onnx.NodeProto, draft: RegionDraft) -> None:
     """Say what `ceil_mode` adds by pads, which are nothing to the largest and to a sum."""
     windows = _windows(graph, node)
     assert windows is not None
@@ -182,7 +182,7 @@ def _set(proto: onnx.NodeProto, **attributes: Any) -> None:
     )
 
 
-def _make_full_slope(graph: Graph, node: Node, proto: onnx.NodeProto, draft: Draft) -> None:
+def _make_full_slope(graph: Graph, node: Node, proto: onnx.NodeProto, draft: RegionDraft) -> None:
     slope, shape = (graph.values[value].shape or () for value in node.inputs[1::-1])
     full = draft.reshape(proto.input[1], (1,) * (len(shape) - 1) + slope)
     draft.keep(proto, [proto.input[0], full], list(proto.output))
@@ -191,12 +191,12 @@ def _make_full_slope(graph: Graph, node: Node, proto: onnx.NodeProto, draft: Dra
 _TURNED = {"Greater": "Less", "GreaterOrEqual": "LessOrEqual"}
 
 
-def _make_turned(graph: Graph, node: Node, proto: onnx.NodeProto, draft: Draft) -> None:
+def _make_turned(graph: Graph, node: Node, proto: onnx.NodeProto, draft: RegionDraft) -> None:
     first, second = proto.input
     draft.add(_TURNED[node.op_type], second, first, result=proto.output[0])
 
 
-def _make_selected(graph: Graph, node: Node, proto: onnx.NodeProto, draft: Draft) -> None:
+def _make_selected(graph: Graph, node: Node, proto: onnx.NodeProto, draft: RegionDraft) -> None:
     """Select by a condition rather than multiply by 0 and 1."""
     dtype, attributes = graph.values[node.inputs[0]].dtype, node.ir.attributes
     zero, x = draft.constant(0, dtype), proto.input[0]
@@ -219,25 +219,25 @@ def _always(graph: Graph, node: Node) -> bool:
 REWRITES = (
     BATCH_FIRST,
     SPACE_TO_DEPTH,
-    Rewrite.of_rule(NO_WINDOWS, has_known_mask, make_masked),
-    Rewrite.of_rule(CAUSAL_AFTER_PAST, has_known_mask, make_masked),
-    Rewrite.of_rule(OLD_SOFTMAX, _always, _make_flat),
-    Rewrite.of_rule(COUNTED_PADS, _has_windows, _make_mean),
-    Rewrite(
+    NodeRewrite.of_rule(NO_WINDOWS, has_known_mask, make_masked),
+    NodeRewrite.of_rule(CAUSAL_AFTER_PAST, has_known_mask, make_masked),
+    NodeRewrite.of_rule(OLD_SOFTMAX, _always, _make_flat),
+    NodeRewrite.of_rule(COUNTED_PADS, _has_windows, _make_mean),
+    NodeRewrite(
         frozenset(("AveragePool",)),
         "it refuses windows larger than the input, and counts those of padding alone",
         _has_odd_windows,
         _make_mean,
     ),
-    Rewrite(
+    NodeRewrite(
         frozenset(("MaxPool",)),
         "it refuses windows larger than the input, and counts those of padding alone",
         _has_odd_windows,
         _make_padded,
     ),
-    Rewrite.of_rule(SCALED_NORMS, _has_windows, _make_padded),
-    Rewrite.of_rule(SLOPE_OF_LAST_AXIS, _always, _make_full_slope),
-    Rewrite.of_rule(GREATER_THAN_NAN, _always, _make_turned),
-    Rewrite.of_rule(MULTIPLIED_BY_ZERO, _always, _make_selected),
+    NodeRewrite.of_rule(SCALED_NORMS, _has_windows, _make_padded),
+    NodeRewrite.of_rule(SLOPE_OF_LAST_AXIS, _always, _make_full_slope),
+    NodeRewrite.of_rule(GREATER_THAN_NAN, _always, _make_turned),
+    NodeRewrite.of_rule(MULTIPLIED_BY_ZERO, _always, _make_selected),
 )
 """What is said otherwise for OpenVINO."""

@@ -29,7 +29,7 @@ _ONNX = ("", "ai.onnx")
 
 
 @dataclass
-class Draft:
+class RegionDraft:
     """What stands for one node: its operators in order, and their constants.
 
     Attributes:
@@ -93,12 +93,12 @@ class Draft:
         return self.add("Reshape", value, self.constant(list(shape)), result=result)
 
 
-Make = Callable[["Graph", "Node", "onnx.NodeProto", Draft], None]
+Make = Callable[["Graph", "Node", "onnx.NodeProto", RegionDraft], None]
 """Adds to a draft what stands for a node; may use up the `NodeProto`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rewrite:
+class NodeRewrite:
     """Nodes that a library gets otherwise than the model has them.
 
     Attributes:
@@ -136,7 +136,7 @@ class Rewrite:
 
 
 def rewrite_artifact(
-    artifact: Artifact, region: Region, rewrites: Sequence[Rewrite], newest_opset: int
+    artifact: Artifact, region: Region, rewrites: Sequence[NodeRewrite], newest_opset: int
 ) -> Artifact:
     """Return an artifact whose ONNX says nodes as a library wants them; the same if it does.
 
@@ -187,17 +187,19 @@ def _drop_unknown_attributes(proto: onnx.NodeProto, opset: int) -> None:
     proto.attribute.extend(remaining)
 
 
-def _first(graph: Graph, node: Node, rewrites: Sequence[Rewrite], version: str) -> Rewrite | None:
+def _first(
+    graph: Graph, node: Node, rewrites: Sequence[NodeRewrite], version: str
+) -> NodeRewrite | None:
     return next((rewrite for rewrite in rewrites if rewrite.is_for(graph, node, version)), None)
 
 
-def is_rewritten(rewrites: Sequence[Rewrite], version: str) -> Callable[[Graph, Node], bool]:
+def is_rewritten(rewrites: Sequence[NodeRewrite], version: str) -> Callable[[Graph, Node], bool]:
     """Return what tells whether a node is said otherwise for a release of a library."""
     return lambda graph, node: _first(graph, node, rewrites, version) is not None
 
 
 def _apply(
-    target: onnx.GraphProto, region: Region, found: Mapping[int, Rewrite], opset: int
+    target: onnx.GraphProto, region: Region, found: Mapping[int, NodeRewrite], opset: int
 ) -> None:
     """Put what stands for nodes into their places."""
     nodes = list(target.node)
@@ -208,7 +210,7 @@ def _apply(
             continue
         # An output's name is the region's alone; what is made of it has a slash behind it.
         prefix = next(f"{name}/otherwise" for name in proto.output if name)
-        draft = Draft(prefix, opset)
+        draft = RegionDraft(prefix, opset)
         found[position].make(region.graph, region.graph.nodes[node_id], proto, draft)
         target.node.extend(draft.nodes)
         target.initializer.extend(draft.constants)
@@ -328,7 +330,7 @@ def _is_batch_first(graph: Graph, node: Node) -> bool:
     return node.ir.attributes.get_int("layout", 0) == 1
 
 
-def _make_time_first(graph: Graph, node: Node, proto: onnx.NodeProto, draft: Draft) -> None:
+def _make_time_first(graph: Graph, node: Node, proto: onnx.NodeProto, draft: RegionDraft) -> None:
     """Say a recurrent layer with `layout=1` by transpositions around one with `layout=0`."""
     kept = [attribute for attribute in proto.attribute if attribute.name != "layout"]
     del proto.attribute[:]
@@ -345,7 +347,7 @@ def _make_time_first(graph: Graph, node: Node, proto: onnx.NodeProto, draft: Dra
             draft.transpose(source, (1, 0, 2) if position else (2, 0, 1, 3), result=name)
 
 
-BATCH_FIRST = Rewrite(
+BATCH_FIRST = NodeRewrite(
     frozenset(("GRU", "LSTM", "RNN")),
     "it has the sequence first",
     _is_batch_first,
@@ -360,7 +362,7 @@ def _has_columns_first(graph: Graph, node: Node) -> bool:
     return is_fixed and node.ir.attributes.get_string("mode", "DCR") == "CRD"
 
 
-def _make_blocks(graph: Graph, node: Node, proto: onnx.NodeProto, draft: Draft) -> None:
+def _make_blocks(graph: Graph, node: Node, proto: onnx.NodeProto, draft: RegionDraft) -> None:
     """Say SpaceToDepth by a transposition between two views."""
     count, channels, height, width = graph.values[node.inputs[0]].shape or ()
     size = node.ir.attributes.get_int("blocksize", 1)
@@ -370,7 +372,7 @@ def _make_blocks(graph: Graph, node: Node, proto: onnx.NodeProto, draft: Draft) 
     draft.reshape(moved, (count, channels * size * size, rows, columns), result=proto.output[0])
 
 
-SPACE_TO_DEPTH = Rewrite(
+SPACE_TO_DEPTH = NodeRewrite(
     frozenset(("SpaceToDepth",)),
     "it does not know the order of channels",
     _has_columns_first,
@@ -421,7 +423,7 @@ def _count_past(graph: Graph, node: Node) -> int:
     return (graph.values[node.inputs[_PAST]].shape or ())[-2] if is_there else 0
 
 
-def make_masked(graph: Graph, node: Node, proto: onnx.NodeProto, draft: Draft) -> None:
+def make_masked(graph: Graph, node: Node, proto: onnx.NodeProto, draft: RegionDraft) -> None:
     """Say windows and `is_causal` of Attention by its mask."""
     attributes, past = node.ir.attributes, _count_past(graph, node)
     query = graph.values[node.inputs[0]]
@@ -451,7 +453,7 @@ def make_masked(graph: Graph, node: Node, proto: onnx.NodeProto, draft: Draft) -
     draft.keep(proto, inputs, list(proto.output))
 
 
-WINDOWS = Rewrite(
+WINDOWS = NodeRewrite(
     frozenset(("Attention",)),
     "it does not know windows",
     lambda graph, node: _has_windows(graph, node) and has_known_mask(graph, node),

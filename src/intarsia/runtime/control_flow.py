@@ -54,7 +54,7 @@ class ControlSpec(msgspec.Struct, frozen=True):
     output_reversed: tuple[bool, ...] = ()
 
 
-class _Bound:
+class _BoundBody:
     """One body, bound to arrays for all of its runs.
 
     Args:
@@ -163,7 +163,7 @@ def _arrays(buffers: Mapping[str, Buffer]) -> dict[str, Array]:
     return {name: one for name, one in buffers.items() if isinstance(one, np.ndarray)}
 
 
-def _feed_slots(bound: _Bound, program: PlanExecutable, outer: Mapping[str, Buffer]) -> None:
+def _feed_slots(bound: _BoundBody, program: PlanExecutable, outer: Mapping[str, Buffer]) -> None:
     """Hand values of unknown size from outside to a body, before it runs."""
     for spec, buffer in zip(program.inputs, bound.inputs, strict=True):
         source = outer.get(spec.name)
@@ -186,7 +186,7 @@ def _bind_if(control: ControlExecutable, border: _Border) -> Step:
         }
         outer = _outer(program, border, 0)
         branches[chosen] = _branch(
-            program, _Bound(program, _arrays(outer), wanted), outer, control, border
+            program, _BoundBody(program, _arrays(outer), wanted), outer, control, border
         )
     condition = border.given[control.spec.inputs[0]]
 
@@ -198,7 +198,7 @@ def _bind_if(control: ControlExecutable, border: _Border) -> Step:
 
 def _branch(
     program: PlanExecutable,
-    bound: _Bound,
+    bound: _BoundBody,
     outer: Mapping[str, Buffer],
     control: ControlExecutable,
     border: _Border,
@@ -247,7 +247,7 @@ class _Iterations:
         ]
         shift = self.first_output - self.first_input
         self.turns = tuple(
-            _Bound(
+            _BoundBody(
                 program,
                 _arrays(outer)
                 | {specs[i].name: array for i, array in (*mine.items(), *shared.items())},
@@ -267,7 +267,7 @@ class _Iterations:
         for i, source in zip(self._inputs, initial, strict=True):
             _move(source, self.turns[0].inputs[i], self.program.inputs[i])
 
-    def run(self, number: int) -> _Bound:
+    def run(self, number: int) -> _BoundBody:
         """Run an iteration; what it carries is ready for the next one."""
         turn, other = self.turns[number % 2], self.turns[1 - number % 2]
         turn.run()
@@ -288,7 +288,7 @@ def _allocated(spec: TensorSpec) -> Array:
     return aligned_bytes(spec.nbytes).view(np_dtype(spec.dtype)).reshape(spec.shape or ())
 
 
-class _Stack:
+class _ScanStack:
     """Entries of one output that iterations give, one after another.
 
     Args:
@@ -337,7 +337,7 @@ class _Stack:
 
 def _stacks(
     control: ControlExecutable, program: PlanExecutable, border: _Border, first: int, carried: int
-) -> Iterator[tuple[int, _Stack]]:
+) -> Iterator[tuple[int, _ScanStack]]:
     """Yield the outputs that are stacked and read, each with its position in the body's outputs.
 
     Args:
@@ -355,7 +355,7 @@ def _stacks(
             is_reversed = bool(spec.output_reversed and spec.output_reversed[number])
             yield (
                 position,
-                _Stack(
+                _ScanStack(
                     program.outputs[position],
                     border.results[name],
                     border.specs[name],
@@ -366,7 +366,10 @@ def _stacks(
 
 
 def _finish(
-    control: ControlExecutable, border: _Border, carried: Sequence[Buffer], stacks: Sequence[_Stack]
+    control: ControlExecutable,
+    border: _Border,
+    carried: Sequence[Buffer],
+    stacks: Sequence[_ScanStack],
 ) -> None:
     """Write the outputs of a Loop or Scan: what was carried out, and what was stacked."""
     for name, source in zip(control.spec.outputs, carried, strict=False):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class ProgramRecipe:
     """What was asked for when a model was compiled, for programs that are made from its package.
 
     Attributes:
@@ -67,7 +67,7 @@ class StoredModel:
 
     payload: bytes
     tensors: tuple[ArtifactConstant, ...]
-    recipe: Recipe
+    recipe: ProgramRecipe
 
 
 class ProgramSource(Protocol):

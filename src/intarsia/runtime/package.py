@@ -46,7 +46,7 @@ from intarsia.plan.plan import (
 )
 from intarsia.plan.tuning import TuningReport
 from intarsia.runtime.executor import PlanExecutable
-from intarsia.runtime.free import GenericProgram, Recipe, StoredModel
+from intarsia.runtime.free import GenericProgram, ProgramRecipe, StoredModel
 from intarsia.runtime.loader import RegionLoader, SharedConstants, run_options
 from intarsia.runtime.verify import verify_plan
 from intarsia.settings import available_cpus
@@ -176,7 +176,7 @@ class GenericRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class FreeRecord:
+class FreeSizesRecord:
     """Of a model with free dimensions, what it takes, and what makes programs for other sizes.
 
     Attributes:
@@ -200,7 +200,7 @@ class FreeRecord:
     programs: tuple[ProgramRecord, ...]
     model: int
     tensors: tuple[ConstantRecord, ...]
-    recipe: Recipe
+    recipe: ProgramRecipe
     generic: GenericRecord | None = None
 
 
@@ -214,7 +214,7 @@ class Manifest:
     artifacts: tuple[ArtifactRecord, ...]
     constants: tuple[ConstantRecord, ...]
     blobs: tuple[Blob, ...]
-    free: FreeRecord | None = None
+    free: FreeSizesRecord | None = None
     bodies: tuple[BodyRecord, ...] = ()
 
 
@@ -297,7 +297,7 @@ def save_free_package(
             programs if generic is None else (generic.program, *programs)
         )
     )
-    free = FreeRecord(
+    free = FreeSizesRecord(
         tuple(spec.raw for spec in signature.inputs),
         tuple(spec.raw for spec in signature.outputs),
         signature.bounds,
@@ -344,7 +344,7 @@ def _program_record(
 
 
 def _write(
-    path: str | Path, table: _BlobTable, program: ProgramRecord, free: FreeRecord | None = None
+    path: str | Path, table: _BlobTable, program: ProgramRecord, free: FreeSizesRecord | None = None
 ) -> None:
     from importlib.metadata import version
 

@@ -28,7 +28,7 @@ _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 @dataclass(slots=True)
-class _Sheet:
+class _FreeSheet:
     rng: np.random.Generator
     nodes: list[NodeProto] = field(default_factory=list)
     weights: list[TensorProto] = field(default_factory=list)
@@ -75,7 +75,7 @@ class _Sheet:
 
 def bert(size: Encoder, rng: np.random.Generator) -> ModelProto:
     """Build a BERT with inputs int64[batch, seq] and the outputs of its static counterpart."""
-    sheet = _Sheet(rng)
+    sheet = _FreeSheet(rng)
     x = _embeddings(sheet, size)
     mask = _mask(sheet)
     for i in range(size.layers):
@@ -111,7 +111,7 @@ def bert(size: Encoder, rng: np.random.Generator) -> ModelProto:
     )
 
 
-def _embeddings(sheet: _Sheet, size: Encoder) -> str:
+def _embeddings(sheet: _FreeSheet, size: Encoder) -> str:
     width = size.width
     length = sheet.extent("embeddings.length", _INPUTS[0], 1)
     ids = sheet.keep("embeddings.position_ids", np.arange(_POSITIONS)[None])
@@ -135,7 +135,7 @@ def _embeddings(sheet: _Sheet, size: Encoder) -> str:
     return sheet.norm("embeddings.norm", total, width)
 
 
-def _mask(sheet: _Sheet) -> str:
+def _mask(sheet: _FreeSheet) -> str:
     """Return what is added to the scores: float32[batch, 1, 1, seq]."""
     rows = sheet.op("Unsqueeze", "mask.rows", _INPUTS[1], sheet.integers("mask.axis1", 1))
     rows = sheet.op("Unsqueeze", "mask.heads", rows, sheet.integers("mask.axis2", 2))
@@ -147,7 +147,7 @@ def _mask(sheet: _Sheet) -> str:
     )
 
 
-def _attention(sheet: _Sheet, name: str, x: str, size: Encoder, mask: str) -> str:
+def _attention(sheet: _FreeSheet, name: str, x: str, size: Encoder, mask: str) -> str:
     width, heads = size.width, size.heads
 
     def split(part: str, perm: tuple[int, ...], gain: float) -> str:
@@ -187,7 +187,7 @@ def _attention(sheet: _Sheet, name: str, x: str, size: Encoder, mask: str) -> st
     return sheet.linear(f"{name}.output", joined, width, width, size.gain)
 
 
-def _mlp(sheet: _Sheet, name: str, x: str, width: int) -> str:
+def _mlp(sheet: _FreeSheet, name: str, x: str, width: int) -> str:
     y = sheet.linear(f"{name}.up", x, width, 4 * width)
     root = sheet.scalar(f"{name}.root", math.sqrt(2))
     erf = sheet.op("Erf", f"{name}.erf", sheet.op("Div", f"{name}.div", y, root))

@@ -293,7 +293,7 @@ STACK_STEPS = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Weights:
+class _SoftmaxWeights:
     """What the softmax makes, on its way to the product with the values."""
 
     value: int
@@ -302,9 +302,9 @@ class _Weights:
     nodes: tuple[int, ...] = ()
 
 
-def _follow_weights(walk: _Walk, value: int) -> tuple[_Weights, Node] | None:
+def _follow_weights(walk: _Walk, value: int) -> tuple[_SoftmaxWeights, Node] | None:
     """Return what becomes of weights, and the product that reads them."""
-    graph, weights = walk.graph, _Weights(value)
+    graph, weights = walk.graph, _SoftmaxWeights(value)
     while weights.value not in walk.outputs:
         readers = [graph.nodes[node] for node in graph.values[weights.value].consumers]
         if not all(node.id in walk.region and not node.domain for node in readers):

@@ -39,10 +39,10 @@ _SHARED_BYTES = 32 << 10
 
 def build_few(spec: Attention, plan: AttentionSchedule) -> Function:
     """Return the kernel; its arguments are q, k, v, y, masks, lengths."""
-    return _Kernel(spec, plan).function()
+    return _FewQueriesKernel(spec, plan).function()
 
 
-class _Kernel:
+class _FewQueriesKernel:
     """Makes one kernel."""
 
     def __init__(self, spec: Attention, plan: AttentionSchedule) -> None:

@@ -51,10 +51,10 @@ _REST_KEYS = 16
 def build(spec: Attention) -> Function:
     """Return the kernel; its arguments are q, k, v, y, masks, lengths."""
     plan = schedule(spec)
-    return build_few(spec, plan) if plan.is_by_keys else _Kernel(spec, plan).function()
+    return build_few(spec, plan) if plan.is_by_keys else _AttentionKernel(spec, plan).function()
 
 
-class _Kernel:
+class _AttentionKernel:
     """Makes one kernel."""
 
     def __init__(self, spec: Attention, plan: AttentionSchedule) -> None:
@@ -97,7 +97,9 @@ class _Kernel:
 class _Turn:
     """Makes what one turn does: some vectors of queries of one item against all keys."""
 
-    def __init__(self, kernel: _Kernel, batch: list[Index], first: Index, vectors: int) -> None:
+    def __init__(
+        self, kernel: _AttentionKernel, batch: list[Index], first: Index, vectors: int
+    ) -> None:
         self.kernel, self.spec, self.plan = kernel, kernel.spec, kernel.plan
         self.b, self.lanes = kernel.b, kernel.lanes
         self.batch, self.first, self.vectors = batch, first, vectors
