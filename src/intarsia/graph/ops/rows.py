@@ -158,6 +158,7 @@ _view = partial(
 _light = partial(OnnxOperator, family=Family.ELEMENTWISE, weight=CallWeight.LIGHT)
 
 MOVEMENT = (
+    _light("BitCast"),
     _light("Cast", casts=True, carries=Part.ALL),
     _light("CastLike", casts=True),
     _light("Dropout", view=ViewKind.SAME, keeps_scale=True, is_random=True),
@@ -177,7 +178,6 @@ MOVEMENT = (
         shape_operands=(1, 2, 3, 4),
     ),
     _move("Split", view=ViewKind.STRIDED, keeps_scale=True, carries=Part.SOME, shape_operands=(1,)),
-    _move("BitCast"),
     _move("CenterCropPad", shape_operands=(1,)),
     _move("Compress", keeps_scale=True, finds_entries=True),
     _move("Concat", keeps_scale=True, carries=Part.ALL),
