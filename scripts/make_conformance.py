@@ -5,7 +5,7 @@
     python scripts/make_conformance.py --filter '^test_pool' --target openvino /tmp/page.md
 
 As many targets run at a time as there are CPUs, each in a process of its own that may die: about
-four minutes on two. Exits with 1 if a test fails for which no rule of a backend accounts.
+five minutes on two. Exits with 1 if a test fails for which no rule of a backend accounts.
 """
 
 from __future__ import annotations
