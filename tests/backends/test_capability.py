@@ -48,9 +48,9 @@ REFUSED = [
         ReasonCode.UNSUPPORTED_DTYPE,
     ),
     (
-        "onnxruntime, reference",
-        "g (float[8] x) => (float[8] y) { y = Bernoulli(x) }",
-        "Bernoulli",
+        "openvino, reference",
+        "g (float[2,3,3] x) => (float[2] y) { y = Det(x) }",
+        "Det",
         ReasonCode.UNSUPPORTED_OP,
     ),
     (

@@ -72,7 +72,8 @@ def test_pieces_at_the_end_do_not_count_if_most_of_the_model_is_whole(with_tail,
 def test_native_code_leaves_large_attention_to_others(length, leads, parse_model, backends):
     pytest.importorskip("openvino")
     model = parse_model(
-        f"""g (float[6,{length},8] q, float[6,8,{length}] k) => (float[6,{length},8] y)
+        f"""g (float[6,{length},8] q, float[6,8,{length}] k)
+        => (float[6,{length},8] y, float[6,{length},{length}] p)
         {{ s = MatMul(q, k) p = Softmax<axis = -1>(s) y = MatMul(p, q) }}"""
     )
     assert kinds(intarsia.compile(model, backends=backends)) == [leads]

@@ -222,8 +222,10 @@ class _Assigner:
         order, the first that takes it whole has it.
         """
         bodies = self.bodies.get(node.id)
+        if bodies is None:  # most nodes: the host is not asked of them, which may start a library
+            return False
         host = refusal_of(node, self.capabilities[self.host], self.constraints)
-        if bodies is None or (host is not None and host.code is ReasonCode.USER):
+        if host is not None and host.code is ReasonCode.USER:
             return False
         if bodies.is_pinned:
             return True
