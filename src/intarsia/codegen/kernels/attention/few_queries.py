@@ -300,7 +300,9 @@ class _FewQueriesKernel:
 
 def _group(spec: Attention) -> int:
     """Return how many heads of one turn share keys and values."""
-    group = spec.batch[-1] if spec.batch else 1
+    if not spec.batch:
+        return 1
+    group = spec.batch[-1]
     if not isinstance(group, int) or spec.k.strides[-3] != 0 or spec.v.strides[-3] != 0:
         return 1
     if spec.lengths is not None and spec.lengths.strides[-1] != 0:
