@@ -180,9 +180,8 @@ def test_attributes_leave_the_order_of_a_detected_machine_open(parse_model, tmp_
 def test_the_command_takes_a_host(parse_model, tmp_path, capsys):
     file = tmp_path / "m.onnx"
     text = (
-        "g (float[4] x, bool c) => (float[4] y) { r = Relu(x) y = If (c) <"
-        "then_branch = yes () => (float[4] p) { p = Add(r, r) },"
-        "else_branch = no () => (float[4] q) { q = Neg(r) }> }"
+        "g (float[4] x, float[4] z) => (float[8] y) { r = Relu(x) s = SequenceConstruct(r, z)"
+        " y = ConcatFromSequence<axis = 0>(s) }"
     )
     onnx.save(parse_model(text), file)
     code, out, err = run(
@@ -191,5 +190,5 @@ def test_the_command_takes_a_host(parse_model, tmp_path, capsys):
     )  # fmt: skip
     assert code == 0, err
     facts = json.loads(out)["ours"]["facts"]
-    assert sum(facts["coverage"].values()) == 2
+    assert sum(facts["coverage"].values()) == 3
     assert "onnxruntime" in str(facts)

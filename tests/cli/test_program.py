@@ -73,7 +73,7 @@ def test_an_error_is_data_too_if_json_is_asked_for(call, folder, arguments, kind
 
 
 def failing(error):
-    def fail(*_):
+    def fail(*_, **__):
         raise error
 
     return fail
@@ -117,7 +117,7 @@ def test_a_wrong_setting_is_named(call, monkeypatch):
 
 
 def test_a_python_warning_is_one_line(call, monkeypatch):
-    def warn(*_):
+    def warn(*_, **__):
         warnings.simplefilter("always")
         warnings.warn("this is deprecated", UserWarning, stacklevel=1)
         raise ExecutionError("and it failed")

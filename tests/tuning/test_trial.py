@@ -240,10 +240,10 @@ def test_a_program_that_was_kept_needs_no_other_trial(
     pytest.importorskip("openvino")
     monkeypatch.setenv("INTARSIA_PROGRAMS", "1")
     model = parse_model(
-        """g (float[4,1,8] x, float[1,24,8] w, float[1,24,8] r) => (float[4,1,1,8] y)
-        { y = GRU<hidden_size = 8>(x, w, r) }"""
+        """g (float[1,1,8,8] x, float[1,5] r) => (float[1,1,2,2] y)
+        { y = MaxRoiPool<pooled_shape = [2, 2]>(x, r) }"""
     )
-    file = tmp_path / "gru.onnx"
+    file = tmp_path / "pool.onnx"
     onnx.save(model, file)
     tried = []
     choose = trial.choose_quicker

@@ -18,6 +18,7 @@ from intarsia.errors import IntarsiaError, ModelError
 from intarsia.graph.bodies import settle_loops
 from intarsia.graph.graph import Graph
 from intarsia.graph.infer import infer_shapes
+from intarsia.graph.metadata import CLAIM_KEY
 from intarsia.graph.model_info import ModelInfo, read_model_info
 from intarsia.graph.ops import ViewKind, operator_of
 from intarsia.graph.snapshot import node_bodies, snapshot
@@ -93,6 +94,12 @@ def eliminate_identities(model: ir.Model) -> None:
             node.resize_inputs(1)
             node.resize_outputs(1)
     staying = _kept_identities(model)
+    for node in model.graph:  # what was declared of an output is said of what takes its place
+        if (node.domain, node.op_type) != ("", "Identity") or node in staying:
+            continue
+        claim = node.outputs[0].metadata_props.get(CLAIM_KEY)
+        if claim is not None and node.inputs[0] is not None:
+            node.inputs[0].metadata_props.setdefault(CLAIM_KEY, claim)
     with hidden(model, lambda node: "intarsia.kept" if node in staying else None):
         onnx_passes.IdentityEliminationPass()(model)
 

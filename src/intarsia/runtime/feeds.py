@@ -67,7 +67,7 @@ def check_array(spec: TensorSpec, value: Any, *, in_place: bool = False) -> Any:
     """
     if spec.shape is None:
         return value
-    array: Any = as_array(spec.name, value)
+    array: Any = as_array(spec, value)
     # numpy's texts of a fixed width; ONNX's are objects of Python.
     if spec.dtype == "string" and array.dtype.kind in "UT":
         array = array.astype(object)
@@ -91,11 +91,11 @@ def check_array(spec: TensorSpec, value: Any, *, in_place: bool = False) -> Any:
     return array
 
 
-def as_array(name: str, value: Any) -> Any:
+def as_array(spec: TensorSpec, value: Any) -> Any:
     """Return a value as an array, whatever its dtype and shape.
 
     Args:
-        name: Of the input.
+        spec: Of the input, for errors.
         value: An array, or anything with the DLPack or buffer protocol.
 
     Raises:
@@ -104,13 +104,13 @@ def as_array(name: str, value: Any) -> Any:
     if isinstance(value, np.ndarray | DeviceArray):
         return value
     if value is None:
-        raise InputError(f"{name!r} is None", hint="pass an array")
+        raise InputError(f"{spec.name!r} is None", hint=f"pass an array: {spec}")
     is_foreign = hasattr(value, "__dlpack__")
     try:
         return np.from_dlpack(value) if is_foreign else np.asarray(value)
     except Exception as error:  # foreign `__dlpack__` may raise anything
         raise InputError(
-            f"{name!r} cannot be read as an array: {error}",
+            f"{spec.name!r} cannot be read as an array: {error}",
             hint="pass a numpy array, or an object with the DLPack or buffer protocol",
         ) from error
 

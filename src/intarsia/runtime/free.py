@@ -290,7 +290,7 @@ class FreeExecutable:
         shapes = {}
         for spec in self.inputs:
             if spec.dtype:
-                array = as_array(spec.name, feeds[spec.name])
+                array = as_array(spec, feeds[spec.name])
                 shapes[spec.name] = tuple(array.shape)
                 check_array(TensorSpec(spec.name, spec.dtype, shapes[spec.name]), array)
         return shapes

@@ -51,8 +51,8 @@ def run_c(function, arrays, *, sizes=(), rtol=1e-6, interpreted=True, level=0):
     arrays = [np.ascontiguousarray(array) for array in arrays]
     results = [array.copy() for array in arrays]
     extent = function.extent
-    if extent is None:
-        (extent,) = sizes  # of the only run-time extent
+    if not isinstance(extent, int):
+        extent = sizes[function.free.index(extent)]
     with tempfile.TemporaryDirectory() as folder:
         library = build_c(expanded, Path(folder), f"-O{max(level, 1)}")
         for begin, end in ((0, extent // 2), (extent // 2, extent)):
@@ -156,8 +156,8 @@ def run_opencl(function, arrays, *, sizes=(), rtol=1e-6, interpreted=True, level
         arguments += [memory, np.int64(SHIFT)]
     arguments += [np.int64(size) for size in sizes]
     extent = function.extent
-    if extent is None:
-        (extent,) = sizes  # of the only run-time extent
+    if not isinstance(extent, int):
+        extent = sizes[function.free.index(extent)]
     made = cl.Kernel(program, kernel.name)
     made.set_args(*arguments)
     cl.enqueue_nd_range_kernel(queue, made, kernel.global_size(extent), kernel.local_size)

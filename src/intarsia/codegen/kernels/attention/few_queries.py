@@ -67,7 +67,12 @@ class _FewQueriesKernel:
         self.length: IrValue | None = None
         self.is_rest = False
         """Whether keys of a block may lie beyond the last one, which stands for them then."""
-        self.spread = [b.local(f"spread{i}", _DTYPE, (self.lanes,)) for i in range(len(spec.masks))]
+        # Masks of the last keys are read one by one, where the number of keys is free.
+        is_free = isinstance(spec.keys, Expression)
+        self.spread = [
+            b.local(f"spread{i}", _DTYPE, (self.lanes,)) if is_free else None
+            for i in range(len(spec.masks))
+        ]
 
     def function(self) -> Function:
         b, spec = self.b, self.spec
@@ -216,7 +221,7 @@ class _FewQueriesKernel:
         if spec.cap:
             value = b.mul(maths.tanh(b, value), spec.cap)
         for mask, buffer, spread in zip(spec.masks, self.args.masks, self.spread, strict=True):
-            if self.is_rest:
+            if self.is_rest and spread is not None:
                 read = self._mask_of_rest(buffer, spread, [*item, query], key)
             else:
                 read = load_lanes(b, buffer, (*item, query, key), lanes, count)
