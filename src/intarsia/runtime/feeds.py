@@ -91,7 +91,7 @@ def check_array(spec: TensorSpec, value: Any, *, in_place: bool = False) -> Any:
     return array
 
 
-def as_array(spec: TensorSpec, value: Any) -> Any:
+def as_array(spec: TensorSpec | FreeSpec, value: Any) -> Any:
     """Return a value as an array, whatever its dtype and shape.
 
     Args:
