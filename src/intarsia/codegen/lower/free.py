@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from intarsia.codegen.kernels.sizes import Sizes
 from intarsia.extents import Size, UndecidedError, is_free
 from intarsia.graph.per_graph import per_graph
+from intarsia.graph.region import Region
 
 if TYPE_CHECKING:
     from intarsia.codegen.lower.assembler import Assembler
@@ -51,7 +52,7 @@ def why_not_free(graph: Graph, position: int) -> str | None:
     from intarsia.codegen.unit import AVX512
 
     try:
-        lower_region(type(graph.whole)(graph, 1 << position), AVX512)
+        lower_region(Region(graph, 1 << position), AVX512)
     except UndecidedError as error:
         return str(error)
     return None
