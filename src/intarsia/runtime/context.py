@@ -65,6 +65,9 @@ class Context:
             self._given_buffer(i, given[i]) if i in given else self._buffer(i, arenas, constants)
             for i in range(len(plan.tensors))
         ]
+        # What is plain memory of the host goes in and out without a question: the usual case.
+        self._plain_inputs = self._plain(plan.inputs)
+        self._plain_outputs = self._plain(plan.outputs)
         self._scratch = self._allocate_scratch()
         self._steps: list[Step] = []
         for position, step in enumerate(plan.steps):
@@ -172,8 +175,19 @@ class Context:
         inputs, outputs = self._plan.inputs, self._plan.outputs
         return [self._buffers[i] for i in inputs], [self._buffers[i] for i in outputs]
 
+    def _plain(self, positions: Sequence[int]) -> list[tuple[str, Array]] | None:
+        """Return the names and the arrays of tensors; None if one is something else."""
+        buffers = [(self._plan.tensors[i].name, self._buffers[i]) for i in positions]
+        is_plain = all(isinstance(buffer, np.ndarray) for _, buffer in buffers)
+        return buffers if is_plain and self._arrays.keys().isdisjoint(positions) else None
+
     def write_inputs(self, arrays: Sequence[Any]) -> None:
         """Copy arrays into the model's inputs, in its order."""
+        if self._plain_inputs is not None:
+            for (_, plain), array in zip(self._plain_inputs, arrays, strict=True):
+                if plain is not array:
+                    np.copyto(plain, array)
+            return
         for position, array in zip(self._plan.inputs, arrays, strict=True):
             buffer, held = self._buffers[position], self._arrays.get(position)
             if held is not None:
@@ -193,6 +207,11 @@ class Context:
             given: Arrays to fill, by name; the others are fresh.
             names: The outputs that are wanted; None means all.
         """
+        if self._plain_outputs is not None and not given and names is None:
+            try:
+                return {name: plain.copy() for name, plain in self._plain_outputs}
+            except MemoryError:
+                pass  # below, where it is told for which output
         outputs = {}
         for position in self._plan.outputs:
             name = self._plan.tensors[position].name

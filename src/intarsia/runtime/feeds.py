@@ -24,11 +24,13 @@ def check_feeds(specs: Sequence[TensorSpec], feeds: Mapping[str, Any]) -> list[A
     Raises:
         InputError: A name is missing or unknown, or a dtype or shape is wrong.
     """
-    # The usual case first: each call of a program comes by here.
-    is_usual = isinstance(feeds, Mapping) and len(feeds) == len(specs)
-    if not (is_usual and all(spec.name in feeds for spec in specs)):
+    if not isinstance(feeds, dict) or len(feeds) != len(specs):
         check_names(specs, feeds)
-    return [check_array(spec, feeds[spec.name]) for spec in specs]
+    try:  # every call of a program comes by here: names are looked up once
+        return [check_array(spec, feeds[spec.name]) for spec in specs]
+    except KeyError:
+        check_names(specs, feeds)
+        raise
 
 
 def check_names(specs: Sequence[TensorSpec | FreeSpec], feeds: Mapping[str, Any]) -> None:
@@ -66,6 +68,9 @@ def check_array(spec: TensorSpec, value: Any, *, in_place: bool = False) -> Any:
         InputError: The dtype or shape is wrong, or the memory cannot be used in place.
     """
     if spec.shape is None:
+        return value
+    is_plain = type(value) is np.ndarray and not in_place  # the usual case
+    if is_plain and value.dtype == np_dtype(spec.dtype) and value.shape == spec.shape:
         return value
     array: Any = as_array(spec, value)
     # numpy's texts of a fixed width; ONNX's are objects of Python.
