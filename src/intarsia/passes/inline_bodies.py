@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 
+from intarsia.errors import ModelError
 from intarsia.graph.bodies import (
     constant_of,
     give_copies,
@@ -35,7 +36,21 @@ _LOOP_INPUTS = 2
 
 
 def inline_bodies(model: ir.Model) -> None:
-    """Inline each If with a constant condition, and each Loop of few iterations whose number is."""
+    """Inline each If with a constant condition, and each Loop of few iterations whose number is.
+
+    A model whose shapes onnx's inference does not follow then, as those of AffineGrid's function,
+    stays as it is.
+    """
+    if not any(is_control_flow(node) for node in model.graph):
+        return
+    try:
+        _inline_all(model.clone())
+    except ModelError:
+        return
+    _inline_all(model)
+
+
+def _inline_all(model: ir.Model) -> None:
     for _ in range(_MOST_ROUNDS):
         inlined = [node for node in list(model.graph) if _inline(model, node)]
         if not inlined:
