@@ -104,12 +104,9 @@ def _windows(graph: Graph, node: Node) -> list[_Window] | None:
     strides = attributes.get_ints("strides", None) or (1,) * rank
     gaps = attributes.get_ints("dilations", None) or (1,) * rank
     pads = attributes.get_ints("pads", None) or (0,) * (2 * rank)
-    return [
-        _Window(extent, count, size, (size - 1) * gap + 1, stride, begin, end)
-        for extent, count, size, gap, stride, begin, end in zip(
-            *(extents, counts, kernel, gaps, strides, pads[:rank], pads[rank:]), strict=True
-        )
-    ]
+    reaches = [(size - 1) * gap + 1 for size, gap in zip(kernel, gaps, strict=True)]
+    rows = zip(extents, counts, kernel, reaches, strides, pads[:rank], pads[rank:], strict=True)
+    return [_Window(*row) for row in rows]
 
 
 def _has_windows(graph: Graph, node: Node) -> bool:
