@@ -3,7 +3,8 @@
 
 With as many queries as lanes or more, lanes are queries (`kernel.py`). With one, each key and each
 value is read once, as fast as memory. Query heads that share keys are one turn's, which reads a
-block of keys for all of them.
+block of keys for all of them. Where the number of queries is free, a kernel has both ways, and
+goes by their number when it runs: so it sums as one for so many queries does.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from intarsia.codegen import maths
 from intarsia.codegen.body import load_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import INT64, Buffer, Function, Index, IrValue, Type
-from intarsia.codegen.kernels.attention.arguments import declare_buffers
+from intarsia.codegen.kernels.attention.arguments import AttentionBuffers, declare_buffers
 from intarsia.codegen.kernels.attention.spec import (
     Attention,
     AttentionSchedule,
@@ -39,34 +40,64 @@ _SHARED_BYTES = 32 << 10
 
 def build_few(spec: Attention, plan: AttentionSchedule) -> Function:
     """Return the kernel; its arguments are q, k, v, y, masks, lengths."""
-    return _FewQueriesKernel(spec, plan).function()
+    b = Builder("attention")
+    buffers = declare_buffers(b, spec)
+    group = _group(spec)
+    b.note(
+        f"batch {spec.batch}, {spec.queries} queries, {spec.keys} keys, "
+        f"sizes {spec.key_size} and {spec.value_size}, {group} heads together"
+    )
+    b.note(f"{plan}")
+    if 0 in (*spec.batch, spec.queries, spec.value_size):
+        return b.finish_empty()
+    turns = FewQueriesTurn(b, spec, plan.keys, buffers, group=group, most=spec.queries)
+    shape = spec.batch[:-1] if group > 1 else spec.batch
+    with b.parallel(math.prod(shape)) as turn:
+        turns.append(b.unravel(turn, shape) if shape else [])
+    return b.finish()
 
 
-class _FewQueriesKernel:
-    """Makes one kernel."""
+class FewQueriesTurn:
+    """Makes what one turn does: the queries of an item, or of heads that share keys.
 
-    def __init__(self, spec: Attention, plan: AttentionSchedule) -> None:
-        self.spec, self.plan = spec, plan
+    Args:
+        b: Of the kernel.
+        spec: What it computes.
+        keys: Of a block.
+        buffers: The kernel's arguments.
+        group: How many heads are one turn's.
+        most: How many queries there are at most.
+    """
+
+    def __init__(
+        self,
+        b: Builder,
+        spec: Attention,
+        keys: int,
+        buffers: AttentionBuffers,
+        *,
+        group: int,
+        most: int,
+    ) -> None:
+        self.b, self.spec, self.keys, self.args, self.group = b, spec, keys, buffers, group
         self.lanes = spec.unit.lanes(_DTYPE)
         self.type = Type(_DTYPE, self.lanes)
-        self.b = b = Builder("attention")
-        self.args = declare_buffers(b, spec)
-        self.group = _group(spec)
-        self.rows = self.group * spec.queries
+        self.rows = group * spec.queries
         key_width, value_width = (
             -(-size // self.lanes) * self.lanes for size in (spec.key_size, spec.value_size)
         )
-        self.scaled = b.local("scaled", _DTYPE, (self.rows, key_width))
-        self.scores = b.local("scores", _DTYPE, (-(-plan.keys // self.lanes) * self.lanes,))
-        self.peaks = b.local("peaks", _DTYPE, (self.rows, self.lanes))
-        self.totals = b.local("totals", _DTYPE, (self.rows, self.lanes))
-        self.sums = b.local("sums", _DTYPE, (self.rows, value_width))
+        rows = group * most
+        self.scaled = b.local("scaled", _DTYPE, (rows, key_width))
+        self.scores = b.local("dots", _DTYPE, (-(-keys // self.lanes) * self.lanes,))
+        self.peaks = b.local("peaks", _DTYPE, (rows, self.lanes))
+        self.totals = b.local("totals", _DTYPE, (rows, self.lanes))
+        self.sums = b.local("added", _DTYPE, (rows, value_width))
         self.batch: list[Index] = []
         self.shift = Index()
         self.end = Index(spec.keys)
         self.length: IrValue | None = None
         self.is_rest = False
-        """Whether keys of a block may lie beyond the last one, which stands for them then."""
+        """Whether lanes of a block may lie beyond the last key, which stands for them then."""
         # Masks of the last keys are read one by one, where the number of keys is free.
         is_free = isinstance(spec.keys, Expression)
         self.spread = [
@@ -74,41 +105,27 @@ class _FewQueriesKernel:
             for i in range(len(spec.masks))
         ]
 
-    def function(self) -> Function:
-        b, spec = self.b, self.spec
-        b.note(
-            f"batch {spec.batch}, {spec.queries} queries, {spec.keys} keys, "
-            f"sizes {spec.key_size} and {spec.value_size}, {self.group} heads together"
-        )
-        b.note(f"{self.plan}")
-        if 0 in (*spec.batch, spec.queries, spec.value_size):
-            return b.finish_empty()
-        shape = spec.batch[:-1] if self.group > 1 else spec.batch
-        with b.parallel(math.prod(shape)) as turn:
-            self.batch = b.unravel(turn, shape) if shape else []
-            self._limit()
-            with b.serial(0, self.rows) as row:
-                self._start(row)
-            size = self.plan.keys
-            whole = spec.keys // size * size
-            rest = spec.keys - whole
-            self._blocks(0, whole, size)
-            if isinstance(
-                rest, Expression
-            ):  # as a whole block, of which the last keys do not count
-                self.is_rest = True
-                self._blocks(whole, spec.keys, size)
-            elif rest:
-                self._blocks(whole, spec.keys, rest)
-            with b.serial(0, self.rows) as row:
-                self._finish(row)
-        return b.finish()
+    def append(self, batch: list[Index]) -> None:
+        """Append the turn of an item of the batch."""
+        b, spec, size = self.b, self.spec, self.keys
+        self.batch = batch
+        self._limit()
+        with b.serial(0, self.rows) as row:
+            self._start(row)
+        whole = spec.keys // size * size
+        self._blocks(0, whole, size)
+        rest = spec.keys - whole
+        self.is_rest = isinstance(rest, Expression)
+        if self.is_rest or rest:
+            self._blocks(whole, spec.keys, rest)
+        with b.serial(0, self.rows) as row:
+            self._finish(row)
 
-    def _blocks(self, first: Size, last: Size, size: int) -> None:
+    def _blocks(self, first: Size, last: Size, size: Size) -> None:
         """Append what the blocks of a range of keys add to the sums of all rows."""
         b = self.b
         with (
-            b.serial(first, b.smaller(last, self.end), size) as begin,
+            b.serial(first, b.smaller(last, self.end), self.keys) as begin,
             b.serial(0, self.rows) as row,
         ):
             self._block(begin, size, row)
@@ -155,12 +172,12 @@ class _FewQueriesKernel:
         for at, _ in self._vectors(spec.value_size):
             b.store(zero, self.sums, (row, at))
 
-    def _block(self, begin: Index, size: int, row: Index) -> None:
+    def _block(self, begin: Index, size: Size, row: Index) -> None:
         """Append what a block of keys adds to the sums of a row."""
         b, lanes = self.b, self.lanes
         item, query = self._item(row)
         before = b.load(self.peaks, (row, 0), lanes)
-        whole = size // lanes * lanes
+        whole = size if self.is_rest else size // lanes * lanes
 
         def score(key: Index, peak: IrValue, count: int = lanes) -> list[IrValue]:
             dots = self._dots(item, row, begin + key, count)
@@ -169,7 +186,7 @@ class _FewQueriesKernel:
             return [b.maximum(value, peak)]
 
         (peak,) = b.loop(0, whole, [before], score, step=lanes)
-        if size > whole:
+        if size != whole:
             (peak,) = score(Index(whole), peak, size - whole)
         peak = b.splat(b.reduce("max", peak), lanes)
         fall = maths.exp_nonpositive(b, b.sub(before, peak))
@@ -180,7 +197,7 @@ class _FewQueriesKernel:
             return [b.add(total, value)]
 
         total = b.mul(b.load(self.totals, (row, 0), lanes), fall)
-        (total,) = b.loop(0, -(-size // lanes) * lanes, [total], rise, step=lanes)
+        (total,) = b.loop(0, size, [total], rise, step=lanes)
         b.store(total, self.totals, (row, 0))
         b.store(peak, self.peaks, (row, 0))
         self._add_values(item, row, begin, size, fall)
@@ -262,7 +279,7 @@ class _FewQueriesKernel:
         return b.compare("ne", read, 0.0) if mask.dtype == "bool" else read
 
     def _add_values(
-        self, item: list[Index], row: Index, begin: Index, size: int, fall: IrValue
+        self, item: list[Index], row: Index, begin: Index, size: Size, fall: IrValue
     ) -> None:
         """Add the values of a block of keys to a row's sums, which fall first."""
         b, v, lanes = self.b, self.args.v, self.lanes
@@ -274,12 +291,12 @@ class _FewQueriesKernel:
                 def step(
                     key: Index, *sums: IrValue, chunk: Sequence[tuple[int, int]] = tuple(chunk)
                 ) -> Sequence[IrValue]:
-                    weight, where = b.splat(b.load(self.scores, key), lanes), self._key(begin + key)
+                    weight = b.splat(b.load(self.scores, key), lanes)
                     stride = v.strides[-1] or 1
                     return [
                         b.fma(
                             weight,
-                            b.load(v, (*item, where, at), lanes, stride=stride, count=count),
+                            b.load(v, (*item, begin + key, at), lanes, stride=stride, count=count),
                             total,
                         )
                         for (at, count), total in zip(chunk, sums, strict=True)

@@ -21,10 +21,10 @@ import numpy as np
 from intarsia.codegen import maths
 from intarsia.codegen.body import load_lanes
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import INT64, Buffer, Function, Index, IrValue, Type
+from intarsia.codegen.ir import INT64, Buffer, Function, Index, IrValue, Subscript, Type
 from intarsia.codegen.kernels.attention.arguments import declare_buffers
-from intarsia.codegen.kernels.attention.few_queries import build_few
-from intarsia.codegen.kernels.attention.schedules import schedule
+from intarsia.codegen.kernels.attention.few_queries import FewQueriesTurn, build_few
+from intarsia.codegen.kernels.attention.schedules import KEYS_OF_FEW, schedule
 from intarsia.codegen.kernels.attention.spec import (
     Attention,
     AttentionSchedule,
@@ -34,7 +34,7 @@ from intarsia.codegen.kernels.attention.spec import (
 from intarsia.codegen.kernels.lane_transpose import lane_numbers, transpose_lanes
 from intarsia.codegen.kernels.window import Run, Split, split_extent
 from intarsia.codegen.tile import mma_step
-from intarsia.extents import Expression
+from intarsia.extents import Expression, Size
 
 _DTYPE = "float32"
 _LINE_BYTES = 64
@@ -42,10 +42,6 @@ _KEY = "int32"
 """Numbers of keys and queries in vectors: as many lanes as there are scores."""
 _LOWEST = float(np.finfo(_DTYPE).min)
 """Where largest scores start: minus infinity would make a first block without scores NaN."""
-
-
-_REST_KEYS = 16
-"""Of a block of the keys that are left, if their number is free: some of them do not count."""
 
 
 def build(spec: Attention) -> Function:
@@ -66,16 +62,23 @@ class _AttentionKernel:
         self.masks, self.lengths = buffers.masks, buffers.lengths
         self.blocks = split_extent(-(-spec.queries // self.lanes), self.plan.vectors)
         width = max((run.size for run in self.blocks.runs), default=1) * self.lanes
+        # A tile of the last keys has all its rows, where the number of keys is free.
+        keys = plan.keys
+        if isinstance(spec.keys, Expression):
+            keys = -(-keys // plan.rows) * plan.rows
         self.turned = b.local("turned", _DTYPE, (max(1, spec.key_size), width))
-        self.scores = b.local("scores", _DTYPE, (self.plan.keys, width))
+        self.scores = b.local("scores", _DTYPE, (keys, width))
         # What differs from query to query is turned, as queries are; else one number is for all.
         self.turned_masks = [
-            b.local(f"turned{number}", _DTYPE, (self.plan.keys, width))
+            b.local(f"turned{number}", _DTYPE, (keys, width))
             if mask.layout.strides[-2]
             else None
             for number, mask in enumerate(spec.masks)
         ]
         self.sums = b.local("sums", _DTYPE, (max(1, spec.value_size), width))
+        self.few: FewQueriesTurn | None = None
+        if plan.few:
+            self.few = FewQueriesTurn(b, spec, KEYS_OF_FEW, buffers, group=1, most=plan.few)
 
     def function(self) -> Function:
         b, spec = self.b, self.spec
@@ -89,9 +92,19 @@ class _AttentionKernel:
         shape = (*spec.batch, self.blocks.count)
         with b.parallel(math.prod(shape)) as turn:
             *batch, block = b.unravel(turn, shape)
-            for run, vector in self.blocks.at(b, block):
-                _Turn(self, batch, vector * self.lanes, run.size).append()
+            if self.few is None:
+                self._turn(batch, block)
+            else:
+                queries = b.index(spec.queries)
+                with b.where(b.compare("le", queries, self.plan.few)):
+                    self.few.append(batch)
+                with b.where(b.compare("gt", queries, self.plan.few)):
+                    self._turn(batch, block)
         return b.finish()
+
+    def _turn(self, batch: list[Index], block: Index) -> None:
+        for run, vector in self.blocks.at(self.b, block):
+            _Turn(self, batch, vector * self.lanes, run.size).append()
 
 
 class _Turn:
@@ -109,7 +122,7 @@ class _Turn:
         self.limits: list[tuple[str, list[IrValue]]] = []
         """Comparisons that hold for keys that are seen, and what each vector's are compared to."""
         self.is_rest = False
-        """Whether keys of a block may lie beyond the last one, which stands for them then."""
+        """Whether rows of a tile may lie beyond the last key, which stands for them then."""
 
     def append(self) -> None:
         b, spec = self.b, self.spec
@@ -123,22 +136,17 @@ class _Turn:
         state = [*peaks, *[zero] * self.vectors]
         size = self.plan.keys
 
-        def block(begin: Index, *state: IrValue) -> Sequence[IrValue]:
-            return self._block(begin, size, state)
+        def blocks(first: Size, last: Subscript, keys: Size) -> list[IrValue]:
+            return b.loop(
+                first, last, state, lambda at, *state: self._block(at, keys, state), step=size
+            )
 
         whole = spec.keys // size * size
-        state = b.loop(0, b.smaller(whole, self.end), state, block, step=size)
+        state = blocks(0, b.smaller(whole, self.end), size)
         rest = spec.keys - whole
-        if isinstance(rest, Expression):  # in small blocks, of which the last keys do not count
-            self.is_rest = True
-            few = min(size, _REST_KEYS)
-            state = b.loop(
-                whole, self.end, state, lambda at, *state: self._block(at, few, state), step=few
-            )
-        elif rest:
-            state = b.loop(
-                whole, self.end, state, lambda at, *state: self._block(at, rest, state), step=rest
-            )
+        self.is_rest = isinstance(rest, Expression)
+        if self.is_rest or rest:
+            state = blocks(whole, self.end, rest)
         self._finish(state[self.vectors :])
 
     def _row(self, lane: int) -> Index:
@@ -178,11 +186,7 @@ class _Turn:
             self.end = b.smaller(self.end, final + shift + spec.last)
 
     def _squares(
-        self,
-        extent: int,
-        body: Callable[[Index, int, list[Index], int], None],
-        *,
-        is_keys: bool = False,
+        self, extent: Size, body: Callable[[Index, int, list[Index], int], None]
     ) -> None:
         """Append a step for each square of queries and entries; their rows are found once.
 
@@ -190,19 +194,17 @@ class _Turn:
             extent: Entries.
             body: From the first entry, the number of entries, the rows of the lanes and the first
                 lane.
-            is_keys: Whether entries are keys.
         """
         b, lanes = self.b, self.lanes
+        whole = extent // lanes * lanes
         for v in range(self.vectors):
             rows = [self._row(v * lanes + lane) for lane in range(lanes)]
-            if self.is_rest and is_keys:  # entry by entry, as none beyond the last may be read
-                with b.serial(0, extent) as entry:
-                    body(entry, 1, rows, v * lanes)
-                continue
-            whole = extent // lanes * lanes
             with b.serial(0, whole, lanes) as entry:
                 body(entry, lanes, rows, v * lanes)
-            if extent > whole:
+            if isinstance(extent, Expression):
+                with b.serial(whole, extent) as entry:
+                    body(entry, 1, rows, v * lanes)
+            elif extent > whole:
                 body(Index(whole), extent - whole, rows, v * lanes)
 
     def _turn_queries(self) -> None:
@@ -221,7 +223,7 @@ class _Turn:
 
         self._squares(spec.key_size, turn)
 
-    def _block(self, begin: Index, size: int, state: Sequence[IrValue]) -> list[IrValue]:
+    def _block(self, begin: Index, size: Size, state: Sequence[IrValue]) -> list[IrValue]:
         """Append what a block of keys adds to the sums."""
         b, count = self.b, self.vectors
         before, totals = state[:count], state[count:]
@@ -239,11 +241,16 @@ class _Turn:
         return [*peaks, *totals]
 
     def _tiles(
-        self, extent: int, carried: Sequence[IrValue], tile: Callable[..., Sequence[IrValue]]
+        self, extent: Size, carried: Sequence[IrValue], tile: Callable[..., Sequence[IrValue]]
     ) -> list[IrValue]:
-        """Append tiles of rows: `tile` maps the first row, their number and what is carried."""
-        values = list(carried)
-        for run in Split.of(extent, self.plan.rows).runs:
+        """Append tiles of rows: `tile` maps the first row, their number and what is carried.
+
+        The last tile of a free extent goes beyond its end.
+        """
+        values, most = list(carried), self.plan.rows
+        is_free = isinstance(extent, Expression)
+        whole = (Run(0, -(-extent // most), most, 0),)
+        for run in whole if is_free else Split.of(extent, most).runs:
 
             def part(index: Index, *inner: IrValue, run: Run = run) -> Sequence[IrValue]:
                 return tile(index * run.size + run.offset, run.size, inner)
@@ -251,7 +258,7 @@ class _Turn:
             values = self.b.loop(run.first, run.end, values, part)
         return values
 
-    def _scores(self, begin: Index, size: int, peaks: Sequence[IrValue]) -> list[IrValue]:
+    def _scores(self, begin: Index, size: Size, peaks: Sequence[IrValue]) -> list[IrValue]:
         """Write the scores of a block of keys; return the largest of each query so far."""
         b, lanes, kernel, spec = self.b, self.lanes, self.kernel, self.spec
 
@@ -283,7 +290,7 @@ class _Turn:
 
         return self._tiles(size, peaks, tile)
 
-    def _prefetch(self, key: Index, size: int, rows: int) -> None:
+    def _prefetch(self, key: Index, size: Size, rows: int) -> None:
         """Ask for some keys of the next block, and for as many values of this one."""
         if not self.plan.is_far:
             return
@@ -293,7 +300,7 @@ class _Turn:
                 for entry in range(0, buffer.shape[-1], step):
                     self.b.prefetch(buffer, (*self.batch, key + (r + ahead), entry), is_far=True)
 
-    def _turn_masks(self, begin: Index, size: int) -> None:
+    def _turn_masks(self, begin: Index, size: Size) -> None:
         """Transpose a block of keys of those masks that differ from query to query."""
         b, kernel = self.b, self.kernel
         for mask, buffer, turned in zip(
@@ -313,13 +320,13 @@ class _Turn:
             ) -> None:
                 loaded = []
                 for row in rows:
-                    at = (*self.batch, row, self._key(begin + key))
+                    at = (*self.batch, row, begin + key)
                     value = load_lanes(b, buffer, at, self.lanes, count)
                     loaded.append(b.cast(value, _DTYPE))
                 for number, value in enumerate(transpose_lanes(b, loaded)[:count]):
                     b.store(value, turned, (key + number, lane))
 
-            self._squares(size, turn, is_keys=True)
+            self._squares(size, turn)
 
     def _masked(self, scores: Sequence[IrValue], begin: Index, row: Index) -> list[IrValue]:
         """Return the scores of a key, row of a block, as the softmax is to see them."""
@@ -357,7 +364,7 @@ class _Turn:
                 ]
         return out
 
-    def _rise(self, size: int, peaks: Sequence[IrValue]) -> list[IrValue]:
+    def _rise(self, size: Size, peaks: Sequence[IrValue]) -> list[IrValue]:
         """Put exponentials in the place of the scores; return their sums."""
         b, lanes, scores = self.b, self.lanes, self.kernel.scores
 
@@ -373,7 +380,7 @@ class _Turn:
         zeros = [b.constant(0.0, self.type)] * self.vectors
         return b.loop(0, size, zeros, rise)
 
-    def _add_values(self, begin: Index, size: int, falls: Sequence[IrValue]) -> None:
+    def _add_values(self, begin: Index, size: Size, falls: Sequence[IrValue]) -> None:
         """Add the values of a block of keys to the sums, which fall first."""
         b, lanes, kernel = self.b, self.lanes, self.kernel
 
@@ -390,7 +397,7 @@ class _Turn:
                     sums,
                     rows,
                     self.vectors,
-                    lambda r: b.load(kernel.v, (*self.batch, self._key(begin + key), entry + r)),
+                    lambda r: b.load(kernel.v, (*self.batch, begin + key, entry + r)),
                     lambda v: b.load(kernel.scores, (key, v * lanes), lanes),
                 )
 

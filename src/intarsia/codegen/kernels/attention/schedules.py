@@ -14,7 +14,7 @@ _ABOUT = 1.03
 _KEYS = 96
 """Keys of a block: their scores for a turn's queries are some kilobytes. It decides the order of
 sums, and so does not depend on the other choices."""
-_KEYS_OF_FEW = 128
+KEYS_OF_FEW = 128
 """The same where lanes are keys."""
 _FEW = 2
 """A lane of a query takes about half of what a query takes whose lanes are keys."""
@@ -29,8 +29,9 @@ def schedule(spec: Attention) -> AttentionSchedule:
 
 def _choose(spec: Attention) -> AttentionSchedule:
     lanes = spec.unit.lanes("float32")
-    if lanes > 1 and isinstance(spec.queries, int) and spec.queries * _FEW <= lanes:
-        keys = _KEYS_OF_FEW
+    few = lanes // _FEW
+    if isinstance(spec.queries, int) and spec.queries <= few:
+        keys = KEYS_OF_FEW
         if not isinstance(spec.keys, Expression):
             keys = max(1, min(spec.keys, keys))
         return AttentionSchedule(1, 1, keys, is_by_keys=True)
@@ -61,4 +62,5 @@ def _choose(spec: Attention) -> AttentionSchedule:
     rows = tile_rows(vectors, spec.unit)
     keys = _KEYS if isinstance(spec.keys, Expression) else max(1, min(spec.keys, _KEYS))
     is_far = 2 * 4 * typical(spec.keys) * columns > spec.unit.l2_bytes
-    return AttentionSchedule(vectors, rows, keys, is_far=is_far)
+    few = few if isinstance(spec.queries, Expression) else 0
+    return AttentionSchedule(vectors, rows, keys, is_far=is_far, few=few)

@@ -23,6 +23,8 @@ class AttentionSchedule:
         is_by_keys: Whether lanes are keys, for few queries; then a turn has all of them, and
             `vectors` and `rows` do not count.
         is_far: Whether keys and values come from beyond the second cache, and are asked for ahead.
+        few: Up to how many queries lanes are keys, if that is found out when the kernel runs; 0
+            where it is not.
     """
 
     vectors: int
@@ -30,6 +32,7 @@ class AttentionSchedule:
     keys: int
     is_by_keys: bool = False
     is_far: bool = False
+    few: int = 0
 
 
 class MaskKind(StrEnum):
