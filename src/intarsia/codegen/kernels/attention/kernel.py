@@ -70,9 +70,7 @@ class _AttentionKernel:
         self.scores = b.local("scores", _DTYPE, (keys, width))
         # What differs from query to query is turned, as queries are; else one number is for all.
         self.turned_masks = [
-            b.local(f"turned{number}", _DTYPE, (keys, width))
-            if mask.layout.strides[-2]
-            else None
+            b.local(f"turned{number}", _DTYPE, (keys, width)) if mask.layout.strides[-2] else None
             for number, mask in enumerate(spec.masks)
         ]
         self.sums = b.local("sums", _DTYPE, (max(1, spec.value_size), width))
@@ -185,9 +183,7 @@ class _Turn:
             final = b.smaller(self.first + self.vectors * self.lanes, spec.queries)
             self.end = b.smaller(self.end, final + shift + spec.last)
 
-    def _squares(
-        self, extent: Size, body: Callable[[Index, int, list[Index], int], None]
-    ) -> None:
+    def _squares(self, extent: Size, body: Callable[[Index, int, list[Index], int], None]) -> None:
         """Append a step for each square of queries and entries; their rows are found once.
 
         Args:
