@@ -46,20 +46,20 @@ def fixed(spec, sizes):
     return spec
 
 
-def run(spec, arrays, sizes, known=None):
+def run_both(spec, arrays, sizes, known=None):
     """Run a kernel on flat arrays, and check that one of known sizes gives the same bits.
 
     `known` are the arrays for that one, where they differ.
     """
     again = [array.copy() for array in (known or arrays)]
-    interpret_free(spec, arrays, sizes)
-    interpret_free(fixed(spec, sizes), again, sizes)
+    run(spec, arrays, sizes)
+    run(fixed(spec, sizes), again, sizes)
     for number, (free, static) in enumerate(zip(arrays, again, strict=True)):
         if known is None or arrays[number] is known[number]:
             np.testing.assert_array_equal(free, static)
 
 
-def interpret_free(spec, arrays, sizes):
+def run(spec, arrays, sizes):
     """Run a kernel, and check that its parallel loop has the turns it says."""
     function = family_of(spec).build(spec)
     verify(function)
@@ -135,7 +135,7 @@ def test_products_of_free_rows(sizes, unit: VectorUnit):
     free, known = ([*arrays], [*arrays])
     for item, target in ((spec, free), (fixed(spec, sizes), known)):
         target[1] = pack(item, weights).view("float32").reshape(-1)
-    run(spec, free, sizes, known)
+    run_both(spec, free, sizes, known)
     np.testing.assert_allclose(result, a @ weights + bias, rtol=1e-4, atol=1e-5)
 
 
@@ -227,5 +227,5 @@ def test_attention(mask, sizes, queries):
     spec = Attention(queries, T, size, size, *layouts, (B, heads), 0.2, masks=masks, last=last)
     y = np.zeros((b, s, heads, size), np.float32)
     flat = [array.reshape(-1) for array in (q, k, v, y, *more)]
-    run(spec, flat, sizes)
+    run_both(spec, flat, sizes)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
