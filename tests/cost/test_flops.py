@@ -230,6 +230,7 @@ MICROSOFT = {
     "y = com.microsoft.FusedGemm<transA = 1>(e, e)": 2 * 7 * 7 * 6,
     "y = com.microsoft.Gelu(a)": 5 * 7 * 6,
     "y = com.microsoft.SkipLayerNormalization(a, a, f)": 7 * 5 * 7 * 6,
+    "y = com.microsoft.MultiHeadAttention<num_heads = 2>(a, a, a)": 5 * 2 * 7 * 7 * (4 * 3 + 5),
     "y = com.microsoft.Unknown(a)": 0,
 }
 

@@ -67,6 +67,53 @@ def _present(past: int, new: int) -> Stated:
     return stated
 
 
+def _first_heads(name: str, source: str, heads: int, count: int) -> str:
+    """Return what makes `{name}t` of heads that lie side by side: the first ones of each token."""
+    return (
+        f"{name}s = Constant<value_ints = [0, 0, {heads}, -1]> ()"
+        f" {name}h = Reshape({source}, {name}s)"
+        f" {name}b = Constant<value_ints = [0]> () {name}e = Constant<value_ints = [{count}]> ()"
+        f" {name}x = Constant<value_ints = [2]> ()"
+        f" {name}t = Slice({name}h, {name}b, {name}e, {name}x)"
+    )
+
+
+def _group_query(node: onnx.NodeProto) -> str:
+    """Return the result of GroupQueryAttention, whose queries may have keys and values behind."""
+    if len(node.input) > 1 and node.input[1]:
+        return "o0 = Identity(i0)"
+    heads, pairs = (_number(node, name) for name in ("num_heads", "kv_num_heads"))
+    taken = _first_heads("o0", "i0", heads + 2 * pairs, heads)
+    return f"{taken} o0j = Constant<value_ints = [0, 0, -1]> () o0 = Reshape(o0t, o0j)"
+
+
+def _cache(position: int) -> Stated:
+    """Return keys or values with those before, of which a value says how many there are."""
+
+    def stated(node: onnx.NodeProto) -> str:
+        name, past = f"o{position}", position + 2
+        if len(node.input) > past and node.input[past]:
+            return (
+                f"{name}s = Constant<value_ints = [1]> () {name}r = Reshape(i6, {name}s)"
+                f" {name}c = Cast<to = 9>({name}r) {name} = Compress<axis = 2>(i{past}, {name}c)"
+            )
+        heads, pairs = (_number(node, name) for name in ("num_heads", "kv_num_heads"))
+        is_packed = not node.input[1]
+        taken = _first_heads(
+            name,
+            "i0" if is_packed else f"i{position}",
+            heads + 2 * pairs if is_packed else pairs,
+            pairs,
+        )
+        return f"{taken} {name} = Transpose<perm = [0, 2, 1, 3]>({name}t)"
+
+    return stated
+
+
+def _number(node: onnx.NodeProto, name: str) -> int:
+    return next((int(item.i) for item in node.attribute if item.name == name), 1)
+
+
 _WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 _FIRST = _like("o0 = Identity(i0)")
 _SUM = _like("o3 = Identity(i0)")
@@ -85,6 +132,7 @@ CONTRIBUTED: Mapping[str, Mapping[int, Stated]] = {
     "FusedMatMul": {0: _product},
     "GatherND": {0: _like("o0 = GatherND(i0, i1)")},
     "Gelu": {0: _FIRST},
+    "GroupQueryAttention": {0: _group_query, 1: _cache(1), 2: _cache(2)},
     "MultiHeadAttention": {
         0: _like('o0 = Einsum<equation = "blh,bsv->blv">(i0, i2)'),
         1: _present(6, 1),

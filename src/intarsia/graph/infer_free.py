@@ -212,7 +212,8 @@ class _Inference:
         call = _Call(node, self._shapes, self._model.opset_imports.get(node.domain, 1))
         is_main = node.domain in ("", "ai.onnx")
         try:
-            rule = SHAPES.get(node.op_type) if is_main else None
+            rule = (SHAPES if is_main else CONTRIBUTED_SHAPES).get(node.op_type)
+            rule = rule if is_main or is_contributed(node) else None
             results = rule(call) if rule is not None else self._ask_onnx(call)
         except (UndecidedError, IndexError, ValueError, TypeError) as error:
             self._shapes.problems[node] = str(error)
@@ -577,6 +578,30 @@ def _attention(call: _Call) -> list[Extents]:
     ][: len(call.node.outputs)]
 
 
+def _group_query(call: _Call) -> list[Extents]:
+    """Return the shapes of ONNX Runtime's GroupQueryAttention."""
+    batch, length, width = call.shape(0)
+    heads, pairs = (call.number(name, 1) for name in ("num_heads", "kv_num_heads"))
+    size = width // (heads if call.has(1) else heads + 2 * pairs)
+    past = call.shape(3)[2] if call.has(3) else 0
+    present = (batch, pairs, _capacity(call, length, past), size)
+    return [(batch, length, heads * size), present, present][: len(call.node.outputs)]
+
+
+def _capacity(call: _Call, length: Extent, past: Extent) -> Extent:
+    """Return the keys of a present: as many as count in all, or as the past has room for.
+
+    Which of them is more follows from how they are computed, or is what the result declares.
+    """
+    total = call.entries(6)[0] if call.knows(6) else past + length
+    declared = call.node.outputs[1].shape if len(call.node.outputs) > 1 else None
+    try:
+        return max(total, past)
+    except UndecidedError:
+        stated = str(declared[2]) if declared is not None else ""
+        return past if stated == str(past) else total
+
+
 _BROADCAST = (
     "Add", "Sub", "Mul", "Div", "Pow", "Mod", "Equal", "Greater", "GreaterOrEqual", "Less",
     "LessOrEqual", "And", "Or", "Xor", "Where", "Min", "Max", "Sum", "Mean", "BitwiseAnd",
@@ -612,6 +637,11 @@ SHAPES: Mapping[str, Callable[[_Call], Sequence[Extents | None]]] = {
     **dict.fromkeys(_REDUCTIONS, _reduce),
 }
 """The rules; of other operators onnx is asked."""
+
+CONTRIBUTED_SHAPES: Mapping[str, Callable[[_Call], Sequence[Extents | None]]] = {
+    "GroupQueryAttention": _group_query,
+}
+"""The same of ONNX Runtime's own domain."""
 
 
 # Entries

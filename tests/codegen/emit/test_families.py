@@ -7,6 +7,7 @@ import pytest
 from tests.codegen.emit.runners import run_c, run_opencl, run_opencl_groups
 from tests.codegen.kernels import (
     test_attention,
+    test_cache,
     test_conv,
     test_conv_plain,
     test_conv_transposed,
@@ -73,6 +74,8 @@ FAMILIES = {
     "bool": lambda run: test_elementwise.test_transposes_every_dtype(run, AVX2, "bool"),
     "fill": lambda run: test_fill.test_other_dtypes(run, "int64", -3),
     "pad": lambda run: test_fill.test_pad_by_tables(run, "reflect", "float32", AVX2),
+    "append": lambda run: test_cache.test_append(run, "avx2", 300, 260, 600, 8, (513, 260)),
+    "lengths of caches": lambda run: test_cache.test_lengths(run, "tokens", True),
     "slice tables": lambda run: test_entry_tables.test_slice(run, "backwards"),
     "pad tables": lambda run: test_entry_tables.test_pad(run, "reflect", [1, 0]),
     "gather": lambda run: test_gather.test_gather(run, (2, 7, 3), 1, "int32", "float32", AVX2),

@@ -17,6 +17,7 @@ from intarsia.codegen.ir import Function
 from intarsia.codegen.kernels import (
     attention,
     bounds,
+    cache,
     conv,
     conv_plain,
     depthwise,
@@ -117,6 +118,7 @@ FAMILIES: tuple[KernelFamily, ...] = (
     *TUNABLE,
     attention,
     bounds,
+    cache,
     elementwise,
     entry_tables,
     fill,

@@ -19,7 +19,7 @@ from intarsia.codegen.ir import Function, Index, IrValue, Type
 from intarsia.codegen.kernels.domain import Domain, entries_of, plan_axes, simplify, turns, walk
 from intarsia.codegen.kernels.reduce_kinds import KINDS, ReductionKind, fold, highest, lowest, merge
 from intarsia.codegen.unit import AVX512, VectorUnit
-from intarsia.extents import typical
+from intarsia.extents import Expression, typical
 
 _ACCUMULATORS = 4
 """Side by side: an addition is ready after 4 cycles, and one chain would wait for it."""
@@ -86,8 +86,14 @@ class _ReductionKernel:
         if self._spec.kind.startswith("Arg"):
             lanes = min(lanes, unit.lanes("int32"))
         extents = self._kept.extents if self._is_across else self._gone.extents
+        if self._is_free_row() and not Type(self._dtype).is_float:
+            return 1  # whole numbers, in whatever order; a mask is short
         covering = 1 << max(0, typical(extents[-1]) - 1).bit_length()
         return min(lanes, covering)
+
+    def _is_free_row(self) -> bool:
+        """Tell whether vectors would lie along as many entries as are known when it runs."""
+        return not self._is_across and isinstance(self._gone.extents[-1], Expression)
 
     def build(self) -> Function:
         """Append the loops over the kept dimensions."""
@@ -198,7 +204,8 @@ class _ReductionKernel:
     ) -> IrValue:
         neutral = kind.neutral(self._dtype)
         lanes, length = self._lanes, self._gone.extents[-1]
-        width = max(1, min(_ACCUMULATORS, length // lanes))
+        is_whole = lanes == 1 and self._is_free_row()
+        width = 1 if is_whole else max(1, min(_ACCUMULATORS, length // lanes))
 
         def joined(point: list[Index], count: int, total: IrValue, offset: int) -> IrValue:
             at = (*place, *point[:-1], point[-1] + offset)

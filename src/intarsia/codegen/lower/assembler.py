@@ -435,6 +435,20 @@ class Assembler:
         fault = self._fault(1, IndexCheck(0, node.name, value.name, 0))
         self.call(spec, (numbers, fault), (node.name,), f"{value.name} is {tuple(wanted)}")
 
+    def check_parameter(
+        self, spec: Hashable, views: Sequence[View], value: Value, node: Node
+    ) -> None:
+        """Append a call of a kernel whose last argument is a fault if a parameter does not fit.
+
+        Args:
+            spec: Of the kernel.
+            views: Its arguments before the fault.
+            value: The parameter that is named then.
+            node: What reads it.
+        """
+        fault = self._fault(1, IndexCheck(0, node.name, value.name, 0))
+        self.call(spec, (*views, fault), (node.name,), value.name)
+
     def make_tables(
         self, spec: SliceTables | PadTables, parameters: Sequence[View], value: Value, node: Node
     ) -> list[View]:

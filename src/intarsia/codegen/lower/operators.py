@@ -16,6 +16,7 @@ from intarsia.codegen.lower import (
     contraction,
     convolution,
     embedding,
+    group_query,
     indices,
     movement,
     products,
@@ -272,6 +273,9 @@ OPERATORS: dict[str, Operator] = {
         products.lower_gemm, _REAL, activations.refuse_activation, has_epilogue=True
     ),
     "com.microsoft.FusedMatMul": _FUSED_MATMUL,
+    "com.microsoft.GroupQueryAttention": Operator(
+        group_query.lower_group_query, FLOATS, group_query.refuse_group_query
+    ),
     "com.microsoft.MultiHeadAttention": Operator(
         attention_operators.lower_multi_head, FLOATS, attention_operators.refuse_multi_head
     ),

@@ -8,6 +8,7 @@ Source:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -150,16 +151,42 @@ def lower_rotary(assembler: Assembler, group: KernelGroup) -> None:
         angles = _pick_angles(assembler, operation, rotary, rotary.positions)
     x = _as_heads(assembler.read(operation.node.inputs[0]), rotary)
     y = _as_heads(assembler.target(group.result), rotary)
-    domain = (*x.shape[:-1], rotary.pairs)
+    turn_pairs(assembler, x, y, angles, group.names, is_interleaved=rotary.is_interleaved)
+
+
+def turn_pairs(
+    assembler: Assembler,
+    x: View,
+    y: View,
+    angles: Sequence[View],
+    names: Sequence[str],
+    *,
+    is_interleaved: bool,
+) -> None:
+    """Append one kernel that turns pairs of entries, and a copy of those that are in no pair.
+
+    Args:
+        assembler: Of the program.
+        x: `[batch, length, heads, size]`.
+        y: Likewise, for the result.
+        angles: Cosines and sines, `[batch or 1, length, pairs]`.
+        names: Of the nodes that it computes.
+        is_interleaved: Whether the entries of a pair lie side by side, not half a head apart.
+    """
+    pairs = angles[0].shape[-1]
+    domain = (*x.shape[:-1], pairs)
     wide = [view.unsqueezed(2).expanded(domain) for view in angles]
-    views = (*_halves(x, rotary), *wide, *_halves(y, rotary))
+    halves = [
+        part for view in (x, y) for part in _halves(view, pairs, is_interleaved=is_interleaved)
+    ]
+    views = (*halves[:2], *wide, *halves[2:])
     layouts = tuple(view.layout for view in views)
     spec = Elementwise(domain, layouts[:4], layouts[4:], _turn(x.dtype), assembler.unit)
-    assembler.call(spec, views, group.names)
-    rest = x.shape[-1] - 2 * rotary.pairs
+    assembler.call(spec, views, names)
+    rest = x.shape[-1] - 2 * pairs
     if rest:
-        x, y = (view.part(3, 2 * rotary.pairs, rest) for view in (x, y))
-        assembler.copy(x, y, group.names, "not turned")
+        x, y = (view.part(3, 2 * pairs, rest) for view in (x, y))
+        assembler.copy(x, y, names, "not turned")
 
 
 def _lower_halves(assembler: Assembler, group: KernelGroup) -> None:
@@ -195,11 +222,11 @@ def _as_heads(view: View, rotary: _Rotary) -> View:
     return view.split(2, rotary.heads)
 
 
-def _halves(view: View, rotary: _Rotary) -> tuple[View, View]:
+def _halves(view: View, pairs: int, *, is_interleaved: bool) -> tuple[View, View]:
     """Return the first and the second entries of all pairs."""
-    if rotary.is_interleaved:
-        return view.part(3, 0, rotary.pairs, 2), view.part(3, 1, rotary.pairs, 2)
-    return view.part(3, 0, rotary.pairs), view.part(3, rotary.pairs, rotary.pairs)
+    if is_interleaved:
+        return view.part(3, 0, pairs, 2), view.part(3, 1, pairs, 2)
+    return view.part(3, 0, pairs), view.part(3, pairs, pairs)
 
 
 def _pick_angles(
@@ -219,20 +246,41 @@ def _pick_angles(
         picks = _following(assembler, operation, positions)
     else:
         picks = assembler.read_dense(positions.id)
+    is_checked = positions.constant is None
+    return pick_angles(assembler, tables, picks, name, positions.name if is_checked else None)
+
+
+def pick_angles(
+    assembler: Assembler,
+    tables: Sequence[Value],
+    picks: View,
+    name: str,
+    checked: str | None,
+) -> list[View]:
+    """Append kernels that pick rows of tables; return them, `[batch, length, pairs]`.
+
+    Args:
+        assembler: Of the program.
+        tables: Of cosines and of sines, `[positions, pairs]`.
+        picks: Positions, dense, `[batch, length]`.
+        name: Of the node.
+        checked: The name of the positions if some may be outside of the tables, else None.
+    """
     batch, length = picks.shape
-    count, rows = batch * length, (rotary.cos.shape or (0,))[0]
+    rows, pairs = tables[0].shape or (0, 0)
+    count = batch * length
     picks = picks.reshaped((count,))
-    if positions.constant is None:
-        assembler.check_indices(picks, rows, name, positions.name)
+    if checked is not None:
+        assembler.check_indices(picks, rows, name, checked)
     picked = []
     for table in tables:
-        data = assembler.read_dense(table.id).reshaped((1, rows, rotary.pairs))
-        angles = assembler.scratch(data.dtype, (1, count, rotary.pairs))
+        data = assembler.read_dense(table.id).reshaped((1, rows, pairs))
+        angles = assembler.scratch(data.dtype, (1, count, pairs))
         layouts = (data.layout, picks.layout, angles.layout)
         keep = Fused(identity(data.dtype))
-        spec = gather.Gather(1, rows, count, rotary.pairs, *layouts, keep, assembler.unit)
+        spec = gather.Gather(1, rows, count, pairs, *layouts, keep, assembler.unit)
         assembler.call(spec, (data, picks, angles), (name,), f"angles of {table.name}")
-        picked.append(angles.reshaped((batch, length, rotary.pairs)))
+        picked.append(angles.reshaped((batch, length, pairs)))
     return picked
 
 

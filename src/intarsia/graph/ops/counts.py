@@ -180,6 +180,17 @@ def attention(call: NodeShapes) -> int:
     return scores * (2 * query[3] + SOFTMAX + 2 * value[3])
 
 
+def attention_of_heads(call: NodeShapes) -> int:
+    """The same of ONNX Runtime's operators, whose heads lie side by side."""
+    batch, queries, width = call.output_shape()
+    heads: int = call.attrs.get_int("num_heads", 1)
+    is_present = len(call.node.outputs) > 1 and call.node.outputs[1] >= 0
+    keys = call.shape(1)[1] if call.has(1) else queries
+    if is_present:
+        keys = _shape(call.graph.values[call.node.outputs[1]])[2]
+    return batch * heads * queries * keys * (4 * (width // heads) + SOFTMAX)
+
+
 def recurrent(call: NodeShapes) -> int:
     """Each step multiplies the input by W and the state by R, for each element of the batch."""
     steps, batch = call.shape(0)[:2]

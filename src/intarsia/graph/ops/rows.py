@@ -142,6 +142,8 @@ MICROSOFT = (
     _contraction("FusedConv", flops=counts.convolution(1, 2), least_flops=counts.winograd(1, 2)),
     _contraction("FusedGemm", flops=counts.gemm),
     _contraction("FusedMatMul", flops=counts.fused_matmul),
+    _contraction("GroupQueryAttention", flops=counts.attention_of_heads),
+    _contraction("MultiHeadAttention", flops=counts.attention_of_heads),
     _contraction("TransposeMatMul", flops=counts.fused_matmul),
     _axes("EmbedLayerNormalization", flops=counts.each_output(counts.NORMALISE)),
     _axes("SkipLayerNormalization", flops=counts.each(counts.NORMALISE)),
