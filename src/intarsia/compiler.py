@@ -24,7 +24,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from intarsia.accepted.programs import Lookup, copy_package, keep, listening, look_up
+from intarsia.accepted.programs import (
+    KeptGeneric,
+    Lookup,
+    copy_package,
+    keep,
+    keep_generic,
+    listening,
+    look_up,
+)
 from intarsia.errors import IntarsiaError, InternalError, ModelError
 from intarsia.garbage import fewer_collections
 from intarsia.place.machine import resolve_targets
@@ -101,6 +109,8 @@ def carry_out(
     looked_up = look_up(request)
     if looked_up.program is not None:
         return Compiled(looked_up.program, looked_up.file)
+    if looked_up.free is not None:
+        return Compiled(_reopen_free(request, looked_up.free, tell, options))
     from intarsia.graph.free_sizes import FreeSizesError
 
     try:
@@ -327,13 +337,53 @@ def _compile_free(
         InputError: Sizes that were asked for are out of bounds, or of an unknown dimension.
         IntarsiaError: As `compile`.
     """
-    from intarsia.runtime.free import FreeExecutable
     from intarsia.runtime.loader import SharedConstants
 
     request = looked_up.request
     own = replace(request, model=_own(request.model))
     source = _FreeModel(own, tell, options, shared=SharedConstants())
-    generic = source.generic(signature)
+    with listening() as warnings:
+        generic = source.generic(signature)
+    targets = tuple(map(str, looked_up.machine.config.without_tags().targets))
+    if generic is not None:
+        keep_generic(looked_up, signature, targets, generic, tuple(warnings))
+    return _free_program(request, source, signature, targets, generic)
+
+
+def _reopen_free(
+    request: Request, kept: KeptGeneric, tell: Progress, options: Options | None
+) -> FreeExecutable:
+    """Return what runs at any sizes, whose program for all sizes was kept.
+
+    Args:
+        request: What is asked for.
+        kept: That program.
+        tell: Told about the stages as they go.
+        options: How plans are measured, if it comes to that.
+
+    Raises:
+        IntarsiaError: As `_compile_free`.
+    """
+    nominal = kept.generic.nominal
+    source = _FreeModel(request, tell, options, shared=kept.shared, nominal=nominal)
+    return _free_program(request, source, kept.part.signature, kept.part.targets, kept.generic)
+
+
+def _free_program(
+    request: Request,
+    source: _FreeModel,
+    signature: FreeSignature,
+    targets: tuple[str, ...],
+    generic: GenericProgram | None,
+) -> FreeExecutable:
+    """Return what runs at any sizes; programs for those that were asked for are made first.
+
+    Raises:
+        InputError: Sizes that were asked for are out of bounds, or of an unknown dimension.
+        IntarsiaError: As `compile`.
+    """
+    from intarsia.runtime.free import FreeExecutable
+
     is_measured = request.placement == "collage"
     sizes = request.sizes or (({},) if is_measured else ())
     shapes = [signature.shapes_at(signature.nominal_sizes(some)) for some in sizes]
@@ -343,7 +393,7 @@ def _compile_free(
     return FreeExecutable(
         signature,
         source,
-        targets=tuple(map(str, looked_up.machine.config.without_tags().targets)),
+        targets=targets,
         max_shapes=request.max_shapes or request.settings.max_shapes,
         is_frozen=request.is_fixed,
         programs=programs,
@@ -386,8 +436,10 @@ def load(
 
 def _source_of(
     free: FreePart, num_threads: int, backends: Backends | None, shared: SharedConstants
-) -> _FreeModel:
+) -> _FreeModel | None:
     """Return what makes more programs of a package's model, as the first ones were made."""
+    if free.model is None:
+        return None
     recipe = free.model.recipe
     request = Request(
         model=None,

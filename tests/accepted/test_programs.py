@@ -487,3 +487,120 @@ def test_what_is_installed_is_asked_again_when_something_changes(cache, tmp_path
     remember("key", "1" * 32)
     (packages / "new.py").touch()
     assert recall("key") is None
+
+
+FREE = """
+<ir_version: 9, opset_import: ["" : 20]>
+free (float[rows,8] x) => (float[rows,4] y) {
+    a = MatMul(x, w)
+    y = Relu(a)
+}
+"""
+
+
+def free_model(scale=1.0):
+    model = onnx.parser.parse_model(FREE)
+    weights = np.arange(32, dtype=np.float32).reshape(8, 4) * scale - 10
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    return model
+
+
+@pytest.fixture
+def free_file(tmp_path):
+    path = tmp_path / "free.onnx"
+    onnx.save(free_model(), path)
+    return path
+
+
+@pytest.fixture
+def compile_free(compile_small, free_file):
+    """Compiles a model with free dimensions; `made` as of `compile_small`."""
+
+    def run(model=free_file, target="onnxruntime", **options):
+        return compile_small(model, target, **options)
+
+    run.made = compile_small.made
+    return run
+
+
+def _rows(count):
+    return {"x": np.linspace(-1, 1, 8 * count, dtype=np.float32).reshape(count, 8)}
+
+
+def test_a_program_for_all_sizes_is_found_by_a_later_process(
+    free_file, cache, evaluate, assert_same, tmp_path
+):
+    code = (
+        "import sys, numpy as np, intarsia\n"
+        "exe = intarsia.compile(sys.argv[1], sys.argv[2], num_threads=1)\n"
+        "exe.generic.placement\n"
+        "x = np.linspace(-1, 1, 40, dtype=np.float32).reshape(5, 8)\n"
+        "np.save(sys.argv[3], exe.run({'x': x})['y'])\n"
+        "print('intarsia.graph.load' in sys.modules)\n"
+    )
+    outputs = []
+    for number in range(2):
+        output = tmp_path / f"{number}.npy"
+        command = [sys.executable, "-c", code, str(free_file), "llvm", str(output)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split() == [str(number == 0)]  # the second reads no model
+        outputs.append({"y": np.load(output)})
+    assert_same(outputs[1], outputs[0])
+    assert_same(outputs[1], evaluate(free_model(), _rows(5)))
+    assert len(list(cache.glob("*.intarsia"))) == 1
+
+
+def test_a_found_program_for_all_sizes_has_what_was_asked_for_beside_it(
+    compile_free, cache, evaluate, assert_same, tmp_path
+):
+    first = compile_free()
+    again = compile_free(sizes={"rows": [2, 3]}, frozen=True)
+    assert len(compile_free.made) == 3  # for two sizes, and not for all of them again
+    assert again.sizes == ({"rows": 2}, {"rows": 3})
+    assert again.signature == first.signature
+    assert again.targets == first.targets
+    assert len(list(cache.glob("*.intarsia"))) == 1
+    for rows in (2, 7):
+        assert_same(again.run(_rows(rows)), evaluate(free_model(), _rows(rows)))
+    again.save(tmp_path / "free.intarsia")  # with the model, which the kept one leaves out
+    loaded = intarsia.load(tmp_path / "free.intarsia", num_threads=1)
+    assert loaded.specialise({"rows": 5}).inputs[0].shape == (5, 8)
+    assert_same(loaded.run(_rows(4)), evaluate(free_model(), _rows(4)))
+
+
+def test_a_found_program_for_all_sizes_follows_what_is_asked_for(
+    compile_free, free_file, evaluate, assert_same, cache, tmp_path, monkeypatch
+):
+    compile_free()
+    monkeypatch.setenv("INTARSIA_COSTS", str(tmp_path / "costs.sqlite"))
+    intarsia.tune(onnx.parser.parse_model(TEXT), TARGET, num_threads=1)  # it has no costs
+    made = len(compile_free.made)
+    compile_free()
+    assert len(compile_free.made) == made
+    others = [{"shapes": {"rows": "1..8"}}, {"placement": "greedy"}, {"strict": True}]
+    for number, other in enumerate(others, made + 1):
+        compile_free(**other)
+        assert len(compile_free.made) == number
+    onnx.save(free_model(2.0), free_file)
+    assert_same(compile_free().run(_rows(3)), evaluate(free_model(2.0), _rows(3)))
+    assert len(compile_free.made) == made + 4
+
+
+def test_a_damaged_program_for_all_sizes_is_compiled_anew(compile_free, cache):
+    compile_free()
+    (package,) = cache.glob("*.intarsia")
+    sound = package.read_bytes()
+    package.write_bytes(sound[:-64])
+    compile_free()
+    assert len(compile_free.made) == 2
+    assert package.read_bytes() == sound
+
+
+def test_a_package_without_its_model_is_frozen(compile_free, cache, evaluate, assert_same):
+    compile_free()
+    (package,) = cache.glob("*.intarsia")
+    loaded = intarsia.load(package, num_threads=1)
+    assert_same(loaded.run(_rows(6)), evaluate(free_model(), _rows(6)))
+    with pytest.raises(PackageError, match="the model was not loaded"):
+        loaded.save(package.with_name("other.intarsia"))

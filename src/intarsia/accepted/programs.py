@@ -47,16 +47,25 @@ from intarsia.native.entries import prune
 from intarsia.place.machine import Machine
 from intarsia.place.request import BY_COST, Request
 from intarsia.plan.lock import placed_regions
-from intarsia.runtime.package import PACKAGE_SUFFIX, load_regions, read_package, save_package
+from intarsia.runtime.free import GenericProgram
+from intarsia.runtime.loader import SharedConstants
+from intarsia.runtime.package import (
+    PACKAGE_SUFFIX,
+    FreePart,
+    load_regions,
+    read_package,
+    save_free_package,
+    save_package,
+)
 from intarsia.settings import available_cpus
 from intarsia.target import CompilationConfig
 from intarsia.target.tags import given_names
 
 if TYPE_CHECKING:
     from intarsia.accepted.choices import Accepted
+    from intarsia.graph.free_sizes import FreeSignature
     from intarsia.plan.plan import Plan
     from intarsia.runtime.executor import PlanExecutable
-    from intarsia.runtime.loader import SharedConstants
     from intarsia.runtime.package import Package
 
 logger = logging.getLogger(__name__)
@@ -90,10 +99,27 @@ class _Record(msgspec.Struct, frozen=True):
     Attributes:
         key: What the database was asked for; None: there was none, or it does not matter.
         warnings: Of compiling; they are given again.
+        is_generic: Whether it is a program for all sizes, which does not depend on costs.
     """
 
     key: VerdictKey | None = None
     warnings: Warned = ()
+    is_generic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KeptGeneric:
+    """The program for all sizes of a model with free dimensions, as it was kept.
+
+    Attributes:
+        part: What is stored with it; no model.
+        generic: It.
+        shared: Its constants, for programs of the same model.
+    """
+
+    part: FreePart
+    generic: GenericProgram
+    shared: SharedConstants
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +131,14 @@ class Lookup:
         program: It was compiled before.
         file: The package that has the program, or will; None if it is not kept.
         known_machine: What it is for; None if that was not needed.
+        free: Of a model with free dimensions, the program for all sizes, if that was compiled.
     """
 
     request: Request
     program: PlanExecutable | None
     file: Path | None
     known_machine: Machine | None = None
+    free: KeptGeneric | None = None
 
     @property
     def machine(self) -> Machine:
@@ -143,17 +171,28 @@ def look_up(request: Request, shared: SharedConstants | None = None) -> Lookup:
             config = request.given_config()
             memory = _memory_key(request, config)
             recalled = _file_of(request, recall(memory, request.settings))
-    program = _load(request, recalled, shared)
-    if program is not None:
-        return Lookup(request, program, recalled)
+    found = _load(request, recalled, shared)
+    if found is not None:
+        return _found(request, found, recalled)
     machine = request.find_machine(config)
     here = installation_digest(machine, request.threads)
     is_known = config is not None or all(map(is_ours, machine.backends.by_name.values()))
     if memory is not None and here is not None and is_known:
         remember(memory, here, request.settings)
     file = _file_of(request, here)
-    program = None if file == recalled else _load(request, file, shared)
-    return Lookup(request, program, file, machine)
+    found = None if file == recalled else _load(request, file, shared)
+    return _found(request, found, file, machine)
+
+
+def _found(
+    request: Request,
+    found: PlanExecutable | KeptGeneric | None,
+    file: Path | None,
+    machine: Machine | None = None,
+) -> Lookup:
+    if isinstance(found, KeptGeneric):
+        return Lookup(request, None, file, machine, found)
+    return Lookup(request, found, file, machine)
 
 
 def keep(
@@ -170,15 +209,62 @@ def keep(
         accepted: What its plan was looked for under, and which one was accepted.
         warnings: What was warned of while it was compiled; None means its shortfall alone.
     """
-    request, file, placement = looked_up.request, looked_up.file, program.placement
-    passing = {ReasonCode.COMPILE_FAILED, ReasonCode.CRASHED, ReasonCode.TIMEOUT}
-    has_failed = any(refusal.code in passing for refusal in placement.refusals)  # may not again
-    if file is None or has_failed or not _carries_out(program.plan, accepted.verdict):
+    placement = program.placement
+    if not _carries_out(program.plan, accepted.verdict):
         return None
     if warnings is None:
         warnings = () if placement.shortfall is None else (("intarsia", placement.shortfall),)
-    folder, record = request.settings.cache_folder(), _record_of(file)
-    nbytes = sum(shared_sizes(program.artifacts))
+    return _keep(
+        looked_up,
+        program,
+        _Record(accepted.key, warnings),
+        lambda file: save_package(program, file),
+    )
+
+
+def keep_generic(
+    looked_up: Lookup,
+    signature: FreeSignature,
+    targets: tuple[str, ...],
+    generic: GenericProgram,
+    warnings: Warned,
+) -> None:
+    """Keep the program for all sizes of a model with free dimensions, if there is room.
+
+    The model is not stored with it: its file is there, or the program is not looked for. Nor are
+    programs for some sizes, which depend on costs.
+
+    Args:
+        looked_up: What was found of its request.
+        signature: What the model takes and returns.
+        targets: Texts of the targets.
+        generic: The program.
+        warnings: What was warned of while it was compiled.
+    """
+
+    def save(file: Path) -> None:
+        save_free_package(signature, targets, (), None, file, generic)
+
+    _keep(looked_up, generic.program, _Record(warnings=warnings, is_generic=True), save)
+
+
+def _keep(
+    looked_up: Lookup, program: PlanExecutable, record: _Record, save: Callable[[Path], None]
+) -> Path | None:
+    """Keep a program, if there is room; return where it is kept.
+
+    Args:
+        looked_up: What was found of its request.
+        program: It.
+        record: What is stored with it.
+        save: Writes the package.
+    """
+    request, file = looked_up.request, looked_up.file
+    passing = {ReasonCode.COMPILE_FAILED, ReasonCode.CRASHED, ReasonCode.TIMEOUT}
+    has_failed = any(refusal.code in passing for refusal in program.placement.refusals)
+    if file is None or has_failed:  # what failed may not do so again
+        return None
+    folder, nbytes = request.settings.cache_folder(), sum(shared_sizes(program.artifacts))
     try:
         make_cache_folder(folder)
         file.parent.mkdir(exist_ok=True)
@@ -188,9 +274,9 @@ def keep(
         if _file_of(request, installation_digest(looked_up.machine, request.threads)) != file:
             logger.info("the program is not kept: its model file has changed meanwhile")
             return None
-        record.unlink(missing_ok=True)  # of a program that is about to be another
-        save_package(program, file)
-        write_entry(record, msgspec.json.encode(_Record(accepted.key, warnings)))
+        _record_of(file).unlink(missing_ok=True)  # of a program that is about to be another
+        save(file)
+        write_entry(_record_of(file), msgspec.json.encode(record))
         prune(file.parent, LIMIT_BYTES)
     except (OSError, PackageError, SettingError) as error:
         logger.info("the program is not kept: %s", error)
@@ -200,7 +286,7 @@ def keep(
 
 def _load(
     request: Request, file: Path | None, shared: SharedConstants | None
-) -> PlanExecutable | None:
+) -> PlanExecutable | KeptGeneric | None:
     """Return a program that was kept, if it is what is asked for and can be loaded.
 
     What was warned of when it was compiled is warned of again. What is damaged is removed.
@@ -218,6 +304,9 @@ def _load(
 
             backends = backends_for(package, request.settings)
         backends = backends.with_settings(request.settings)
+        free = package.free
+        if free is not None and shared is None:
+            shared = SharedConstants()
         program = load_regions(package, backends, request.threads, shared)
     except (BackendError, PackageError) as error:  # a driver may be gone since
         logger.info("a kept program is compiled again: %s", error.message)
@@ -226,7 +315,10 @@ def _load(
     for name, message in warnings:
         logging.getLogger(name).warning("%s", message)
     logger.info("the program was compiled before: %s", file)
-    return program
+    if free is None or free.generic is None or shared is None:
+        return program
+    generic = GenericProgram(program, free.generic.bounds, free.generic.nominal)
+    return KeptGeneric(free, generic, shared)
 
 
 def _read(request: Request, file: Path) -> tuple[Package, Warned] | None:
@@ -239,7 +331,8 @@ def _read(request: Request, file: Path) -> tuple[Package, Warned] | None:
     try:
         record = msgspec.json.decode(_record_of(file).read_bytes(), type=_Record)
         verdict = None
-        if request.way == BY_COST and has_database(request.costs, request.settings):
+        is_by_cost = request.way == BY_COST and not record.is_generic
+        if is_by_cost and has_database(request.costs, request.settings):
             if record.key is None:  # there is a database now, and it is not known what to ask for
                 return None
             from intarsia.cost.direct import find_verdict

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from intarsia.runtime.package import FreePart, Package
 
     FindSource: TypeAlias = Callable[
-        [FreePart, int, Backends | None, SharedConstants], ProgramSource
+        [FreePart, int, Backends | None, SharedConstants], ProgramSource | None
     ]
     """From what a package has, threads, given backends and shared constants to what compiles."""
 

@@ -186,9 +186,9 @@ class FreeSizesRecord:
         info: What the model says of itself.
         targets: Texts of the targets.
         programs: Those for other sizes than the manifest's own.
-        model: The position of the blob with the model's ONNX.
+        model: The position of the blob with the model's ONNX; None if it is not in the package.
         tensors: What is left out of that.
-        recipe: What else was asked for when it was compiled.
+        recipe: What else was asked for when it was compiled; as `model`.
         generic: If the manifest's own program is for all sizes, for which.
     """
 
@@ -198,9 +198,9 @@ class FreeSizesRecord:
     info: ModelInfo
     targets: tuple[str, ...]
     programs: tuple[ProgramRecord, ...]
-    model: int
+    model: int | None
     tensors: tuple[ConstantRecord, ...]
-    recipe: ProgramRecipe
+    recipe: ProgramRecipe | None
     generic: GenericRecord | None = None
 
 
@@ -272,7 +272,7 @@ def save_free_package(
     signature: FreeSignature,
     targets: tuple[str, ...],
     programs: Sequence[PlanExecutable],
-    model: StoredModel,
+    model: StoredModel | None,
     path: str | Path,
     generic: GenericProgram | None = None,
 ) -> None:
@@ -282,7 +282,7 @@ def save_free_package(
         signature: What the model takes and returns.
         targets: Texts of the targets.
         programs: For some sizes; at least one if there is none for all.
-        model: What makes others.
+        model: What makes others; None leaves it out, and the package has what it has.
         path: File to write.
         generic: The program for all sizes, if there is one; it, or else the first of the others, is
             what `explain` is of.
@@ -304,9 +304,9 @@ def save_free_package(
         signature.info,
         targets,
         tuple(others),
-        table.add("model.onnx", memoryview(model.payload)),
-        tuple(map(table.add_constant, model.tensors)),
-        model.recipe,
+        None if model is None else table.add("model.onnx", memoryview(model.payload)),
+        () if model is None else tuple(map(table.add_constant, model.tensors)),
+        None if model is None else model.recipe,
         None if generic is None else GenericRecord(dict(generic.bounds), dict(generic.nominal)),
     )
     _write(path, table, first, free)
@@ -434,7 +434,7 @@ class FreePart:
         signature: What the model takes and returns.
         targets: Texts of the targets.
         programs: The other programs.
-        model: What makes programs for other sizes.
+        model: What makes programs for other sizes; None if it is not in the package.
         text: One line on the dimensions and the sizes that there are programs for.
         generic: If the package's first program is for all sizes, for which.
     """
@@ -442,7 +442,7 @@ class FreePart:
     signature: FreeSignature
     targets: tuple[str, ...]
     programs: tuple[Package, ...]
-    model: StoredModel
+    model: StoredModel | None
     text: str
     generic: GenericRecord | None = None
 
@@ -464,8 +464,10 @@ def read_package(path: str | Path) -> Package:
         signature = make_signature(free.inputs, free.outputs, free.bounds, free.info)
     except (ArithmeticError, ValueError, RecursionError) as error:
         raise PackageError(f"{str(path)!r}: the free dimensions are malformed: {error}") from error
-    tensors = tuple(map(partial(_constant, contents=contents), free.tensors))
-    model = StoredModel(bytes(_blob(free.model, contents)), tensors, free.recipe)
+    model = None
+    if free.model is not None and free.recipe is not None:
+        tensors = tuple(map(partial(_constant, contents=contents), free.tensors))
+        model = StoredModel(bytes(_blob(free.model, contents)), tensors, free.recipe)
     others = tuple(_package(path, record, contents) for record in free.programs)
     sizes = [_find_sizes(path, signature, program.plan) for program in (package, *others)]
     own_sizes = sizes if free.generic is None else sizes[1:]
