@@ -82,9 +82,10 @@ def _fix(payload: Payload, free: FreeRecord, values: list[int]) -> Payload:
         value(number, known)
         for number, (_, _, known) in zip(free.nbytes, payload.storages, strict=True)
     ]
-    lived = [i for i, life in enumerate(free.lives) if life is not None]
-    offsets, scratch_bytes = assign_offsets([(*free.lives[i], nbytes[i]) for i in lived])  # type: ignore[misc]
-    places = dict(zip(lived, offsets, strict=True))
+    # In the order in which they are first used, which is not always that of the storages.
+    lives = sorted((*life, i) for i, life in enumerate(free.lives) if life is not None)
+    offsets, scratch_bytes = assign_offsets([(first, last, nbytes[i]) for first, last, i in lives])
+    places = {i: offset for (_, _, i), offset in zip(lives, offsets, strict=True)}
     storages, faults = [], 0
     for i, (kind, index, _) in enumerate(payload.storages):
         if kind == StorageKind.SCRATCH:

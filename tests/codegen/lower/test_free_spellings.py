@@ -45,6 +45,17 @@ CASES = {
         " u = Mul(x, c) v = Mul(r, s) y = Add(u, v)",
         {},
     ),
+    "scores of scaled keys": (  # scratch memory of the product lies before that of its operand
+        f"{TOKENS}, float[B,S,40] k",
+        "t = Transpose<perm = [0, 2, 1]>(k) h = Div(t, c) s = MatMul(x, h) y = Softmax(s)",
+        {"c": np.float32(7)},
+    ),
+    "positions": (
+        TOKENS,
+        "h = Shape<start = 1, end = 2>(x) l = Squeeze(h) r = Range(one, l, two)"
+        " f = Cast<to = 1>(r) g = ReduceSum(f) y = Add(x, g)",
+        {"one": np.array(1), "two": np.array(2)},
+    ),
     "groups": (
         "float[B,12,5,6] x",
         "r = Reshape(x, to) i = InstanceNormalization(r, one, zero) h = Shape(x) y = Reshape(i, h)",

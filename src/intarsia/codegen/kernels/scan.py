@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CumSum, CumProd, Trilu, ReverseSequence: what entries are depends on where they lie."""
+"""CumSum, CumProd, Trilu, ReverseSequence, Range: what entries are depends on where they lie."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.kernels.gather import vectors
 from intarsia.codegen.kernels.reduce_kinds import KINDS
 from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.extents import Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +90,33 @@ class ReversedStarts:
     unit: VectorUnit = AVX512
 
 
-SPECS = (Scan, Trilu, ReversedStarts)
+@dataclass(frozen=True, slots=True)
+class Progression:
+    """`y[i] = start + i * delta`.
+
+    Attributes:
+        count: How many.
+        start: Over (1,), as delta.
+        delta: From one to the next.
+        y: Over (count,).
+    """
+
+    count: Size
+    start: Layout
+    delta: Layout
+    y: Layout
 
 
-def build(spec: Scan | Trilu | ReversedStarts) -> Function:
-    """Return the kernel; its arguments are x, a diagonal that is a tensor or the lengths, y."""
+SPECS = (Scan, Trilu, ReversedStarts, Progression)
+
+
+def build(spec: Scan | Trilu | ReversedStarts | Progression) -> Function:
+    """Return the kernel; its arguments are x, a diagonal that is a tensor or the lengths, y.
+
+    Those of a progression are start, delta and y.
+    """
+    if isinstance(spec, Progression):
+        return _progression(spec)
     if isinstance(spec, ReversedStarts):
         return _reversed_starts(spec)
     return _scan(spec) if isinstance(spec, Scan) else _trilu(spec)
@@ -168,4 +191,17 @@ def _reversed_starts(spec: ReversedStarts) -> Function:
         for first, lanes, count in vectors(b, spec.unit, x.dtype, spec.inner):
             value = load_lanes(b, x, (source, row, first), lanes, count)
             store_lanes(b, value, y, (step, row, first), count)
+    return b.finish()
+
+
+def _progression(spec: Progression) -> Function:
+    b = Builder("range")
+    start, delta = (
+        b.load(layout.declare(b, name, (1,)), 0)
+        for name, layout in (("start", spec.start), ("delta", spec.delta))
+    )
+    y = spec.y.declare(b, "y", (spec.count,), is_written=True)
+    b.note(f"{spec.count} numbers")
+    with b.parallel(1), b.serial(0, spec.count) as i:
+        b.store(b.add(start, b.mul(b.cast(b.index(i), y.dtype), delta)), y, i)
     return b.finish()

@@ -19,6 +19,7 @@ from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import fuse
 from intarsia.codegen.lower.views import View
 from intarsia.codegen.scalar_ops.operator import NUMBERS, WIDE
+from intarsia.extents import is_free
 from intarsia.graph.graph import ABSENT
 from intarsia.graph.indices import index_problem, index_use
 
@@ -332,20 +333,19 @@ def lower_reverse_sequence(assembler: Assembler, group: KernelGroup) -> None:
 
 
 def lower_range(assembler: Assembler, group: KernelGroup) -> None:
-    """Append `start + i * delta`; how many there are is known, and looked at."""
+    """Append `start + i * delta`; how many there are is known, and looked at.
+
+    A free size follows from the operands, so that nothing has to be looked at.
+    """
     operation = group.anchor
     views = [assembler.read_dense(value.id).reshaped((1,)) for value in operation.inputs]
-    (count,), dtype = operation.output_shape, operation.output.dtype
-    assembler.check_range(views, count, operation.inputs[0], operation.node)
-    numbers = assembler.constant(f"0 to {count}, {dtype}", np.arange(count).astype(dtype))
-    start, _, delta = (replace(view, shape=(count,), strides=(0,)) for view in views)
+    (count,) = operation.output_shape
+    if not is_free((count,)):
+        assembler.check_range(views, count, operation.inputs[0], operation.node)
+    start, _, delta = views
     y = assembler.target(group.result)
-    steps = (Apply("Mul", (0, 1), (), dtype), Apply("Add", (3, 2), (), dtype))
-    body = Body((dtype,) * 3, steps, (4,))
-    inputs = (numbers, delta, start)
-    layouts = tuple(view.layout for view in inputs)
-    spec = Elementwise((count,), layouts, (y.layout,), body, assembler.unit)
-    assembler.call(spec, (*inputs, y), group.names)
+    spec = scan.Progression(count, start.layout, delta.layout, y.layout)
+    assembler.call(spec, (start, delta, y), group.names)
 
 
 # TopK
