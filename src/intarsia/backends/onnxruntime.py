@@ -31,7 +31,12 @@ from intarsia.backends.device import Buffer, Device, HostDevice, Step, ThreadOpt
 from intarsia.backends.index_checks import with_checks
 from intarsia.backends.onnxruntime_axes import count_axes_from_the_front
 from intarsia.backends.onnxruntime_defects import DEFECTS
-from intarsia.backends.onnxruntime_rewrites import NEWEST_OPSET, REWRITES, newest_opset
+from intarsia.backends.onnxruntime_rewrites import (
+    NEWEST_OPSET,
+    REWRITES,
+    UNSIGNED_FACTORS,
+    newest_opset,
+)
 from intarsia.backends.onnxruntime_types import check_libraries, libraries_text, read_type
 from intarsia.backends.rewriting import has_definition, is_rewritten, rewrite_artifact
 from intarsia.backends.runtimes import PythonRuntime
@@ -56,6 +61,8 @@ LEVELS = {
     "all": "ORT_ENABLE_ALL",
 }
 """Values of `-graph_optimization`, and what ONNX Runtime calls them."""
+_FUSING_LEVELS = ("extended", "all")
+"""Those at which it makes constant factors unsigned by itself."""
 
 
 _LIBRARIES = "custom_ops"
@@ -111,6 +118,8 @@ def _settings(num_threads: int, level: str, libraries: str) -> Any:
     settings.log_severity_level = _FATAL  # what it says comes as an exception
     settings.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[level])
     settings.add_session_config_entry("session.disable_double_qdq_remover", "1")  # drops a rounding
+    # Constant int8 factors become uint8 where the CPU has no VNNI: their sums saturate there.
+    settings.add_session_config_entry("session.x64quantprecision", "1")
     for path in check_libraries(libraries):
         try:
             settings.register_custom_ops_library(path)
@@ -411,7 +420,9 @@ def _artifact(candidate: Candidate, version: str, metadata: Mapping[str, str]) -
         "onnxruntime", version, candidate, constants="external", metadata=metadata
     )
     artifact = count_axes_from_the_front(artifact, region)
-    return rewrite_artifact(artifact, region, REWRITES, newest_opset(region))
+    does_fuse = metadata.get("graph_optimization", "all") in _FUSING_LEVELS
+    rewrites = REWRITES if does_fuse else (UNSIGNED_FACTORS, *REWRITES)
+    return rewrite_artifact(artifact, region, rewrites, newest_opset(region))
 
 
 def _library_metadata(context: BuildContext) -> dict[str, str]:

@@ -8,11 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 
-import numpy as np
-
-from intarsia.codegen.body import Apply, Body, Fused, Layout, identity
+from intarsia.codegen.body import Fused, Layout, identity
 from intarsia.codegen.kernels import gather, scan, scatter, top_k
-from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.lower.assembler import Assembler, Guard
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
