@@ -67,6 +67,34 @@ def _present(past: int, new: int) -> Stated:
     return stated
 
 
+def _packed(node: onnx.NodeProto) -> str:
+    """Return the result of Attention: as wide as the values that its product makes."""
+    widths = next((item.ints for item in node.attribute if item.name == "qkv_hidden_sizes"), ())
+    if widths:
+        wide = (
+            "w1 = Constant<value_ints = [0]> ()"
+            f" w2 = Constant<value_ints = [{widths[2]}]> () w3 = Constant<value_ints = [1]> ()"
+            " w4 = Slice(i1, w1, w2, w3)"
+        )
+    else:
+        wide = (
+            "w1 = Constant<value_ints = [0, 3, -1]> () w2 = Reshape(i1, w1)"
+            " w4 = ReduceMax<axes = [1], keepdims = 0>(w2)"
+        )
+    return f"{wide} o0 = MatMul(i0, w4)"
+
+
+def _packed_present(node: onnx.NodeProto) -> str:
+    """Return the present of Attention, of keys and values together."""
+    return (
+        f"{_packed(node).replace('o0 =', 'o1y =').replace('w', 'v')}"
+        f" o1s = Constant<value_ints = [0, 0, {_number(node, 'num_heads')}, -1]> ()"
+        " o1h = Reshape(o1y, o1s) o1t = Transpose<perm = [0, 2, 1, 3]>(o1h)"
+        " o1z = Constant<value_ints = [0]> () o1u = Unsqueeze(o1t, o1z)"
+        " o1n = Concat<axis = 0>(o1u, o1u) o1 = Concat<axis = 3>(i4, o1n)"
+    )
+
+
 def _first_heads(name: str, source: str, heads: int, count: int) -> str:
     """Return what makes `{name}t` of heads that lie side by side: the first ones of each token."""
     return (
@@ -119,6 +147,7 @@ _FIRST = _like("o0 = Identity(i0)")
 _SUM = _like("o3 = Identity(i0)")
 
 CONTRIBUTED: Mapping[str, Mapping[int, Stated]] = {
+    "Attention": {0: _packed, 1: _packed_present},
     "BiasGelu": {0: _like("o0 = Add(i0, i1)")},
     "BiasSoftmax": {0: _FIRST},
     "EmbedLayerNormalization": {

@@ -602,6 +602,28 @@ def _capacity(call: _Call, length: Extent, past: Extent) -> Extent:
         return past if stated == str(past) else total
 
 
+def _multi_head(call: _Call) -> list[Extents]:
+    """Return the shapes of ONNX Runtime's MultiHeadAttention; its operands are not packed."""
+    (batch, length, width), (_, keys, _), (_, _, value_width) = (call.shape(i) for i in range(3))
+    heads = call.number("num_heads", 1)
+    total = keys + (call.shape(6)[2] if call.has(6) else 0)
+    return [
+        (batch, length, value_width),
+        (batch, heads, total, width // heads),
+        (batch, heads, total, value_width // heads),
+    ][: len(call.node.outputs)]
+
+
+def _packed_attention(call: _Call) -> list[Extents]:
+    """Return the shapes of ONNX Runtime's Attention."""
+    batch, length, _ = call.shape(0)
+    width = (call.numbers("qkv_hidden_sizes") or (call.shape(1)[1] // 3,))[-1]
+    heads = call.number("num_heads", 1)
+    total = length + (call.shape(4)[3] if call.has(4) else 0)
+    present = (2, batch, heads, total, width // heads)
+    return [(batch, length, width), present][: len(call.node.outputs)]
+
+
 _BROADCAST = (
     "Add", "Sub", "Mul", "Div", "Pow", "Mod", "Equal", "Greater", "GreaterOrEqual", "Less",
     "LessOrEqual", "And", "Or", "Xor", "Where", "Min", "Max", "Sum", "Mean", "BitwiseAnd",
@@ -639,7 +661,9 @@ SHAPES: Mapping[str, Callable[[_Call], Sequence[Extents | None]]] = {
 """The rules; of other operators onnx is asked."""
 
 CONTRIBUTED_SHAPES: Mapping[str, Callable[[_Call], Sequence[Extents | None]]] = {
+    "Attention": _packed_attention,
     "GroupQueryAttention": _group_query,
+    "MultiHeadAttention": _multi_head,
 }
 """The same of ONNX Runtime's own domain."""
 

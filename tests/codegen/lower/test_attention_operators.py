@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention in native code: ONNX's against the reference evaluator, ONNX Runtime's against it."""
+"""ONNX's Attention in native code against the reference evaluator."""
 
 import numpy as np
 import onnx
@@ -10,8 +10,6 @@ from onnx.reference import ReferenceEvaluator
 from tests.codegen.lower.small_models import feeds_of
 
 import intarsia
-from intarsia.codegen.lower.attention_operators import refuse_multi_head
-from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.region import refuse_node
 from intarsia.graph.load import load
 from intarsia.graph.snapshot import snapshot
@@ -174,85 +172,3 @@ def test_random_nodes(backends, data):
     outputs = 3 if past else 1
     cpu = data.draw(st.sampled_from(["", " -mcpu=haswell", " -mcpu=x86-64"]))
     check(backends, attention(inputs, outputs, **attributes), f"llvm{cpu}")
-
-
-MULTI_HEAD = ("q", "k", "v", "bias", "padding", "added", "past_key", "past_value")
-THREE = {"q": (2, 9, 24), "k": (2, 21, 24), "v": (2, 21, 20)}
-OLD = {"past_key": (2, 4, 5, 6), "past_value": (2, 4, 5, 6), "v": (2, 21, 24)}
-SHOWN = np.random.default_rng(3).integers(0, 2, (2, 21)).astype(np.int32)
-
-
-def multi_head(inputs, outputs=1, **attributes):
-    """A model of one MultiHeadAttention; inputs are shapes, or arrays of that dtype and shape."""
-    arrays = {
-        name: np.zeros(given, np.float32) if isinstance(given, tuple) else given
-        for name, given in inputs.items()
-    }
-    names = [name if name in inputs else "" for name in MULTI_HEAD]
-    while not names[-1]:
-        names.pop()
-    results = ["y", "present_key", "present_value"][:outputs]
-    node = onnx.helper.make_node(
-        "MultiHeadAttention", names, results, "node", domain="com.microsoft", **attributes
-    )
-    declared = [
-        onnx.helper.make_tensor_value_info(
-            name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
-        )
-        for name, array in arrays.items()
-    ]
-    made = [onnx.helper.make_tensor_value_info(name, 1, None) for name in results]
-    domains = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("com.microsoft", 1)]
-    graph = onnx.helper.make_graph([node], "g", declared, made)
-    return onnx.helper.make_model(graph, opset_imports=domains, ir_version=9)
-
-
-MULTI_HEADS = {
-    "plain": (THREE, 1, {}),
-    "a scale": (THREE, 1, {"scale": 0.2}),
-    "a bias": ({**THREE, "bias": (68,)}, 1, {}),
-    "keys that are hidden": ({**THREE, "padding": SHOWN}, 1, {}),
-    "keys that are hidden by another number": (
-        {**THREE, "padding": SHOWN},
-        1,
-        {"mask_filter_value": -3.0},
-    ),
-    "something added": ({**THREE, "added": (1, 4, 9, 21)}, 1, {}),
-    "something added to all heads": (
-        {**THREE, "padding": SHOWN, "added": (2, 1, 9, 21)},
-        1,
-        {},
-    ),
-    "a past": ({**THREE, **OLD, "bias": (72,)}, 3, {}),
-    "causal": ({**THREE, "k": (2, 9, 24), "v": (2, 9, 20)}, 1, {"unidirectional": 1}),
-    "one query, a past": (
-        {**THREE, **OLD, "q": (2, 1, 24), "k": (2, 1, 24), "v": (2, 1, 24)},
-        3,
-        {"unidirectional": 1},
-    ),
-}
-
-
-@pytest.mark.parametrize("case", MULTI_HEADS)
-def test_multi_head_numbers(run_both, case):
-    inputs, outputs, attributes = MULTI_HEADS[case]
-    model = multi_head(inputs, outputs, num_heads=4, **attributes)
-    feeds = feeds_of(model)
-    if "padding" in feeds:
-        feeds["padding"] = SHOWN
-    run_both(model, feeds)
-
-
-MULTI_HEADS_REFUSED = {
-    "its operands are packed": ({"q": (2, 9, 4, 3, 6)}, 1),
-    "its mask has lengths of keys": ({**THREE, "padding": np.zeros(2, np.int32)}, 1),
-    "it has a present without a past": (THREE, 3),
-}
-
-
-@pytest.mark.parametrize("why", MULTI_HEADS_REFUSED)
-def test_what_is_refused_of_multi_head_has_a_reason(why):
-    inputs, outputs = MULTI_HEADS_REFUSED[why]
-    graph = snapshot(load(multi_head(inputs, outputs, num_heads=4)))
-    operation = Operation(graph, graph.nodes[0])
-    assert refuse_multi_head(operation) == why

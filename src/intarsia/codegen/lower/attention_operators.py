@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX's Attention, and ONNX Runtime's MultiHeadAttention, as one kernel."""
+"""ONNX's Attention as one kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from intarsia.codegen.body import Apply, Body
 from intarsia.codegen.kernels.attention import EmptyRow, MaskKind
-from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.attention import (
     PROBLEM,
@@ -54,7 +50,7 @@ def _refuse_form(operation: Operation) -> str | None:
         return "it has a past key or value without the other"
     if any(past) and operation.value(_LENGTHS) is not None:
         return "it has both a past and lengths of keys"
-    if _output(operation, _SCORES) >= 0:
+    if output_of(operation, _SCORES) >= 0:
         return "its scores are asked for"
     if operation.attribute("softcap", 0.0) < 0:
         return "its soft cap is negative"
@@ -73,7 +69,8 @@ def _refuse_heads(operation: Operation) -> str | None:
     return None
 
 
-def _output(operation: Operation, position: int) -> int:
+def output_of(operation: Operation, position: int) -> int:
+    """Return the id of an output, -1 if it is absent."""
     outputs = operation.node.outputs
     return outputs[position] if position < len(outputs) else -1
 
@@ -160,116 +157,35 @@ def _with_past(
     assembler: Assembler, group: KernelGroup, new: View, past_at: int, present_at: int
 ) -> View:
     """Return keys or values with those before them, as the present that is asked for if any."""
-    operation = group.anchor
-    past, present = operation.value(past_at), _output(operation, present_at)
-    if past is None and present < 0:
-        return new
-    before = 0 if past is None else (past.shape or ())[2]
-    batch, heads, length, size = new.shape
-    if present >= 0:
-        whole = assembler.target(present)
-    else:
-        whole = assembler.scratch(new.dtype, (batch, heads, before + length, size))
-    if past is not None:
-        assembler.copy(assembler.read(past.id), whole.part(2, 0, before), group.names, "past")
-    assembler.copy(new, whole.part(2, before, length), group.names, "present")
-    return whole
-
-
-# MultiHeadAttention of com.microsoft
-
-_BIAS, _KEY_MASK, _ADDED, _PAST = 3, 4, 5, 6
-_HIDDEN = -10000.0
-"""What is added to scores of keys that are hidden, unless it is told."""
-
-
-def refuse_multi_head(operation: Operation) -> str | None:
-    """Say why a MultiHeadAttention is not taken."""
-    if operation.node.inputs[_PAST + 2 :]:
-        return "its past has a length of its own"
-    if _output(operation, _SCORES) >= 0:
-        return "its scores are asked for"
-    present = {position: operation.value(position) for position in range(_PAST + 2)}
-    if any(present[position] is None for position in range(3)):
-        return "its operands are packed"
-    if (present[_PAST] is None) != (present[_PAST + 1] is None):
-        return "it has a past key or value without the other"
-    if present[_PAST] is None and _output(operation, _PRESENT_KEY) >= 0:
-        return "it has a present without a past"
-    for position, value in present.items():
-        dtype = "int32" if position == _KEY_MASK else "float32"
-        if value is not None and value.dtype != dtype:
-            return f"its input {position} is of {value.dtype}"
-    return _refuse_multi_head_shapes(operation)
-
-
-def _refuse_multi_head_shapes(operation: Operation) -> str | None:
-    shapes = [operation.shape(position) for position in range(3)]
-    heads = operation.attribute("num_heads")
-    if any(len(shape) != len(("batch", "length", "hidden")) for shape in shapes):
-        return "its operands are not of three dimensions"
-    if any(shape[-1] % heads for shape in shapes) or shapes[0][-1] != shapes[1][-1]:
-        return "its heads do not divide its operands"
-    sizes = [shape[-1] // heads for shape in shapes[1:]]
-    if not 0 < min(sizes) <= max(sizes) <= LARGEST_HEAD:
-        return f"its heads have {' and '.join(map(str, sizes))} entries"
-    mask = operation.value(_KEY_MASK)
-    if mask is not None and len(mask.shape or ()) not in (2, 3):
-        return "its mask has lengths of keys"
-    return None
-
-
-def lower_multi_head(assembler: Assembler, group: KernelGroup) -> None:
-    """Append the kernel of attention, after copies of what has a bias or a past."""
-    operation, heads = group.anchor, group.anchor.attribute("num_heads")
-    views, begin = [], 0
-    for position in range(3):
-        view = assembler.read(operation.node.inputs[position])
-        bias = operation.value(_BIAS)
-        if bias is not None:
-            size = view.shape[-1]
-            part = assembler.read(bias.id).part(0, begin, size)
-            begin += size
-            body = Body(("float32",) * 2, (Apply("Add", (0, 1)),), (2,))
-            view = _computed(assembler, group, body, (view, part.expanded(view.shape)))
-        views.append(view.split(2, heads).permuted((0, 2, 1, 3)))
-    q, k, v = views
-    k = _with_past(assembler, group, k, _PAST, _PRESENT_KEY)
-    v = _with_past(assembler, group, v, _PAST + 1, _PRESENT_VALUE)
-    y = place_of(assembler, group.result).split(2, heads).permuted((0, 2, 1, 3))
-    scores = (*q.shape[:3], k.shape[2])
-    masks = []
-    hidden = operation.value(_KEY_MASK)
-    if hidden is not None:
-        factor = operation.attribute("mask_filter_value", _HIDDEN)
-        fill = assembler.constant(f"{operation.node.name}/hidden", np.full((), factor, np.float32))
-        none = assembler.constant(f"{operation.node.name}/shown", np.zeros((), np.float32))
-        read = assembler.read(hidden.id)
-        steps = (Apply("Cast", (0,), (), "bool"), Apply("Where", (3, 1, 2)))
-        body = Body(("int32", "float32", "float32"), steps, (4,))
-        operands = (read, none.expanded(read.shape), fill.expanded(read.shape))
-        mask = _computed(assembler, group, body, operands)
-        mask = mask.unsqueezed(1) if len(mask.shape) > 2 else mask.unsqueezed(1).unsqueezed(1)  # noqa: PLR2004
-        masks.append((mask.expanded(scores), MaskKind.ADDED, 0.0))
-    added = operation.value(_ADDED)
-    if added is not None:
-        masks.append((assembler.read(added.id).expanded(scores), MaskKind.ADDED, 0.0))
-    is_causal = operation.attribute("unidirectional", 0)
-    append_attention(
+    past, present = group.anchor.value(past_at), output_of(group.anchor, present_at)
+    return with_past(
         assembler,
-        Heads(q, k, v, y, tuple(masks)),
+        None if past is None else assembler.read(past.id),
+        new,
+        assembler.target(present) if present >= 0 else None,
         group.names,
-        scale=operation.attribute("scale", 0.0) or q.shape[-1] ** -0.5,
-        last=scores[3] - scores[2] if is_causal else None,
     )
 
 
-def _computed(
-    assembler: Assembler, group: KernelGroup, body: Body, operands: Sequence[View]
+def with_past(
+    assembler: Assembler, past: View | None, new: View, whole: View | None, names: Sequence[str]
 ) -> View:
-    """Return what a body makes of float32 operands of one shape."""
-    result = assembler.scratch("float32", operands[0].shape)
-    layouts = tuple(view.layout for view in operands)
-    spec = Elementwise(result.domain, layouts, (result.layout,), body, assembler.unit)
-    assembler.call(spec, (*operands, result), group.names)
-    return result
+    """Return keys or values with those before them; new ones where they are if there are none.
+
+    Args:
+        assembler: Of the program.
+        past: (batch, heads, length before, size).
+        new: (batch, heads, length, size).
+        whole: Where both are to lie; None for wherever they may.
+        names: Of the nodes that are computed.
+    """
+    if past is None and whole is None:
+        return new
+    before = 0 if past is None else past.shape[2]
+    batch, heads, length, size = new.shape
+    if whole is None:
+        whole = assembler.scratch(new.dtype, (batch, heads, before + length, size))
+    if past is not None:
+        assembler.copy(past, whole.part(2, 0, before), names, "past")
+    assembler.copy(new, whole.part(2, before, length), names, "present")
+    return whole

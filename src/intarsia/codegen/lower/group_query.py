@@ -13,7 +13,7 @@ from intarsia.codegen.kernels.attention import EmptyRow, MaskKind
 from intarsia.codegen.kernels.cache import Append, CacheLengths
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.attention import Heads, append_attention, place_of
-from intarsia.codegen.lower.attention_operators import LARGEST_HEAD
+from intarsia.codegen.lower.attention_operators import LARGEST_HEAD, output_of
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.rotary import pick_angles, turn_pairs
@@ -86,16 +86,11 @@ def _read(operation: Operation) -> _Sizes | str:
     past: Size = 0
     if operation.value(_PAST_KEY) is not None:
         past = operation.shape(_PAST_KEY)[_CAPACITY]
-    present = _output(operation, _PRESENT_KEY)
+    present = output_of(operation, _PRESENT_KEY)
     capacity: Size = past + shape[1]
     if present >= 0:
         capacity = (operation.graph.values[present].shape or ())[_CAPACITY]
     return _Sizes(shape[0], shape[1], past, capacity, heads, pairs, size)
-
-
-def _output(operation: Operation, position: int) -> int:
-    outputs = operation.node.outputs
-    return outputs[position] if position < len(outputs) else -1
 
 
 def refuse_group_query(operation: Operation) -> str | None:
@@ -106,7 +101,7 @@ def refuse_group_query(operation: Operation) -> str | None:
     for name, (*taken, why) in _UNTAKEN_ATTRIBUTES.items():
         if operation.attribute(name, taken[0]) not in taken:
             return why
-    if _output(operation, _SCORES) >= 0:
+    if output_of(operation, _SCORES) >= 0:
         return "its scores are asked for"
     if operation.attribute("softcap", 0.0) < 0:
         return "its soft cap is negative"
@@ -126,7 +121,7 @@ def refuse_group_query(operation: Operation) -> str | None:
 def _refuse_shapes(operation: Operation, sizes: _Sizes) -> str | None:
     past = (sizes.batch, sizes.pairs, sizes.past, sizes.size)
     pasts = [operation.value(position) for position in (_PAST_KEY, _PAST_VALUE)]
-    presents = [_output(operation, position) for position in (_PRESENT_KEY, _PRESENT_VALUE)]
+    presents = [output_of(operation, position) for position in (_PRESENT_KEY, _PRESENT_VALUE)]
     if None in pasts and pasts != [None, None]:
         return "it has a past key or value without the other"
     if any(item is not None and item.shape != past for item in pasts):
@@ -267,7 +262,7 @@ def _appended(
     present_at: int,
 ) -> View:
     """Append the kernel that puts new keys or values behind those before; return them all."""
-    value, present = group.anchor.value(past_at), _output(group.anchor, present_at)
+    value, present = group.anchor.value(past_at), output_of(group.anchor, present_at)
     shape = (sizes.batch, sizes.pairs, sizes.capacity, sizes.size)
     whole = assembler.target(present) if present >= 0 else assembler.scratch(new.dtype, shape)
     past = None if value is None or 0 in (value.shape or ()) else assembler.read(value.id)

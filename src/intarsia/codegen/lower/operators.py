@@ -19,6 +19,7 @@ from intarsia.codegen.lower import (
     group_query,
     indices,
     movement,
+    multi_head,
     products,
     recipes,
     recurrent,
@@ -256,6 +257,7 @@ OPERATORS: dict[str, Operator] = {
     "TopK": Operator(indices.lower_top_k, ANY - BOOL, indices.refuse_top_k),
     "Transpose": Operator(movement.lower_transpose, WITH_NARROW),
     "Trilu": Operator(indices.lower_trilu, ANY, indices.refuse_trilu),
+    "com.microsoft.Attention": Operator(multi_head.lower_packed, FLOATS, multi_head.refuse_packed),
     "com.microsoft.EmbedLayerNormalization": Operator(
         embedding.lower_embedding,
         embedding.DTYPES,
@@ -277,7 +279,7 @@ OPERATORS: dict[str, Operator] = {
         group_query.lower_group_query, FLOATS, group_query.refuse_group_query
     ),
     "com.microsoft.MultiHeadAttention": Operator(
-        attention_operators.lower_multi_head, FLOATS, attention_operators.refuse_multi_head
+        multi_head.lower_multi_head, FLOATS, multi_head.refuse_multi_head
     ),
     "com.microsoft.RotaryEmbedding": _ROTARY,
     "com.microsoft.SkipLayerNormalization": _SKIP,

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.codegen.body import Apply
+from intarsia.codegen.body import NOTHING, Apply, Body, Fused
 from intarsia.codegen.kernels import gemm
 from intarsia.codegen.kernels.gemm import Gemm, Panels
 from intarsia.codegen.lower.activations import with_activation
@@ -19,6 +20,8 @@ from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import ANCHOR, Recipe, Source, fuse, over
 from intarsia.codegen.lower.views import View
 from intarsia.extents import is_free
+from intarsia.graph.extract import constant_array
+from intarsia.graph.graph import Value
 
 
 def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
@@ -68,6 +71,43 @@ def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
         b = _by_columns(assembler, b, group).expanded((*batch, k, n))
         spec = assembler.choose(replace(spec, b=b.layout))
     assembler.call(spec, (a, b, c, *views[1:]), group.names, note)
+
+
+def append_linear(
+    assembler: Assembler, x: View, weights: Value, bias: Value | None, names: Sequence[str]
+) -> View:
+    """Append `x @ weights + bias`, and return where it lies.
+
+    Args:
+        assembler: Of the program.
+        x: `[batch, rows, k]`.
+        weights: `[k, n]`.
+        bias: `[n]`; None for none.
+        names: Of the nodes that are computed.
+    """
+    k, n = weights.shape or (0, 0)
+    c = assembler.scratch(x.dtype, (*x.shape[:-1], n))
+    added = [] if bias is None else [assembler.read(bias.id).expanded(c.shape)]
+    body = Body((x.dtype,) * 2, (Apply("Add", (0, 1), (), x.dtype),), (2,))
+    spec = Gemm(
+        c.shape[-2],
+        n,
+        k,
+        x.layout,
+        Panels(x.dtype),
+        c.layout,
+        c.shape[:-2],
+        over(Fused(body), added) if added else NOTHING,
+        assembler.unit,
+    )
+    note = ""
+    if weights.constant is None:
+        b = assembler.read(weights.id)
+        spec = assembler.choose(replace(spec, b=b.expanded((*c.shape[:-2], k, n)).layout))
+    else:
+        spec, b, note = pack_weights(assembler, spec, constant_array(weights), f"{weights.name}/")
+    assembler.call(spec, (x, b, c, *added), names, note)
+    return c
 
 
 def refuse_fused_matmul(operation: Operation) -> str | None:

@@ -191,6 +191,15 @@ def attention_of_heads(call: NodeShapes) -> int:
     return batch * heads * queries * keys * (4 * (width // heads) + SOFTMAX)
 
 
+def packed_attention(call: NodeShapes) -> int:
+    """Attention behind the product that makes queries, keys and values."""
+    batch, length, width = call.output_shape()
+    heads: int = call.attrs.get_int("num_heads", 1)
+    keys = length + (call.shape(4)[3] if call.has(4) else 0)
+    scores = batch * heads * length * keys * (4 * (width // heads) + SOFTMAX)
+    return 2 * batch * length * prod(call.shape(1)) + scores
+
+
 def recurrent(call: NodeShapes) -> int:
     """Each step multiplies the input by W and the state by R, for each element of the batch."""
     steps, batch = call.shape(0)[:2]

@@ -142,6 +142,7 @@ MICROSOFT = (
     _contraction("FusedConv", flops=counts.convolution(1, 2), least_flops=counts.winograd(1, 2)),
     _contraction("FusedGemm", flops=counts.gemm),
     _contraction("FusedMatMul", flops=counts.fused_matmul),
+    _contraction("Attention", flops=counts.packed_attention),
     _contraction("GroupQueryAttention", flops=counts.attention_of_heads),
     _contraction("MultiHeadAttention", flops=counts.attention_of_heads),
     _contraction("TransposeMatMul", flops=counts.fused_matmul),
