@@ -10,9 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from intarsia.compiler import compile, load, tune  # noqa: A004 - the name that users expect
+    from intarsia.compiler import compile, tune  # noqa: A004 - the name that users expect
     from intarsia.errors import IntarsiaError
     from intarsia.graph.annotate import on_device
+    from intarsia.opening import load
     from intarsia.place.annotated_model import annotate
     from intarsia.runtime.device_array import DeviceArray
     from intarsia.runtime.executor import PlanExecutable as Executable
@@ -48,7 +49,7 @@ _HOMES = {
     "VirtualDevice": ("intarsia.target", "VirtualDevice"),
     "annotate": ("intarsia.place.annotated_model", "annotate"),
     "compile": ("intarsia.compiler", "compile"),
-    "load": ("intarsia.compiler", "load"),
+    "load": ("intarsia.opening", "load"),
     "on_device": ("intarsia.graph.annotate", "on_device"),
     "tune": ("intarsia.compiler", "tune"),
 }

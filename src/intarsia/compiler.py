@@ -51,9 +51,14 @@ if TYPE_CHECKING:
     from intarsia.place.setting import Setting
     from intarsia.plan.lock import Lock
     from intarsia.runtime.executor import PlanExecutable
-    from intarsia.runtime.free import FreeExecutable, GenericProgram, Program, StoredModel
+    from intarsia.runtime.free import (
+        FreeExecutable,
+        GenericProgram,
+        Program,
+        ProgramSource,
+        StoredModel,
+    )
     from intarsia.runtime.loader import SharedConstants
-    from intarsia.runtime.package import FreePart
     from intarsia.tuning.options import Options, TuningStatus
 
 __all__ = [
@@ -61,7 +66,6 @@ __all__ = [
     "Compiled",
     "carry_out",
     "compile",
-    "load",
     "read_setting",
     "resolve_targets",
     "tune",
@@ -401,46 +405,23 @@ def _free_program(
     )
 
 
-def load(
-    path: str | Path,
-    *,
-    num_threads: int | None = None,
-    backends: Backends | None = None,
-    frozen: bool = False,
-    max_shapes: int | None = None,
-) -> Program:
-    """Load a package that `save` wrote.
+def source_of(
+    model: StoredModel,
+    nominal: Mapping[str, int] | None,
+    num_threads: int,
+    backends: Backends | None,
+    shared: SharedConstants,
+) -> ProgramSource:
+    """Return what makes more programs of a package's model, as the first ones were made.
 
     Args:
-        path: The file.
-        num_threads: Threads that one run may use; None means the setting.
-        backends: The backends to use; None means those that the package needs.
-        frozen: Of a model with free dimensions, whether nothing is compiled for other sizes than
-            those in the package.
-        max_shapes: Most programs of such a model; None means the setting.
-
-    Raises:
-        PackageError: The file is not a package, is damaged, or is of a newer format.
-        BackendError: A backend that the package needs is missing, or refused it.
+        model: What the package has of it.
+        nominal: Sizes for which the program for all sizes was placed; None if there is none.
+        num_threads: Threads that one run may use.
+        backends: The backends to use; None means all that are installed.
+        shared: The constants that its programs share.
     """
-    from intarsia.runtime.loading import load as load_package
-
-    return load_package(
-        path,
-        num_threads=num_threads,
-        backends=backends,
-        max_shapes=max_shapes,
-        find_source=None if frozen else _source_of,
-    )
-
-
-def _source_of(
-    free: FreePart, num_threads: int, backends: Backends | None, shared: SharedConstants
-) -> _FreeModel | None:
-    """Return what makes more programs of a package's model, as the first ones were made."""
-    if free.model is None:
-        return None
-    recipe = free.model.recipe
+    recipe = model.recipe
     request = Request(
         model=None,
         target=recipe.target,
@@ -454,8 +435,7 @@ def _source_of(
         backends=backends,
         cache=False,
     )
-    nominal = None if free.generic is None else free.generic.nominal
-    return _FreeModel(request, kept=free.model, shared=shared, nominal=nominal)
+    return _FreeModel(request, kept=model, shared=shared, nominal=nominal)
 
 
 def _own(model: Any) -> Any:

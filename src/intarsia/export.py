@@ -275,8 +275,8 @@ def _lower(request: Request, registers: int | None = None) -> Native:
         IntarsiaError: As `intarsia.compile`.
     """
     from intarsia.codegen.emit.c_program import Tensor
-    from intarsia.codegen.lower.program import StorageKind
     from intarsia.codegen.lower.region import lower_region
+    from intarsia.codegen.storage import StorageKind
     from intarsia.codegen.unit import WinogradMode
     from intarsia.native.native_target import lowering_options, target_cpu
 

@@ -4,7 +4,8 @@
 Compiling would read the model, ask every backend what it takes and compile the plan. Nothing of
 that changes while the model, what was said about it, the machine and all code are the same; so the
 program is kept as a package under a digest of these. Where the cost database decides which plan is
-meant, it is used only while the database still says so; and always after every byte was checked.
+meant, it is used only while the database still says so; and always after every byte was checked,
+once for as long as nobody writes to the file.
 
 Light: a start that finds its program imports neither onnx nor a search.
 """
@@ -24,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -47,6 +48,7 @@ from intarsia.native.entries import prune
 from intarsia.place.machine import Machine
 from intarsia.place.request import BY_COST, Request
 from intarsia.plan.lock import placed_regions
+from intarsia.runtime.file_facts import fact_of
 from intarsia.runtime.free import GenericProgram
 from intarsia.runtime.loader import SharedConstants
 from intarsia.runtime.package import (
@@ -57,7 +59,7 @@ from intarsia.runtime.package import (
     save_free_package,
     save_package,
 )
-from intarsia.settings import available_cpus
+from intarsia.settings import Settings, available_cpus
 from intarsia.target import CompilationConfig
 from intarsia.target.tags import given_names
 
@@ -81,13 +83,8 @@ _MOST_PART = 4
 
 _CHUNK_BYTES = 8 << 20
 
-_SETTLED_SECONDS = 2.0
-"""A file that was written to no later than this before it was read would show another change."""
-
 _EXTERNAL_KEY = b"location"
 """Every reference to a file beside the model has this key, in any encoding."""
-
-FactT = TypeVar("FactT")
 
 Warned = tuple[tuple[str, str], ...]
 """A warning that was logged: the logger's name and the message."""
@@ -340,7 +337,7 @@ def _read(request: Request, file: Path) -> tuple[Package, Warned] | None:
             verdict = find_verdict(record.key, request.costs, request.settings)
         if is_accepted and verdict is None:
             return None
-        package = read_package(file)
+        package = read_package(file, request.settings)
     except (OSError, msgspec.MsgspecError, CostDatabaseError):  # who needs costs says what is wrong
         return None
     if not _carries_out(package.plan, verdict):
@@ -389,7 +386,7 @@ def _file_of(request: Request, here: str | None) -> Path | None:
     folder, file = request.settings.cache_folder() / FOLDER_NAME, None
     try:
         names = _plain([given_names()])
-        for content in _contents(request.model):
+        for content in _contents(request.model, request.settings):
             name = digest(("program", content, *parts, names, here))
             file = folder / f"{name}{PACKAGE_SUFFIX}"
             if file.is_file():
@@ -491,7 +488,7 @@ def _plain(said: Sequence[Any]) -> str:
     return msgspec.json.encode([one or None for one in items], enc_hook=str).decode()
 
 
-def _contents(model: bytes | str | os.PathLike[str]) -> Iterator[str]:
+def _contents(model: bytes | str | os.PathLike[str], settings: Settings) -> Iterator[str]:
     """Yield the digest of a model alone and, if it names other files, of it and of these.
 
     Nothing is kept for the first of two. So where something is kept, nobody need look through the
@@ -501,40 +498,29 @@ def _contents(model: bytes | str | os.PathLike[str]) -> Iterator[str]:
         yield _bytes_digest(model)
         return
     path = Path(model)
-    own = _of_file(path, _bytes_digest, _digests)
-    yield digest([own])
-    others = _other_files(path) if _of_file(path, _names_others, _naming) else []
-    if others:
-        yield digest([own, *(_of_file(each, _bytes_digest, _digests) for each in others)])
+
+    def content(of: Path) -> str:
+        return _of_file(of, "content", _bytes_digest, settings)
+
+    yield digest([content(path)])
+    if _of_file(path, "external", _names_others, settings):
+        others = _other_files(path)
+        if others:
+            yield digest(map(content, [path, *others]))
 
 
-_Status: TypeAlias = tuple[int, ...]
-"""The fields of a file's status that change when the file is written to."""
-
-_digests: dict[_Status, str] = {}
-_naming: dict[_Status, bool] = {}
-"""Which files may name others."""
-
-
-def _of_file(
-    path: Path, derive: Callable[[mmap.mmap], FactT], cache: dict[_Status, FactT]
-) -> FactT:
+def _of_file(path: Path, fact: str, derive: Callable[[mmap.mmap], str], settings: Settings) -> str:
     """Return the result of reading a file; it is read again only if it may have changed."""
-    status = path.stat()
-    written = (status.st_mtime_ns, status.st_ctime_ns)
-    key = (status.st_dev, status.st_ino, status.st_size, *written)
-    if key in cache:
-        return cache[key]
-    is_settled = time.time() - max(written) / 1e9 > _SETTLED_SECONDS
-    with path.open("rb") as opened:
-        fact = derive(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
-    if is_settled:
-        cache[key] = fact
-    return fact
+
+    def read() -> str:
+        with path.open("rb") as opened:
+            return derive(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+
+    return fact_of(path.stat(), fact, read, settings)
 
 
-def _names_others(content: mmap.mmap) -> bool:
-    return content.find(_EXTERNAL_KEY) >= 0
+def _names_others(content: mmap.mmap) -> str:
+    return "names others" if content.find(_EXTERNAL_KEY) >= 0 else ""
 
 
 def _other_files(path: Path) -> list[Path]:
@@ -572,8 +558,13 @@ def _chunk_digest(chunk: memoryview) -> str:
     return hashlib.sha256(chunk).hexdigest()
 
 
+_DAY_SECONDS = 86_400
+
+
 def _silently_touch(path: Path) -> None:
+    """Note that a file is used, to the day: what is known of it goes by its times."""
     try:
-        path.touch()
+        if time.time() - path.stat().st_mtime > _DAY_SECONDS:
+            path.touch()
     except OSError:
         logger.debug("a kept program is gone")

@@ -52,7 +52,7 @@ from intarsia.backends.values import (
     Refusal,
     Rule,
 )
-from intarsia.codegen.lower.program import StorageKind
+from intarsia.codegen.storage import StorageKind
 from intarsia.errors import BackendError
 from intarsia.native.callpath import make_step
 from intarsia.native.machine import LoadedCode, NativeCpu, compile_assembly, driver, llvm_version
@@ -64,8 +64,14 @@ from intarsia.native.native_target import (
     why_not_here,
 )
 from intarsia.native.objects import ObjectCache
-from intarsia.native.pool import Team, ThreadPool, chunk_count, find_pool, find_team
-from intarsia.native.work import call_work, count_work
+from intarsia.native.pool import (
+    Team,
+    ThreadPool,
+    call_work,
+    chunk_count,
+    find_pool,
+    find_team,
+)
 from intarsia.target import Target
 
 if TYPE_CHECKING:
@@ -311,6 +317,7 @@ class LlvmBackend(ConfiguredBackend):
         from intarsia.codegen.lower.schedules import HEURISTICS
         from intarsia.native.compile_pool import CompilePool
         from intarsia.native.schedule_table import find_table
+        from intarsia.native.work import count_work
 
         target = context.target.target
         cpu, _ = target_cpu(target)

@@ -20,8 +20,7 @@ from intarsia.backends.artifact import refuse
 from intarsia.backends.borders import border_specs, read_blocks
 from intarsia.backends.index_checks import misfit, outside
 from intarsia.backends.values import Artifact, ArtifactConstant, FusedGroup, Refusal
-from intarsia.codegen.ir import INT64
-from intarsia.codegen.lower.program import StorageKind
+from intarsia.codegen.storage import StorageKind
 from intarsia.errors import PackageError, ReasonCode
 from intarsia.extents import typical
 from intarsia.graph.arena import align_array
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from intarsia.graph.region import Region
 
 _DIGEST_BYTES = 32
-_FAULT = np.dtype(INT64.dtype)
+_FAULT = np.dtype(np.int64)  # the type of subscripts in kernels
 
 _CODES = {
     "op": ReasonCode.UNSUPPORTED_OP,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from intarsia.backends.native import Calls, FreeCall, FreeRecord, problem_of
-from intarsia.codegen.lower.program import StorageKind
+from intarsia.codegen.storage import StorageKind
 from intarsia.errors import PackageError
 from intarsia.extents import Expression, Extent, evaluate_data, to_data
 from intarsia.graph.arena import assign_offsets

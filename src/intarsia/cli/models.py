@@ -46,7 +46,7 @@ def open_executable(
     if not is_package(file):
         return compile_file(file, choices, threads, is_fixed=is_frozen).program
     refuse_choices(file, choices)
-    from intarsia.compiler import load
+    from intarsia.opening import load
 
     return load(file, num_threads=threads, frozen=is_frozen)
 

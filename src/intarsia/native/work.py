@@ -51,30 +51,6 @@ def count_work(function: Function, unit: VectorUnit) -> int:
     return _work(function.body, unit)
 
 
-def call_work(count: int, flop: int, nbytes: int) -> int:
-    """Return the work of one call of a kernel: its count, held to what the call is known to do.
-
-    A count misses turns of loops whose bounds are known only when they run, and has turns of both
-    ways that a branch may take.
-
-    Args:
-        count: What `count_work` says of the kernel.
-        flop: Operations of the call's nodes; 0 if it only moves data.
-        nbytes: What it reads and writes.
-    """
-    estimate = flop // _VECTOR_FLOP + nbytes * _VECTOR_WORK // _VECTOR_BYTES
-    return max(estimate, min(count, _MOST_TIMES * estimate)) if estimate else count
-
-
-# 16 lanes of float32, a product and a sum each.
-_VECTOR_FLOP = 32
-_VECTOR_BYTES = 64
-_VECTOR_WORK = 6
-"""What moving a vector costs in multiply-adds of vectors: data come from beyond the first cache."""
-_MOST_TIMES = 8
-"""How much more than a multiply-add per operation a kernel may do, such as exponentials."""
-
-
 def _work(body: tuple[Operation, ...], unit: VectorUnit) -> int:
     total = 0
     for operation in body:

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from intarsia.backends.values import ABOUT, SCRATCH, Artifact
 from intarsia.plan.device_view import DeviceView, view_devices
 from intarsia.plan.placement import CONTROL_FLOW, Placement
 from intarsia.plan.plan import CopyStep, PassRun, Plan
 from intarsia.plan.profile import Profile
-from intarsia.plan.tuning import TuningReport
+
+if TYPE_CHECKING:
+    from intarsia.plan.tuning import TuningReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,18 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
 
-from intarsia.cost.fingerprint import this_machine
-from intarsia.cost.records import VerdictKey
 from intarsia.errors import BackendError
 
 if TYPE_CHECKING:
     from intarsia.backends.backend import RegisteredBackend
     from intarsia.backends.values import BuildContext
+    from intarsia.cost.records import VerdictKey
     from intarsia.target import CompilationConfig
 
 
@@ -69,6 +67,8 @@ class Identity:
         """
         assert not isinstance(self.content, UnsetType)
         assert not isinstance(self.code, UnsetType)
+        from intarsia.cost.records import VerdictKey  # running a package files nothing
+
         return VerdictKey(
             model=self.content,
             targets=self.targets,
@@ -88,6 +88,10 @@ def identity_here(targets: str, versions: Mapping[str, str], num_threads: int) -
         versions: Of backends, by name.
         num_threads: Threads of one run.
     """
+    from importlib.metadata import version  # nor does it ask what is installed
+
+    from intarsia.cost.fingerprint import this_machine
+
     machine = this_machine()
     return Identity(
         model="",

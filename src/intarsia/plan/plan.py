@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from intarsia.backends.values import TensorSpec
 from intarsia.extents import Data, evaluate_data
@@ -15,7 +15,9 @@ from intarsia.graph.model_info import ModelInfo
 from intarsia.graph.state import PLAIN
 from intarsia.plan.identity import Identity
 from intarsia.plan.placement import Placement
-from intarsia.plan.tuning import TuningReport
+
+if TYPE_CHECKING:
+    from intarsia.plan.tuning import TuningReport
 
 FORMAT_VERSION = 2
 """Version of plans and packages; it rises when older readers could not read newer files."""

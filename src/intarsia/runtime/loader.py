@@ -7,8 +7,9 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from mmap import mmap
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import numpy as np
 
@@ -45,13 +46,18 @@ def run_options(
 class SharedConstants:
     """Constants of several programs of one model: equal ones are one array.
 
-    It keeps none alive that no program has any more.
+    It keeps none alive that no program has any more. What lies in the first file that was mapped
+    is told by its place: nothing is hashed until a constant comes from elsewhere.
     """
 
     def __init__(self) -> None:
-        self._arrays: WeakValueDictionary[tuple[str, tuple[int, ...], bytes], Array] = (
+        self._by_content: WeakValueDictionary[tuple[str, tuple[int, ...], bytes], Array] = (
             WeakValueDictionary()
         )
+        self._by_place: WeakValueDictionary[tuple[str, tuple[int, ...], int], Array] = (
+            WeakValueDictionary()
+        )
+        self._file: ref[mmap] | None = None
 
     def share(self, artifact: Artifact) -> Artifact:
         """Return an artifact whose constants are those of others where they are equal."""
@@ -66,8 +72,29 @@ class SharedConstants:
     def _shared(self, array: Array) -> Array:
         if array.dtype == object or not array.flags.c_contiguous:
             return array
+        file = _mapped_file(array)
+        if file is not None:
+            if self._file is None:
+                self._file = ref(file)
+            if self._file() is file:
+                place = array.__array_interface__["data"][0]
+                return self._by_place.setdefault((array.dtype.str, array.shape, place), array)
+        while self._by_place:
+            self._by_content_of(self._by_place.popitem()[1])
+        return self._by_content_of(array)
+
+    def _by_content_of(self, array: Array) -> Array:
         content = hashlib.sha256(array.reshape(-1).view(np.uint8).data).digest()
-        return self._arrays.setdefault((array.dtype.str, array.shape, content), array)
+        return self._by_content.setdefault((array.dtype.str, array.shape, content), array)
+
+
+def _mapped_file(array: Array) -> mmap | None:
+    """Return the mapping of a file that an array lies in; None if it lies elsewhere."""
+    base: object = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    owner = base.obj if isinstance(base, memoryview) else None
+    return owner if isinstance(owner, mmap) else None
 
 
 class RegionLoader:

@@ -49,7 +49,7 @@ def load(
     """
     settings = Settings.from_environment()
     threads = settings.threads(num_threads)
-    package = read_package(path)
+    package = read_package(path, settings)
     used = backends_for(package, settings) if backends is None else backends
     used = used.with_settings(settings)
     if package.free is None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import os
 import struct
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,17 +45,18 @@ from intarsia.plan.plan import (
     PlanTensor,
     RegionStep,
 )
-from intarsia.plan.tuning import TuningReport
 from intarsia.runtime.executor import PlanExecutable
+from intarsia.runtime.file_facts import fact_of
 from intarsia.runtime.free import GenericProgram, ProgramRecipe, StoredModel
 from intarsia.runtime.loader import RegionLoader, SharedConstants, run_options
 from intarsia.runtime.verify import verify_plan
-from intarsia.settings import available_cpus
+from intarsia.settings import Settings, available_cpus
 
 if TYPE_CHECKING:
     from intarsia.backends.device import Executable
     from intarsia.backends.registry import Backends
     from intarsia.plan.explanation import Explanation
+    from intarsia.plan.tuning import TuningReport
 
 MANIFEST = "manifest.json"
 # The file is mapped as a whole, so that any multiple of 64 would serve vectors; whole pages also
@@ -88,8 +90,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 """The earliest date of a zip: one model gives one sequence of bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Blob:
+class Blob(msgspec.Struct, frozen=True):
     """An entry with its size and the first half of the SHA-256 of each chunk of `CHUNK_BYTES`."""
 
     name: str
@@ -97,8 +98,7 @@ class Blob:
     digests: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ConstantRecord:
+class ConstantRecord(msgspec.Struct, frozen=True):
     """A constant: its name, how to read it, and the position of its blob."""
 
     name: str
@@ -107,8 +107,7 @@ class ConstantRecord:
     blob: int
 
 
-@dataclass(frozen=True, slots=True)
-class ArtifactRecord:
+class ArtifactRecord(msgspec.Struct, frozen=True):
     """An artifact without its bytes."""
 
     backend: str
@@ -121,16 +120,14 @@ class ArtifactRecord:
     metadata: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecord:
+class StepRecord(msgspec.Struct, frozen=True):
     """One step: exactly one of the two."""
 
     run: RegionStep | None = None
     copy: CopyStep | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PlanRecord:
+class PlanRecord(msgspec.Struct, frozen=True):
     """A plan whose steps say which kind they are."""
 
     placement: Placement
@@ -142,14 +139,13 @@ class PlanRecord:
     arena_bytes: tuple[int, ...]
     rewrites: tuple[str, ...]
     passes: tuple[PassRun, ...] = ()
-    tuning: TuningReport | None = None
+    tuning: msgspec.Raw = msgspec.Raw(b"null")
     world: Identity | None = None
     model: ModelInfo | None = None
-    extents: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    extents: dict[int, tuple[Any, ...]] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramRecord:
+class ProgramRecord(msgspec.Struct, frozen=True):
     """A plan, its artifacts, and the constants that are outputs of the model."""
 
     plan: PlanRecord
@@ -158,8 +154,7 @@ class ProgramRecord:
     bodies: tuple[BodyRecord, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class BodyRecord:
+class BodyRecord(msgspec.Struct, frozen=True):
     """The program of a body of an If, Loop or Scan, with its region and its attribute."""
 
     region: int
@@ -167,16 +162,14 @@ class BodyRecord:
     program: ProgramRecord
 
 
-@dataclass(frozen=True, slots=True)
-class GenericRecord:
+class GenericRecord(msgspec.Struct, frozen=True):
     """Where the manifest's own program is for all sizes: for which, and which it has now."""
 
     bounds: dict[str, tuple[int, int | None]]
     nominal: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class FreeSizesRecord:
+class FreeSizesRecord(msgspec.Struct, frozen=True):
     """Of a model with free dimensions, what it takes, and what makes programs for other sizes.
 
     Attributes:
@@ -204,8 +197,7 @@ class FreeSizesRecord:
     generic: GenericRecord | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(msgspec.Struct, frozen=True):
     """What `manifest.json` holds."""
 
     format_version: int
@@ -447,14 +439,19 @@ class FreePart:
     generic: GenericRecord | None = None
 
 
-def read_package(path: str | Path) -> Package:
+def read_package(path: str | Path, settings: Settings | None = None) -> Package:
     """Read a package and check all of it; no backend is needed.
+
+    Args:
+        path: The file.
+        settings: Say where it is remembered that the digests of a file's bytes are right; None
+            computes them in any case.
 
     Raises:
         PackageError: The file is not a package, damaged, of another format version, or unsafe.
     """
     path = Path(path)
-    manifest, contents = _open(path)
+    manifest, contents = _open(path, settings)
     own = ProgramRecord(manifest.plan, manifest.artifacts, manifest.constants, manifest.bodies)
     package = replace(_package(path, own, contents), version=manifest.format_version)
     free = manifest.free
@@ -618,11 +615,23 @@ def _plan_record(plan: Plan) -> PlanRecord:
         plan.arena_bytes,
         plan.rewrites,
         plan.passes,
-        plan.tuning,
+        msgspec.Raw(msgspec.json.encode(plan.tuning)),
         plan.identity,
         plan.model,
         dict(plan.extents),
     )
+
+
+def _tuning(report: msgspec.Raw) -> TuningReport | None:
+    """Return how a plan was found; few were found by cost."""
+    if bytes(report) == b"null":
+        return None
+    from intarsia.plan.tuning import TuningReport
+
+    try:
+        return msgspec.json.decode(report, type=TuningReport)
+    except msgspec.DecodeError as error:
+        raise PackageError(f"the package's report on tuning is malformed: {error}") from error
 
 
 def _plan(record: PlanRecord) -> Plan:
@@ -639,7 +648,7 @@ def _plan(record: PlanRecord) -> Plan:
         record.arena_bytes,
         record.rewrites,
         record.passes,
-        record.tuning,
+        _tuning(record.tuning),
         record.world,
         record.model,
         extents=record.extents,
@@ -665,9 +674,10 @@ def _write_entry(archive: zipfile.ZipFile, file: IO[bytes], name: str, content: 
             entry.write(chunk)
 
 
-def _open(path: Path) -> tuple[Manifest, list[memoryview]]:
+def _open(path: Path, settings: Settings | None) -> tuple[Manifest, list[memoryview]]:
     try:
         with path.open("rb") as file:
+            status = os.fstat(file.fileno())
             mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
             with zipfile.ZipFile(file) as archive:
                 entries = _entries(path, archive)
@@ -689,7 +699,15 @@ def _open(path: Path) -> tuple[Manifest, list[memoryview]]:
         odd = sorted(listed ^ set(entries))[0]
         raise PackageError(f"{str(path)!r}: entry {odd!r} and the manifest do not agree")
     contents = [_content(path, mapped, entries[blob.name], blob) for blob in manifest.blobs]
-    _check_digests(path, manifest.blobs, contents)
+
+    def check() -> str:
+        _check_digests(path, manifest.blobs, contents)
+        return "sound"
+
+    if settings is None:
+        check()
+    else:
+        fact_of(status, "package", check, settings)
     return manifest, contents
 
 

@@ -21,10 +21,10 @@ from typing import Any
 from intarsia.backends.registry import Backends, load_backends
 from intarsia.backends.values import TensorSpec
 from intarsia.compiler import compile as compile_model
-from intarsia.compiler import load
 from intarsia.errors import ExecutionError, InputError, SettingError
 from intarsia.graph.free_sizes import FreeSpec
 from intarsia.graph.model_info import ModelInfo
+from intarsia.opening import load
 from intarsia.place.machine import resolve_targets
 from intarsia.plan.plan import Plan, RegionStep
 from intarsia.runtime.device_array import to_host

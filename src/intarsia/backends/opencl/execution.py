@@ -15,7 +15,7 @@ from intarsia.backends.opencl.driver import BACKEND_NAME, check_process, driver
 from intarsia.backends.opencl.first_use import FirstUse
 from intarsia.backends.opencl.payload import Payload
 from intarsia.backends.values import Artifact, ArtifactConstant, TensorSpec
-from intarsia.codegen.lower.program import StorageKind
+from intarsia.codegen.storage import StorageKind
 from intarsia.errors import ExecutionError
 
 

@@ -31,7 +31,7 @@ from intarsia.backends.opencl.driver import (
 from intarsia.backends.opencl.payload import Payload, start_of
 from intarsia.backends.opencl.vendors import offered_libraries, visible
 from intarsia.cache import make_cache_folder
-from intarsia.codegen.lower.program import StorageKind
+from intarsia.codegen.storage import StorageKind
 from intarsia.errors import BackendError, SettingError
 from intarsia.process import selftest
 from intarsia.settings import Settings

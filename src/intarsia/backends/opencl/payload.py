@@ -23,7 +23,7 @@ from intarsia.backends.native import (
 )
 from intarsia.backends.values import Artifact
 from intarsia.codegen.emit.opencl import DeviceLimits, OpenClKernel, program_source, refuse_types
-from intarsia.codegen.lower.program import StorageKind
+from intarsia.codegen.storage import StorageKind
 
 if TYPE_CHECKING:
     from intarsia.codegen.ir import Function

@@ -20,7 +20,8 @@ import numpy as np
 from intarsia.codegen.emit import c_text as text
 from intarsia.codegen.emit.c import emit_c
 from intarsia.codegen.ir import Function
-from intarsia.codegen.lower.program import Argument, Call, Program, StorageKind
+from intarsia.codegen.lower.program import Argument, Call, Program
+from intarsia.codegen.storage import StorageKind
 from intarsia.errors import BackendError
 
 Array = np.ndarray[Any, np.dtype[Any]]

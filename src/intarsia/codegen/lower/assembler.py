@@ -31,13 +31,13 @@ from intarsia.codegen.lower.program import (
     IndexCheck,
     MemoryBlock,
     Program,
-    StorageKind,
     place_scratch,
 )
 from intarsia.codegen.lower.schedules import HEURISTICS, Chooser, none
 from intarsia.codegen.lower.views import CHANNELS, Pads, View, dense_view, domain_of, outer, padded
 from intarsia.codegen.printer import fingerprint
 from intarsia.codegen.scalar_ops.narrow import storage_of
+from intarsia.codegen.storage import StorageKind
 from intarsia.codegen.unit import VectorUnit, WinogradMode
 from intarsia.codegen.verifier import verify
 from intarsia.extents import Expression, Size, typical

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
 from intarsia.codegen.ir import Function
+from intarsia.codegen.storage import StorageKind
 from intarsia.extents import Size, is_free
 from intarsia.graph.arena import assign_offsets
 
@@ -20,16 +20,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _INEXACT = ("Winograd", "float16")
 """Words of the notes that say what was traded for speed."""
-
-
-class StorageKind(StrEnum):
-    """Whose memory a storage is."""
-
-    INPUT = "input"
-    OUTPUT = "output"
-    CONSTANT = "constant"
-    SCRATCH = "scratch"
-    FAULT = "fault"
 
 
 @dataclass(frozen=True, slots=True)

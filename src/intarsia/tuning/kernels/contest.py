@@ -25,8 +25,8 @@ from intarsia.native.callpath import make_step
 from intarsia.native.compile_pool import CompilePool
 from intarsia.native.machine import LoadedCode, NativeCpu
 from intarsia.native.objects import ObjectCache
-from intarsia.native.pool import chunk_count, find_pool
-from intarsia.native.work import call_work, count_work
+from intarsia.native.pool import call_work, chunk_count, find_pool
+from intarsia.native.work import count_work
 
 _BLOCK_SECONDS = 2e-3
 """What one side of a round takes, about."""

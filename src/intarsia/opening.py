@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens packages. Light: nothing that compiles is imported before a program has to be made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from intarsia.runtime.loading import load as load_package
+
+if TYPE_CHECKING:
+    from intarsia.backends.registry import Backends
+    from intarsia.runtime.executor import PlanExecutable
+    from intarsia.runtime.free import Program, ProgramSource, StoredModel
+    from intarsia.runtime.loader import SharedConstants
+    from intarsia.runtime.package import FreePart
+
+__all__ = ["load"]
+
+
+def load(
+    path: str | Path,
+    *,
+    num_threads: int | None = None,
+    backends: Backends | None = None,
+    frozen: bool = False,
+    max_shapes: int | None = None,
+) -> Program:
+    """Load a package that `save` wrote.
+
+    Args:
+        path: The file.
+        num_threads: Threads that one run may use; None means the setting.
+        backends: The backends to use; None means those that the package needs.
+        frozen: Of a model with free dimensions, whether nothing is compiled for other sizes than
+            those in the package.
+        max_shapes: Most programs of such a model; None means the setting.
+
+    Raises:
+        PackageError: The file is not a package, is damaged, or is of a newer format.
+        BackendError: A backend that the package needs is missing, or refused it.
+    """
+    return load_package(
+        path,
+        num_threads=num_threads,
+        backends=backends,
+        max_shapes=max_shapes,
+        find_source=None if frozen else _find_source,
+    )
+
+
+def _find_source(
+    free: FreePart, num_threads: int, backends: Backends | None, shared: SharedConstants
+) -> ProgramSource | None:
+    """Return what makes more programs of a package's model; None if the model is not there."""
+    if free.model is None:
+        return None
+    nominal = None if free.generic is None else free.generic.nominal
+    return _LateSource(free.model, nominal, num_threads, backends, shared)
+
+
+class _LateSource:
+    """Makes programs of a package's model; the compiler is imported for the first one."""
+
+    def __init__(
+        self,
+        model: StoredModel,
+        nominal: Mapping[str, int] | None,
+        num_threads: int,
+        backends: Backends | None,
+        shared: SharedConstants,
+    ) -> None:
+        self._model = model
+        self._arguments = (model, nominal, num_threads, backends, shared)
+
+    @cached_property
+    def _source(self) -> ProgramSource:
+        from intarsia.compiler import source_of
+
+        return source_of(*self._arguments)
+
+    def make(self, shapes: Mapping[str, tuple[int, ...]]) -> PlanExecutable:
+        """Return a new program, given the shape of each input that is a tensor, by name."""
+        return self._source.make(shapes)
+
+    def stored(self) -> StoredModel:
+        """Return what makes programs elsewhere."""
+        return self._model
