@@ -12,6 +12,7 @@ import intarsia
 from intarsia.backends import registry
 from intarsia.backends.backend import Backend
 from intarsia.backends.device import HostDevice
+from intarsia.backends.entries import GROUP, list_entries
 from intarsia.backends.registry import collect, load_backends
 from intarsia.backends.values import Artifact, Detection, Refusal, Rule, TensorSpec
 from intarsia.errors import BackendError, ReasonCode, TargetError
@@ -197,11 +198,11 @@ def test_a_kind_without_a_backend_is_an_error(chain_model, backends):
 
 def test_a_broken_plug_in_is_a_warning_and_the_reason_of_later_errors(monkeypatch, caplog):
     entries = [
-        EntryPoint("cuda", "no_such_module_of_ours:BACKEND", registry.GROUP),
-        EntryPoint("number", "math:pi", registry.GROUP),
-        EntryPoint("reference", "intarsia.backends.reference:BACKEND", registry.GROUP),
+        EntryPoint("cuda", "no_such_module_of_ours:BACKEND", GROUP),
+        EntryPoint("number", "math:pi", GROUP),
+        EntryPoint("reference", "intarsia.backends.reference:BACKEND", GROUP),
     ]
-    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+    monkeypatch.setattr(registry, "list_entries", lambda settings: entries)
     with caplog.at_level(logging.WARNING):
         found = load_backends(Settings.from_environment())
     assert list(found.by_name) == ["reference"]
@@ -222,8 +223,8 @@ def test_a_plug_in_of_an_older_contract_is_told_where_names_are_now(
     (tmp_path / "older_plug_in.py").write_text(f"from intarsia.{import_line}\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "older_plug_in", raising=False)
-    entries = [EntryPoint("older", "older_plug_in:BACKEND", registry.GROUP)]
-    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+    entries = [EntryPoint("older", "older_plug_in:BACKEND", GROUP)]
+    monkeypatch.setattr(registry, "list_entries", lambda settings: entries)
     with caplog.at_level(logging.WARNING):
         broken = load_backends(Settings.from_environment()).broken
     assert "intarsia.backends.values" in broken["older"]
@@ -268,3 +269,21 @@ def test_a_missing_runtime_is_an_error_before_any_work(chain_model, backends, mo
             progress=lambda *stage: stages.append(stage),
         )
     assert stages == []
+
+
+def test_what_is_installed_is_read_again_once_something_else_is(own_cache, tmp_path, monkeypatch):
+    settings = Settings.from_environment()
+    first = list_entries(settings)
+    remembered = list_entries(settings)
+    assert {(one.name, one.value) for one in remembered} == {(one.name, one.value) for one in first}
+    assert not any(isinstance(one, EntryPoint) for one in remembered)
+    assert {one.name: one.load() for one in remembered}["llvm"].name == "llvm"
+    installed = tmp_path / "plug_in-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: plug-in\nVersion: 1\n")
+    (installed / "entry_points.txt").write_text(f"[{GROUP}]\nother = other_plug_in:BACKEND\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for _ in range(2):  # what is not ours is not remembered: more is asked of it than its name
+        assert "other" in {
+            one.name for one in list_entries(settings) if isinstance(one, EntryPoint)
+        }

@@ -171,7 +171,7 @@ def test_a_plugin_that_would_take_the_process_is_not_loaded(where, make, tmp_pat
     module = f"broken_at_{where}"
     (tmp_path / f"{module}.py").write_text(f"{PLUGIN}\n{BROKEN[where]}\nBACKEND = PlugIn()\n")
     entry = EntryPoint("plug-in", f"{module}:BACKEND", "intarsia.backends")
-    monkeypatch.setattr("intarsia.backends.registry.entry_points", lambda group: [entry])
+    monkeypatch.setattr("intarsia.backends.registry.list_entries", lambda settings: [entry])
     from intarsia.backends.registry import load_backends
     from intarsia.settings import Settings
 

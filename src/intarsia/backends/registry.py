@@ -6,10 +6,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from intarsia.backends.backend import Backend, RegisteredBackend
+from intarsia.backends.entries import list_entries
 from intarsia.errors import BackendError
 from intarsia.process.selftest import is_foreign, is_inside, require_plugin, words
 from intarsia.settings import DEFAULTS, Settings
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from intarsia.backends.device import Baseline
     from intarsia.target import Target
 
-GROUP = "intarsia.backends"
 logger = logging.getLogger(__name__)
 
 _WRITTEN = (
@@ -193,7 +192,7 @@ def load_backends(settings: Settings, names: Collection[str] | None = None) -> B
     loaded: list[Backend] = []
     broken: dict[str, str] = {}
     # Sorted: the order in which packages are found on the disk is nobody's.
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
+    for entry in sorted(list_entries(settings), key=lambda entry: (entry.name, entry.value)):
         if names is not None and entry.name not in names:
             continue
         if is_inside() and is_foreign(entry):  # another one is tried in this process

@@ -23,7 +23,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from intarsia.cache import make_cache_folder, write_entry
 from intarsia.errors import BackendError, IntarsiaError, SettingError
@@ -31,7 +31,6 @@ from intarsia.process.interpreter import fresh_python
 
 if TYPE_CHECKING:
     import subprocess
-    from importlib.metadata import EntryPoint
 
 logger = logging.getLogger(__name__)
 
@@ -176,16 +175,32 @@ def require_library(
         require(SelfTest(name, trial, (spelling,), tuple(files)), backend, hint, caches)
 
 
-def is_foreign(entry: EntryPoint) -> bool:
+class Entry(Protocol):
+    """An entry point: one of `importlib.metadata`, or what is remembered of one."""
+
+    @property
+    def name(self) -> str:
+        """Of the plug-in."""
+
+    @property
+    def value(self) -> str:
+        """The module and, behind a colon, what to take of it."""
+
+    @property
+    def group(self) -> str:
+        """What it is an entry point for."""
+
+
+def is_foreign(entry: Entry) -> bool:
     """Tell whether an entry point leads to foreign code."""
     return _package_of(entry) != __name__.partition(".")[0]
 
 
-def _package_of(entry: EntryPoint) -> str:
+def _package_of(entry: Entry) -> str:
     return entry.value.partition(":")[0].partition(".")[0]
 
 
-def require_plugin(entry: EntryPoint, caches: Path) -> None:
+def require_plugin(entry: Entry, caches: Path) -> None:
     """Raise if a plug-in takes its process when it is loaded or first used.
 
     Our own backends try what they load of others by themselves.

@@ -23,7 +23,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from intarsia.backends.backend import RegisteredBackend
-from intarsia.backends.registry import GROUP, Backends
+from intarsia.backends.entries import GROUP
+from intarsia.backends.registry import Backends
 from intarsia.cache import CacheInfo, cache_info
 from intarsia.cost.machine import TESTED_SYSTEMS, ProcessorFacts, find_cpu, quota_cpus
 from intarsia.errors import BackendError, TargetError

@@ -7,7 +7,6 @@ import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -150,6 +149,8 @@ class PlanExecutable:
             InputError: A name, dtype or shape is wrong, or `runs` is below 1.
             ExecutionError: A backend failed.
         """
+        from statistics import median  # most runs time nothing
+
         if runs < 1:
             raise InputError(f"{runs} runs cannot be timed", hint="time at least 1")
         context = self.context()
