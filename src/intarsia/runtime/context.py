@@ -9,14 +9,15 @@ overwrites memory that one reads. At the end of a run all queues are waited for.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy import ndarray
 
 from intarsia.arrays import Array, np_dtype
 from intarsia.backends.device import (
@@ -37,6 +38,10 @@ from intarsia.plan.plan import HOST, CopyStep, Plan, PlanStep, RegionStep, Tenso
 from intarsia.runtime.device_array import DeviceArray
 
 logger = logging.getLogger(__name__)
+
+PlainRun: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any] | None]
+"""Runs on an array per input and returns fresh outputs, both by name; None if an array is not a
+plain one of numpy that fits, so that nothing has run."""
 
 
 class Context:
@@ -65,9 +70,6 @@ class Context:
             self._given_buffer(i, given[i]) if i in given else self._buffer(i, arenas, constants)
             for i in range(len(plan.tensors))
         ]
-        # What is plain memory of the host goes in and out without a question: the usual case.
-        self._plain_inputs = self._plain(plan.inputs)
-        self._plain_outputs = self._plain(plan.outputs)
         self._scratch = self._allocate_scratch()
         self._steps: list[Step] = []
         for position, step in enumerate(plan.steps):
@@ -80,6 +82,36 @@ class Context:
         self._queued = tuple(filter(None, map(queue_of, self._devices)))
         if self._queued:
             self._sequence, self._positions = self._with_waits()
+        self.run_plain = self._plain_run()
+
+    def _plain_run(self) -> PlainRun | None:
+        """Return what runs on arrays as they usually come; None where the border is not plain."""
+        plain_inputs, plain_outputs = (
+            self._plain(self._plan.inputs),
+            self._plain(self._plan.outputs),
+        )
+        if plain_inputs is None or plain_outputs is None:
+            return None
+        # All that a call looks at is looked up here: of a small model, a call is mostly that.
+        inputs = [(name, plain, plain.dtype, plain.shape) for name, plain in plain_inputs]
+        outputs = [(name, plain.copy) for name, plain in plain_outputs]
+        count, run = len(inputs), self.step()
+
+        def run_plain(feeds: Mapping[str, Any]) -> dict[str, Any] | None:
+            if len(feeds) != count:
+                return None
+            for name, plain, dtype, shape in inputs:
+                array = feeds.get(name)
+                if type(array) is not ndarray or array.dtype is not dtype or array.shape != shape:
+                    return None
+                plain[...] = array
+            run()
+            try:
+                return {name: copy() for name, copy in outputs}
+            except MemoryError:
+                return self.read_outputs()  # which says for what
+
+        return run_plain
 
     def run(self) -> None:
         """Run every step on the buffers as they are.
@@ -183,11 +215,6 @@ class Context:
 
     def write_inputs(self, arrays: Sequence[Any]) -> None:
         """Copy arrays into the model's inputs, in its order."""
-        if self._plain_inputs is not None:
-            for (_, plain), array in zip(self._plain_inputs, arrays, strict=True):
-                if plain is not array:
-                    np.copyto(plain, array)
-            return
         for position, array in zip(self._plan.inputs, arrays, strict=True):
             buffer, held = self._buffers[position], self._arrays.get(position)
             if held is not None:
@@ -207,11 +234,6 @@ class Context:
             given: Arrays to fill, by name; the others are fresh.
             names: The outputs that are wanted; None means all.
         """
-        if self._plain_outputs is not None and not given and names is None:
-            try:
-                return {name: plain.copy() for name, plain in self._plain_outputs}
-            except MemoryError:
-                pass  # below, where it is told for which output
         outputs = {}
         for position in self._plan.outputs:
             name = self._plan.tensors[position].name
