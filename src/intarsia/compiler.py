@@ -33,7 +33,8 @@ from intarsia.accepted.programs import (
     listening,
     look_up,
 )
-from intarsia.errors import IntarsiaError, InternalError, ModelError
+from intarsia.cost.storage import has_database
+from intarsia.errors import IntarsiaError, InternalError, ModelError, UnsupportedError
 from intarsia.garbage import fewer_collections
 from intarsia.place.machine import resolve_targets
 from intarsia.place.request import BY_COST, PLACEMENTS, Progress, Request, quiet
@@ -44,11 +45,13 @@ if TYPE_CHECKING:
 
     from intarsia.accepted.choices import Accepted
     from intarsia.backends.registry import Backends
+    from intarsia.cost.records import VerdictKey
     from intarsia.graph.free_sizes import FreeSignature, SizesLike
     from intarsia.place.build import Revise
     from intarsia.place.decide import PlanChoice
     from intarsia.place.request import Exclusions
     from intarsia.place.setting import Setting
+    from intarsia.plan.by_sizes import PlansBySizes
     from intarsia.plan.lock import Lock
     from intarsia.runtime.executor import PlanExecutable
     from intarsia.runtime.free import (
@@ -60,6 +63,7 @@ if TYPE_CHECKING:
     )
     from intarsia.runtime.loader import SharedConstants
     from intarsia.tuning.options import Options, TuningStatus
+    from intarsia.tuning.requests import RequestsLike
 
 __all__ = [
     "PLACEMENTS",
@@ -118,7 +122,7 @@ def carry_out(
     from intarsia.graph.free_sizes import FreeSizesError
 
     try:
-        return Compiled(*_build(looked_up, tell, options))
+        return Compiled(*_build(looked_up, tell, options)[:2])
     except FreeSizesError as error:
         if request.lock is not None:
             raise
@@ -130,8 +134,8 @@ def _build(
     tell: Progress,
     options: Options | None,
     shared: SharedConstants | None = None,
-) -> tuple[PlanExecutable, Path | None]:
-    """Return a new program, and where it is kept.
+) -> tuple[PlanExecutable, Path | None, bool]:
+    """Return a new program, where it is kept, and whether its plan was accepted.
 
     Args:
         looked_up: The request and its machine.
@@ -160,7 +164,8 @@ def _build(
                 _say_shortfall(program, threads, is_ordered=is_ordered)
             asked = accepted if revise is None else accepted.with_key(setting)
             warned = None if request.placement == "collage" else tuple(warnings)
-            return program, keep(looked_up, program, asked, warned)
+            is_accepted = accepted.verdict is not None
+            return program, keep(looked_up, program, asked, warned), is_accepted
 
 
 _MOST_KEPT = 4
@@ -172,9 +177,11 @@ class _FreeModel:
 
     Args:
         request: What is asked for.
+        signature: What the model takes and returns.
         tell: Told about the stages as they go.
         options: How plans are measured, if it comes to that.
         kept: What a package had of it; None if it is not from one.
+        plans: Which plan is for which sizes, where a package says so.
         shared: The constants that its programs share.
         nominal: Sizes for which the program for all sizes is placed; None if there is none yet.
     """
@@ -182,15 +189,21 @@ class _FreeModel:
     def __init__(
         self,
         request: Request,
+        signature: FreeSignature,
         tell: Progress = quiet,
         options: Options | None = None,
         *,
         kept: StoredModel | None = None,
+        plans: PlansBySizes | None = None,
         shared: SharedConstants,
         nominal: Mapping[str, int] | None = None,
     ) -> None:
         self._request = replace(request, shapes=None, sizes=())
         self._said = request.shapes
+        self._signature = signature
+        self._plans = plans
+        self._is_asked = kept is not None  # else the database is asked when plans matter
+        self._key: VerdictKey | None = None
         self._tell = tell
         self._options = options
         self._kept = kept
@@ -212,6 +225,20 @@ class _FreeModel:
             PackageError: The model in the package is damaged.
             IntarsiaError: As `compile`.
         """
+        plans = None if self._request.placement == "collage" else self.plans()
+        if plans is None:
+            return self._make(self._at(shapes))[0]
+        choice = plans.choose(self._signature.find_sizes(shapes))
+        logger.info("a program for %s: %s", shapes, choice.why)
+        return self._make(replace(self._at(shapes), regions=choice.regions))[0]
+
+    def _at(self, shapes: Mapping[str, tuple[int, ...]]) -> Request:
+        """Return what is asked for at some shapes of the inputs.
+
+        Raises:
+            ModelError: The model's file has changed since it was compiled.
+            PackageError: The model in the package is damaged.
+        """
         if self._state != _file_state(self._request.model):
             raise ModelError(
                 f"{str(self._request.model)!r} has changed since it was compiled",
@@ -222,16 +249,32 @@ class _FreeModel:
 
             arrays = {tensor.name: tensor.data for tensor in self._kept.tensors}
             self._request = replace(self._request, model=join_model(self._kept.payload, arrays))
+        return replace(self._request, shapes=shapes)
+
+    def _make(
+        self, request: Request, options: Options | None = None
+    ) -> tuple[PlanExecutable, bool]:
+        """Return a new program, and whether its plan was accepted.
+
+        Args:
+            request: What is asked for at some sizes.
+            options: How plans are measured, if not as for all sizes.
+        """
         self._count += 1
-        is_kept = self._request.is_kept and self._count <= _MOST_KEPT and self._nominal is None
-        looked_up = look_up(replace(self._request, shapes=shapes, cache=is_kept), self._shared)
+        is_kept = request.is_kept and self._count <= _MOST_KEPT and self._nominal is None
+        looked_up = look_up(replace(request, cache=is_kept), self._shared)
         if looked_up.program is not None:
-            return looked_up.program
+            return looked_up.program, looked_up.program.plan.tuning is not None
         with fewer_collections():
-            if self._nominal is not None:
-                prepared = replace(looked_up.request, model=self._written_out(self._nominal))
-                looked_up = replace(looked_up, request=prepared)
-            return _build(looked_up, self._tell, self._options, self._shared)[0]
+            looked_up = replace(looked_up, request=self._prepared(looked_up.request))
+            built = _build(looked_up, self._tell, options or self._options, self._shared)
+        return built[0], built[2]
+
+    def _prepared(self, request: Request) -> Request:
+        """Return a request with the model as it is placed at some sizes."""
+        if self._nominal is None:
+            return request
+        return replace(request, model=self._written_out(self._nominal))
 
     def _written_out(self, nominal: Mapping[str, int]) -> ir.Model:
         """Return the model with the shapes that it computes as constants.
@@ -286,9 +329,104 @@ class _FreeModel:
         bounds = {name: (symbol.low, symbol.high) for name, symbol in symbols.items()}
         return GenericProgram(program, bounds, nominal)
 
-    def without_measuring(self) -> None:
+    def plans(self) -> PlansBySizes | None:
+        """Return which plan is for which sizes: as a package says, else the cost database."""
+        if self._is_asked:
+            return self._plans
+        self._is_asked = True
+        request = self._request
+        if request.way == BY_COST and has_database(request.costs, request.settings):
+            from intarsia.accepted.by_sizes import find_plans
+
+            key = self._plans_key()
+            if key is not None:
+                self._plans = find_plans(key, request.costs, request.settings)
+        return self._plans
+
+    def _plans_key(self) -> VerdictKey | None:
+        """Return what plans by sizes are filed under; None if that cannot be told."""
+        from intarsia.accepted.by_sizes import sizes_key
+        from intarsia.place.setting import make_free_setting, make_setting
+
+        if self._key is not None:
+            return self._key
+        signature = self._signature
+        try:
+            request = replace(self._at({}), shapes=self._said)
+            machine, nominal = request.find_machine(), signature.nominal_sizes()
+            try:
+                setting = make_free_setting(request, machine, nominal, signature.bounds)[0]
+            except UnsupportedError:
+                shapes = signature.shapes_at(nominal)
+                setting = make_setting(replace(request, shapes=shapes), machine)
+            self._key = sizes_key(setting, request.objective)
+        except InternalError:
+            raise
+        except IntarsiaError as error:  # compiling says it, where it matters
+            logger.info("plans by sizes have no name: %s", error.message)
+        return self._key
+
+    def tune(
+        self, sizes: Sequence[Mapping[str, int]], generic: GenericProgram | None
+    ) -> list[PlanExecutable]:
+        """Return the programs of the plans that are fastest at sizes; measure them if need be.
+
+        Later programs for other sizes have the plan that was measured for these.
+
+        Args:
+            sizes: Of free dimensions; nothing means those that were measured before, else nominal.
+            generic: The program for all sizes, if there is one.
+
+        Raises:
+            InputError: A dimension is unknown, or a size out of bounds.
+            CostDatabaseError: Nothing was accepted for these sizes, and nothing may be measured.
+            IntarsiaError: As `tune`.
+        """
+        from intarsia.accepted.by_sizes import save_plans
+        from intarsia.cost.database import CostDatabase
+        from intarsia.tuning.by_sizes import SizesTuner
+        from intarsia.tuning.options import Options
+
+        request, options = self._request, self._options or Options()
+        known = None if request.is_resumed else self.plans()
+        wanted = [self._signature.nominal_sizes(some) for some in sizes]
+        if not wanted:
+            wanted = [self._signature.nominal_sizes()]
+            if known is not None:
+                wanted = [point.sizes for point in known.points]
+        shapes = [self._signature.shapes_at(some) for some in wanted]
+        is_settled = known is not None and known.is_settled and known.has_sizes(wanted)
+        if is_settled or not request.may_measure:
+            programs = [self._make(self._at(each), options)[0] for each in shapes]
+            self._stop_measuring(known)
+            return programs
+        key = self._plans_key()
+
+        def tune_at(some: Mapping[str, int], how: Options) -> tuple[PlanExecutable, bool]:
+            return self._make(self._at(self._signature.shapes_at(some)), how)
+
+        def setting_at(some: Mapping[str, int]) -> Setting:
+            from intarsia.place.setting import make_setting
+
+            at = self._prepared(self._at(self._signature.shapes_at(some)))
+            return make_setting(at, at.find_machine())
+
+        with CostDatabase.open(request.costs, settings=request.settings) as database:
+
+            def keep_plans(plans: PlansBySizes) -> None:
+                is_all = len(plans.points) == len({tuple(some.items()) for some in wanted})
+                if key is not None and is_all and all(point.is_proven for point in plans.points):
+                    save_plans(database, key, plans)
+
+            tuner = SizesTuner(tune_at, setting_at, options, database, keep_plans, generic)
+            plans = tuner.run(wanted)
+        self._stop_measuring(plans)
+        return tuner.programs
+
+    def _stop_measuring(self, plans: PlansBySizes | None) -> None:
         """Measure no plan any more: a run would wait for it."""
         self._request, self._options = replace(self._request, placement="auto"), None
+        self._plans, self._is_asked = plans, True
 
     def stored(self) -> StoredModel:
         """Return what makes programs elsewhere.
@@ -345,7 +483,7 @@ def _compile_free(
 
     request = looked_up.request
     own = replace(request, model=_own(request.model))
-    source = _FreeModel(own, tell, options, shared=SharedConstants())
+    source = _FreeModel(own, signature, tell, options, shared=SharedConstants())
     with listening() as warnings:
         generic = source.generic(signature)
     targets = tuple(map(str, looked_up.machine.config.without_tags().targets))
@@ -369,8 +507,9 @@ def _reopen_free(
         IntarsiaError: As `_compile_free`.
     """
     nominal = kept.generic.nominal
-    source = _FreeModel(request, tell, options, shared=kept.shared, nominal=nominal)
-    return _free_program(request, source, kept.part.signature, kept.part.targets, kept.generic)
+    signature, shared = kept.part.signature, kept.shared
+    source = _FreeModel(request, signature, tell, options, shared=shared, nominal=nominal)
+    return _free_program(request, source, signature, kept.part.targets, kept.generic)
 
 
 def _free_program(
@@ -388,12 +527,11 @@ def _free_program(
     """
     from intarsia.runtime.free import FreeExecutable
 
-    is_measured = request.placement == "collage"
-    sizes = request.sizes or (({},) if is_measured else ())
-    shapes = [signature.shapes_at(signature.nominal_sizes(some)) for some in sizes]
-    programs = [source.make(some) for some in shapes]
-    if is_measured:
-        source.without_measuring()
+    if request.placement == "collage":
+        programs = source.tune(request.sizes, generic)
+    else:
+        shapes = [signature.shapes_at(signature.nominal_sizes(some)) for some in request.sizes]
+        programs = [source.make(some) for some in shapes]
     return FreeExecutable(
         signature,
         source,
@@ -406,22 +544,18 @@ def _free_program(
 
 
 def source_of(
-    model: StoredModel,
-    nominal: Mapping[str, int] | None,
-    num_threads: int,
-    backends: Backends | None,
-    shared: SharedConstants,
+    free: FreePart, num_threads: int, backends: Backends | None, shared: SharedConstants
 ) -> ProgramSource:
     """Return what makes more programs of a package's model, as the first ones were made.
 
     Args:
-        model: What the package has of it.
-        nominal: Sizes for which the program for all sizes was placed; None if there is none.
+        free: What the package has of it; the model is there.
         num_threads: Threads that one run may use.
         backends: The backends to use; None means all that are installed.
         shared: The constants that its programs share.
     """
-    recipe = model.recipe
+    assert free.model is not None
+    recipe = free.model.recipe
     request = Request(
         model=None,
         target=recipe.target,
@@ -435,7 +569,14 @@ def source_of(
         backends=backends,
         cache=False,
     )
-    return _FreeModel(request, kept=model, shared=shared, nominal=nominal)
+    return _FreeModel(
+        request,
+        free.signature,
+        kept=free.model,
+        plans=free.plans,
+        shared=shared,
+        nominal=None if free.generic is None else free.generic.nominal,
+    )
 
 
 def _own(model: Any) -> Any:
@@ -489,7 +630,7 @@ def _choose(
         LockError: What a locked plan depends on has changed.
         CostDatabaseError: The cost database is damaged, or has no plan where none may be measured.
     """
-    from intarsia.accepted.choices import Accepted, find_accepted, locked_choice
+    from intarsia.accepted.choices import Accepted, find_accepted, fitted_choice, locked_choice
     from intarsia.place.assign import Policy
     from intarsia.place.decide import PlanChoice
 
@@ -509,6 +650,8 @@ def _choose(
     elif request.placement == "auto":
         accepted = find_accepted(setting)
         choice = accepted.choice(setting)
+        if choice is None and request.regions is not None:  # accepted for other sizes
+            choice = fitted_choice(setting, request.regions)
         _say_which(choice)
         yield choice or PlanChoice(), accepted
     else:
@@ -545,7 +688,9 @@ def _say_shortfall(program: PlanExecutable, num_threads: int | None, *, is_order
 
 
 def _say_which(choice: PlanChoice | None) -> None:
-    if choice is None or choice.report is None:
+    if choice is not None and choice.report is None:
+        logger.info("collage placement: the plan that was measured for other sizes")
+    elif choice is None or choice.report is None:
         logger.info("greedy placement: no plan was accepted for this; `intarsia tune` finds one")
     else:
         logger.info("collage placement: %s", choice.report.summary)
@@ -653,7 +798,7 @@ def tune(  # noqa: PLR0913 - as `compile`
     budget: float = 120.0,
     objective: str = "latency",
     host: Any = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Mapping[str, Sequence[int] | int | str] | None = None,
     pins: Mapping[str, str] | None = None,
     exclude: Exclusions = (),
     layers: Mapping[str, str] | None = None,
@@ -666,6 +811,8 @@ def tune(  # noqa: PLR0913 - as `compile`
     slowdown: float | None = 2.0,
     cache: bool | None = None,
     target_host: Any = None,
+    sizes: SizesLike | None = None,
+    requests: RequestsLike | None = None,
 ) -> Program:
     """Find the fastest plan by measuring, and compile it.
 
@@ -673,6 +820,9 @@ def tune(  # noqa: PLR0913 - as `compile`
     one stopped, and returns at once if that one was done. The plan that ships is remembered, so
     that `compile` finds it, and its program is kept among the caches. `explain().tuning` of the
     result says how it was found.
+
+    A model with free dimensions is tuned at some sizes; then both plans of two neighbours run at
+    sizes between them, to find where one gives way to the other (`plans` of the result).
 
     Args:
         model: As in `compile`.
@@ -682,7 +832,7 @@ def tune(  # noqa: PLR0913 - as `compile`
             otherwise) or `memory`.
         host: As in `compile`, and so are `shapes`, `pins`, `exclude`, `layers`, `num_threads` and
             `backends`.
-        shapes: Dimensions of inputs that the model leaves free, by name.
+        shapes: What is said of free dimensions.
         pins: From a glob over node names to the target that must run them.
         exclude: What must not run where.
         layers: From a layer's name in ONNX Runtime's `layer_ann` to the target of its nodes.
@@ -696,15 +846,23 @@ def tune(  # noqa: PLR0913 - as `compile`
             means no limit.
         cache: As in `compile`.
         target_host: The old name of `host`; deprecated.
+        sizes: Of free dimensions, at which plans are measured, as in `compile`; nominal ones
+            unless given. The budget is for all of them together.
+        requests: Instead of `sizes` a file of real requests, one a line as JSON, or these as
+            mappings: `{"batch": 1, "seq": 37, "count": 12}`. A few sizes stand for all.
 
     Raises:
         IntarsiaError: As `compile`.
+        InputError: A request is no sizes.
+        SettingError: Both sizes and requests are given.
         CostDatabaseError: The cost database is damaged or out of reach.
     """
     from intarsia.tuning.objectives.objective import parse_objective
     from intarsia.tuning.options import Options
+    from intarsia.tuning.requests import ask_sizes
 
     aim = parse_objective(objective, slowdown)
+    asked = ask_sizes(sizes, requests)
     request = Request(
         model=model,
         target=target,
@@ -721,8 +879,9 @@ def tune(  # noqa: PLR0913 - as `compile`
         costs=costs,
         is_resumed=resume,
         cache=cache,
+        sizes=asked.sizes,
     )
-    return carry_out(request, options=Options(budget, aim, feeds, progress)).program
+    return carry_out(request, options=Options(budget, aim, feeds, progress, asked.text)).program
 
 
 def _open_lock(frozen: str | Path | Lock | bool | None) -> Lock | None:

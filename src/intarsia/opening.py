@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from intarsia.runtime.loading import load as load_package
 
 if TYPE_CHECKING:
     from intarsia.backends.registry import Backends
+    from intarsia.plan.by_sizes import PlansBySizes
     from intarsia.runtime.executor import PlanExecutable
     from intarsia.runtime.free import Program, ProgramSource, StoredModel
     from intarsia.runtime.loader import SharedConstants
@@ -57,8 +59,7 @@ def _find_source(
     """Return what makes more programs of a package's model; None if the model is not there."""
     if free.model is None:
         return None
-    nominal = None if free.generic is None else free.generic.nominal
-    return _LateSource(free.model, nominal, num_threads, backends, shared)
+    return _LateSource(replace(free, programs=()), free.model, num_threads, backends, shared)
 
 
 class _LateSource:
@@ -66,14 +67,14 @@ class _LateSource:
 
     def __init__(
         self,
+        free: FreePart,
         model: StoredModel,
-        nominal: Mapping[str, int] | None,
         num_threads: int,
         backends: Backends | None,
         shared: SharedConstants,
     ) -> None:
-        self._model = model
-        self._arguments = (model, nominal, num_threads, backends, shared)
+        self._free, self._model = free, model
+        self._arguments = (free, num_threads, backends, shared)
 
     @cached_property
     def _source(self) -> ProgramSource:
@@ -88,3 +89,7 @@ class _LateSource:
     def stored(self) -> StoredModel:
         """Return what makes programs elsewhere."""
         return self._model
+
+    def plans(self) -> PlansBySizes | None:
+        """Return which plan is for which sizes, if that was measured."""
+        return self._free.plans

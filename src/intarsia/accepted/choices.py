@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from intarsia.cost.records import Assigned, PlanVerdict
 from intarsia.cost.storage import has_database
-from intarsia.errors import CostDatabaseError, LockError
-from intarsia.place.assign import Policy
-from intarsia.place.decide import Calls, PlanChoice
+from intarsia.errors import CostDatabaseError, LockError, PlacementError, UnsupportedError
+from intarsia.place.assign import Policy, assign_as_chosen, refusal_of
+from intarsia.place.decide import Calls, PlanChoice, cut_regions
 from intarsia.plan.lock import check_lock
 from intarsia.plan.tuning import TuningReport, from_json, to_json
 
 if TYPE_CHECKING:
     from intarsia.cost.records import VerdictKey
+    from intarsia.graph.graph import Graph
     from intarsia.place.setting import Setting
     from intarsia.plan.lock import Lock
 
@@ -147,6 +148,102 @@ def locked_choice(setting: Setting, lock: Lock) -> PlanChoice:
             hint="it has been edited; lock the plan again",
         ) from error
     return PlanChoice(Policy(lock.policy), calls, lock=lock, steps=steps)
+
+
+def fitted_choice(setting: Setting, regions: Sequence[Assigned]) -> PlanChoice | None:
+    """Return the choice of a plan that was measured at other sizes; None if it cannot be had.
+
+    Args:
+        setting: The model at these sizes, and the machine.
+        regions: The plan, by names.
+    """
+    calls = fit_calls(setting, regions)
+    return None if calls is None else PlanChoice(Policy.COLLAGE, calls)
+
+
+def fit_calls(setting: Setting, regions: Sequence[Assigned]) -> Calls | None:
+    """Return a plan that was found for other sizes, as far as it fits these.
+
+    The same nodes make the same regions. Where the model has other nodes at these sizes, as some
+    are folded at one and not at another, those of the same name stay on their targets, the others
+    join a neighbour, and regions are cut anew.
+
+    Args:
+        setting: The model at these sizes, and the machine.
+        regions: The plan, by names.
+
+    Returns:
+        None if the machine has none of the plan's targets, or constraints forbid it.
+    """
+    try:
+        calls = _calls_of(setting, regions)
+    except _MisfitError:
+        calls = ()
+    if not calls or not (_takes_all(setting, calls) and _is_in_order(setting.graph, calls)):
+        calls = _recut(setting, regions)
+    try:
+        choices = {node: position for position, nodes in calls for node in nodes}
+        assign_as_chosen(setting, [choices[node.id] for node in setting.graph.nodes], "cost")
+    except (KeyError, PlacementError, UnsupportedError) as error:
+        logger.info("a plan of other sizes does not fit these: %s", error)
+        return None
+    return calls
+
+
+def _takes_all(setting: Setting, calls: Calls) -> bool:
+    return all(
+        node not in setting.capabilities[position].refusals
+        for position, nodes in calls
+        for node in nodes
+    )
+
+
+def _is_in_order(graph: Graph, calls: Calls) -> bool:
+    """Tell whether every region comes after those that it reads."""
+    done: set[int] = set()
+    for _, nodes in calls:
+        done.update(nodes)
+        if not all(done.issuperset(graph.predecessors[node]) for node in nodes):
+            return False
+    return True
+
+
+def _recut(setting: Setting, regions: Sequence[Assigned]) -> Calls:
+    """Return a plan with the targets of another one where nodes have its names.
+
+    Nodes with other names, or that their target does not take here, go where a neighbour is whose
+    target takes them, else to the first target that does.
+    """
+    graph, capabilities = setting.graph, setting.capabilities
+    positions = {str(target): i for i, target in enumerate(setting.targets)}
+    wanted = {
+        name: positions[region.target]
+        for region in regions
+        if region.target in positions
+        for name in region.nodes
+    }
+    choices: dict[int, int] = {}
+
+    def takes(position: int, node: int) -> bool:
+        return refusal_of(graph.nodes[node], capabilities[position], setting.constraints) is None
+
+    def neighbours(node: int) -> Iterator[int]:
+        yield from (choices[other] for other in graph.predecessors[node])
+        for other in graph.successors[node]:
+            if graph.nodes[other].name in wanted:
+                yield wanted[graph.nodes[other].name]
+
+    if not wanted:
+        return ()
+    for node in graph.nodes:  # in topological order
+        named = (wanted[node.name],) if node.name in wanted else ()
+        ranked = (*named, *neighbours(node.id), *range(len(capabilities)))
+        chosen = next((position for position in ranked if takes(position, node.id)), None)
+        if chosen is None:
+            return ()
+        choices[node.id] = chosen
+    cut = cut_regions(graph, [choices[node.id] for node in graph.nodes])
+    return tuple((position, tuple(nodes)) for position, nodes in cut)
 
 
 class _MisfitError(Exception):

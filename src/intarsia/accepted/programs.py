@@ -382,6 +382,7 @@ def _file_of(request: Request, here: str | None) -> Path | None:
         request.way,
         str(request.strict),
         str(request.probe),
+        *(() if request.regions is None else (str(request.regions),)),
     )
     folder, file = request.settings.cache_folder() / FOLDER_NAME, None
     try:

@@ -80,7 +80,7 @@ def explain_command(  # noqa: PLR0913 - an option each
         show_json(explanation if nodes is None else {"nodes": nodes, "costs": units})
         return
     from intarsia.report.tables import explanation_view, nodes_view
-    from intarsia.report.tuning import tuning_view, units_view
+    from intarsia.report.tuning import plans_view, tuning_view, units_view
 
     if nodes is not None:
         show(nodes_view(nodes), *([units_view(tuning, units)] if tuning and units else []))
@@ -88,6 +88,8 @@ def explain_command(  # noqa: PLR0913 - an option each
             write(f"costs elsewhere are not known: {_why_no_costs(explanation)}\n")
         return
     parts = [] if tuning is None else [tuning_view(tuning)]
+    if explanation.by_sizes is not None:
+        parts.append(plans_view(explanation.by_sizes))
     show(explanation_view(explanation, complete=complete), *parts)
 
 

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +78,11 @@ def explain_file(
 
     package = read_package(file)
     explanation = package.explain()
-    return explanation if package.free is None else replace(explanation, free=package.free.text)
+    free = package.free
+    if free is None:
+        return explanation
+    is_generic = free.generic is not None
+    return explanation.with_free(free.text, free.plans, free.sizes, is_generic=is_generic)
 
 
 def refuse_choices(file: Path, choices: Choices) -> None:

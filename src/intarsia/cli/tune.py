@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,14 +32,16 @@ from intarsia.cli.options import (
     read_files,
     read_objective,
     read_seconds,
+    read_sizes,
     takes_choices,
 )
-from intarsia.cli.output import milliseconds, show, show_json, size_text, write
+from intarsia.cli.output import milliseconds, note, show, show_json, size_text, write
 from intarsia.errors import SettingError
 
 if TYPE_CHECKING:
     from intarsia.measure.timing import Spread
     from intarsia.place.request import Progress
+    from intarsia.plan.by_sizes import PlansBySizes
     from intarsia.runtime.executor import PlanExecutable
     from intarsia.tuning.kernels.tuner import KernelMoment
     from intarsia.tuning.options import TuningStatus
@@ -88,6 +90,15 @@ def tune_command(  # noqa: PLR0913 - an option each
     ] = False,
     database: DatabaseOption = None,
     inputs: InputOption = None,
+    requests: Annotated[
+        Path | None,
+        typer.Option(
+            "--requests",
+            metavar="FILE",
+            help='Sizes of real requests, one a line: {"batch": 1, "seq": 37, "count": 12}. Plans '
+            "are measured at a few that stand for all.",
+        ),
+    ] = None,
     streams: Annotated[
         int,
         typer.Option(
@@ -108,13 +119,16 @@ def tune_command(  # noqa: PLR0913 - an option each
     from intarsia.bench.profile import time_streams
     from intarsia.cli.arrays import read_arrays
     from intarsia.compiler import carry_out
+    from intarsia.runtime.free import FreeExecutable
     from intarsia.runtime.package import PACKAGE_SUFFIX
     from intarsia.tuning.options import Options
+    from intarsia.tuning.requests import ask_sizes
 
     if frozen and resume:
         raise SettingError("--frozen and --resume contradict one another", hint="give one of them")
     aim, seconds = read_objective(objective, slowdown), read_seconds(budget)
     feeds = read_arrays(read_files("--input", inputs)) if inputs else None
+    asked = ask_sizes(read_sizes(choices.sizes), requests)
     file = writable(output or Path(f"{model.stem}{PACKAGE_SUFFIX}"), source=model)
     request = make_request(
         model,
@@ -126,24 +140,61 @@ def tune_command(  # noqa: PLR0913 - an option each
         costs=database,
         is_resumed=resume,
         may_measure=not frozen,
+        sizes=asked.sizes,
     )
     with _progress() as (tell, tell_moment):
-        compiled = carry_out(request, tell, options=Options(seconds, aim, feeds, tell_moment))
+        options = Options(seconds, aim, feeds, tell_moment, asked.text)
+        compiled = carry_out(request, tell, options=options)
     compiled.save(file)
-    spread = time_streams(compiled.program.latest, feeds or {}, streams, _MOMENT_SECONDS)
-    _show_result(file, compiled.program.latest, spread, is_json=json)
+    program = compiled.program
+    spread = time_streams(program.latest, feeds or {}, streams, _MOMENT_SECONDS)
+    if isinstance(program, FreeExecutable):
+        tuned = tuple(zip(program.sizes, program.programs, strict=True))
+        _show_result(file, program.latest, spread, tuned, program.plans, is_json=json)
+    else:
+        _show_result(file, program, spread, is_json=json)
 
 
-def _show_result(file: Path, executable: PlanExecutable, spread: Spread, *, is_json: bool) -> None:
+def _show_result(
+    file: Path,
+    executable: PlanExecutable,
+    spread: Spread,
+    tuned: Sequence[tuple[Mapping[str, int], PlanExecutable]] = (),
+    plans: PlansBySizes | None = None,
+    *,
+    is_json: bool,
+) -> None:
+    """Show what was found.
+
+    Args:
+        file: What was written.
+        executable: The program that was timed.
+        spread: Its times.
+        tuned: Of a model with free dimensions, the program for each sizes.
+        plans: Likewise, which plan is for which sizes.
+        is_json: Whether as JSON.
+    """
     plan, nbytes = executable.plan, file.stat().st_size
     if is_json:
-        show_json({"file": str(file), "nbytes": nbytes, "tuning": plan.tuning, "timing": spread})
+        result = {"file": str(file), "nbytes": nbytes, "tuning": plan.tuning, "timing": spread}
+        if plans is not None:
+            reports = [{"sizes": sizes, "tuning": one.plan.tuning} for sizes, one in tuned]
+            result |= {"plans": plans, "by_sizes": reports}
+        show_json(result)
         return
+    from intarsia.graph.free_sizes import sizes_text
     from intarsia.report.tables import placement_table
-    from intarsia.report.tuning import tuning_view
+    from intarsia.report.tuning import plans_view, tuning_view
 
-    views = [] if plan.tuning is None else [tuning_view(plan.tuning)]
-    show(*views, placement_table(plan.placement))
+    programs = tuned or [({}, executable)]
+    for sizes, one in programs:
+        if sizes:
+            write(f"{sizes_text(sizes)}\n")
+        views = [] if one.plan.tuning is None else [tuning_view(one.plan.tuning)]
+        show(*views, placement_table(one.plan.placement))
+    if plans is not None:
+        show(plans_view(plans))
+        write(f"timed at {sizes_text(programs[-1][0])}:\n")
     shares = (spread.p50_seconds, spread.p90_seconds, spread.p99_seconds)
     p50, p90, p99 = map(milliseconds, shares)
     streams = f"{spread.streams} streams" if spread.streams > 1 else "one stream"
@@ -192,7 +243,7 @@ def _progress() -> Iterator[tuple[Progress, Callable[[TuningStatus], None] | Non
         What is told about the stages of the pipeline, and what about measuring.
     """
     if not sys.stderr.isatty():
-        yield progress_lines(), None
+        yield progress_lines(), _sizes_lines()
         return
     from rich.console import Console
 
@@ -210,6 +261,20 @@ def _progress() -> Iterator[tuple[Progress, Callable[[TuningStatus], None] | Non
             best = ""
             if moment.best_seconds is not None:
                 best = f"; best so far {moment.best}, {milliseconds(moment.best_seconds)}"
-            status.update(f"{moment.stage}: {moment.what}{best}; {moment.left_seconds:.0f} s left")
+            at = f"{moment.sizes}: " if moment.sizes else ""
+            left = f"{moment.left_seconds:.0f} s left"
+            status.update(f"{at}{moment.stage}: {moment.what}{best}; {left}")
 
         yield tell, tell_moment
+
+
+def _sizes_lines() -> Callable[[TuningStatus], None]:
+    """Return what writes a line for each sizes that are measured."""
+    seen: set[str] = set()
+
+    def tell(moment: TuningStatus) -> None:
+        if moment.sizes and moment.sizes not in seen:
+            seen.add(moment.sizes)
+            note(f"{moment.sizes}: {moment.left_seconds:.0f} s")
+
+    return tell

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from intarsia.backends.registry import Backends
+    from intarsia.cost.records import Assigned
     from intarsia.plan.lock import Lock
     from intarsia.target.priority import Overrides
 
@@ -61,6 +62,8 @@ class Request:
         default_threads: Threads that suit the objective; None means all CPUs.
         backends: The backends to use; None means all that are installed.
         lock: The plan to carry out, or nothing.
+        regions: By names, the plan that was measured at other sizes of free dimensions: what is
+            meant where none was accepted for these; None if there is none.
         objective: What accepted plans are filed under: what is minimised, with its limit.
         costs: The cost database; None means the setting.
         may_measure: Whether a plan may be measured where none was accepted.
@@ -94,6 +97,7 @@ class Request:
     default_threads: int | None = None
     backends: Backends | None = None
     lock: Lock | None = None
+    regions: tuple[Assigned, ...] | None = None
     objective: str = "latency"
     costs: str | None = None
     may_measure: bool = True

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from intarsia.backends.values import ABOUT, SCRATCH, Artifact
@@ -14,6 +14,7 @@ from intarsia.plan.plan import CopyStep, PassRun, Plan
 from intarsia.plan.profile import Profile
 
 if TYPE_CHECKING:
+    from intarsia.plan.by_sizes import PlansBySizes
     from intarsia.plan.tuning import TuningReport
 
 
@@ -88,6 +89,7 @@ class Explanation:
         layouts: By name, how tensors lie between regions that are not row-major there.
         free: One line on free dimensions and the sizes that this is for; empty if there are none.
         bodies: What runs where in If, Loop and Scan, where the plan runs them itself.
+        by_sizes: Which plan is for which sizes of free dimensions, if that was measured.
     """
 
     placement: Placement
@@ -106,6 +108,29 @@ class Explanation:
     layouts: dict[str, str] = field(default_factory=dict)
     free: str = ""
     bodies: tuple[BodyExplanation, ...] = ()
+    by_sizes: PlansBySizes | None = None
+
+    def with_free(
+        self,
+        text: str,
+        plans: PlansBySizes | None,
+        sizes: Mapping[str, int],
+        *,
+        is_generic: bool,
+    ) -> Explanation:
+        """Return it with what is known of free dimensions.
+
+        Args:
+            text: One line on them.
+            plans: Which plan is for which sizes.
+            sizes: Those that it is for.
+            is_generic: Whether it is of the program for all sizes.
+        """
+        if plans is not None and is_generic:
+            text = f"{text}; this is the program for all sizes, which no measured plan places"
+        elif plans is not None and sizes:
+            text = f"{text}; its plan: {plans.choose(sizes).why}"
+        return replace(self, free=text, by_sizes=plans)
 
     @property
     def layout_lines(self) -> tuple[str, ...]:
@@ -125,6 +150,7 @@ class Explanation:
         lines = [
             self.summary,
             *([self.free] if self.free else []),
+            *([str(self.by_sizes)] if self.by_sizes else []),
             *([self.tuning.summary] if self.tuning else []),
             *([self.shortfall] if self.shortfall else []),
             *self.placement.passed_over,

@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from intarsia.graph.free_sizes import sizes_text
+from intarsia.plan.by_sizes import interval_text
 from intarsia.plan.tuning import time_text
 from intarsia.report.tables import make_table
 
 if TYPE_CHECKING:
+    from intarsia.cost.records import Assigned
+    from intarsia.plan.by_sizes import PlansBySizes
     from intarsia.plan.tuning import CutReport, Finalist, Forecast, TuningReport, UnitReport
 
 MOST_FAILURES = 8
@@ -68,6 +73,60 @@ def tuning_view(report: TuningReport) -> RenderableType:
     if report.is_reused:
         parts.append(Text("accepted before; --resume goes on measuring"))
     return Group(*parts)
+
+
+def plans_view(plans: PlansBySizes) -> RenderableType:
+    """Return what was measured at each sizes, and which plan is for which sizes."""
+    rows = []
+    for point in plans.points:
+        ratio = point.generic_ratio
+        rows.append(
+            (
+                sizes_text(point.sizes),
+                point.winner,
+                _places(plans.plans[point.plan]),
+                time_text(point.seconds),
+                point.single or "-",
+                time_text(point.single_seconds),
+                "-" if ratio is None else f"{ratio:.3f}",
+                "" if point.is_proven else "not accepted: out of time",
+            )
+        )
+    columns = ("sizes", "plan", "nodes", "measured>", "best single", "measured>")
+    title = f"measured at some sizes ({plans.objective})"
+    parts: list[RenderableType] = [
+        make_table(title, (*columns, "program for all sizes, to plan>", "note"), rows)
+    ]
+    if plans.chosen:
+        parts.append(Text(plans.chosen))
+    if plans.dimension:
+        parts.append(
+            make_table(
+                "which plan is for which sizes",
+                (plans.dimension, "plan", "nodes", "why it begins there"),
+                [
+                    (
+                        interval_text(interval),
+                        plans.points[interval.points[0]].winner,
+                        _places(plans.plans[interval.plan]),
+                        "" if interval.switch is None else str(interval.switch),
+                    )
+                    for interval in plans.intervals
+                ],
+            )
+        )
+    elif len(plans.points) > 1:
+        parts.append(Text("other sizes have the plan of the nearest of these, by logarithms"))
+    parts += [Text(note) for note in plans.notes]
+    return Group(*parts)
+
+
+def _places(regions: Sequence[Assigned]) -> str:
+    """Return how many nodes each target has."""
+    counts: Counter[str] = Counter()
+    for region in regions:
+        counts[region.target] += len(region.nodes)
+    return ", ".join(f"{target}: {count}" for target, count in counts.items())
 
 
 def _outlooks_table(report: TuningReport) -> RenderableType:

@@ -73,6 +73,8 @@ def _free(package: Package) -> Iterator[CheckFinding]:
     """Say for which sizes of free dimensions there are programs."""
     if package.free is not None:
         yield CheckFinding("free dimensions", CheckVerdict.OK, package.free.text)
+        for line in () if package.free.plans is None else package.free.plans.lines:
+            yield CheckFinding("plans by sizes", CheckVerdict.OK, line)
 
 
 def _environment(package: Package, backends: Backends, threads: int) -> Iterator[CheckFinding]:

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from intarsia.arrays import Array
     from intarsia.backends.device import Step
     from intarsia.graph.model_info import ModelInfo
+    from intarsia.plan.by_sizes import PlansBySizes
     from intarsia.plan.explanation import Explanation
     from intarsia.plan.placement import Placement
     from intarsia.plan.plan import Plan
@@ -78,6 +79,9 @@ class ProgramSource(Protocol):
 
     def stored(self) -> StoredModel:
         """Return what makes programs elsewhere."""
+
+    def plans(self) -> PlansBySizes | None:
+        """Return which plan is for which sizes, if that was measured."""
 
 
 logger = logging.getLogger("intarsia")
@@ -147,6 +151,7 @@ class FreeExecutable:
         is_frozen: Whether no program may be made any more.
         programs: Those that are made already; they may be more than `max_shapes`.
         generic: The program for all sizes, if there is one.
+        plans: Which plan is for which sizes, where no source knows it.
 
     Attributes:
         signature: What the model takes and returns.
@@ -163,6 +168,7 @@ class FreeExecutable:
         is_frozen: bool = False,
         programs: Iterable[PlanExecutable] = (),
         generic: GenericProgram | None = None,
+        plans: PlansBySizes | None = None,
     ) -> None:
         self.signature = signature
         self.targets = targets
@@ -174,6 +180,7 @@ class FreeExecutable:
         self._lock = threading.Lock()
         self._making = threading.Lock()
         self._generic = generic
+        self._plans = plans
         given = tuple(programs)
         self._max_shapes = max(max_shapes, len(given))
         for program in given:
@@ -224,6 +231,11 @@ class FreeExecutable:
     def generic(self) -> PlanExecutable | None:
         """The program for all sizes, if there is one; it has no sizes, and does not run."""
         return None if self._generic is None else self._generic.program
+
+    @property
+    def plans(self) -> PlansBySizes | None:
+        """Which plan is for which sizes, as `tune` measured it; None if it did not."""
+        return self._plans if self._source is None else self._source.plans()
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
@@ -343,6 +355,9 @@ class FreeExecutable:
         """Make a program for some sizes in another thread; the generic one stays if that fails."""
         if self._key(shapes) not in self._kept:  # others have taken its place
             return
+        plans, sizes = self.plans, self.signature.find_sizes(shapes)
+        if plans is not None and not plans.points[plans.choose(sizes).point].needs_own:
+            return
         try:
             self._find(shapes, is_own=True)
         except IntarsiaError as error:
@@ -460,10 +475,11 @@ class FreeExecutable:
             profile: What `profile` returned, for the times of regions and copies.
         """
         explanation = self.latest.explain(profile)
-        sizes = self.sizes
-        is_generic = self._generic is not None
-        text = describe_free(self.signature, sizes[-1], sizes, is_generic=is_generic)
-        return replace(explanation, free=text)
+        kept = sorted(self._kept.values(), key=_last_use)
+        sizes = [one.sizes for one in kept]
+        has_generic = self._generic is not None
+        text = describe_free(self.signature, sizes[-1], sizes, is_generic=has_generic)
+        return explanation.with_free(text, self.plans, sizes[-1], is_generic=kept[-1].is_generic)
 
     def save(self, path: str | Path) -> None:
         """Write a self-contained package: the model, the programs that there are, weights once.
@@ -489,7 +505,15 @@ class FreeExecutable:
         if self._generic is None and not programs:
             programs = [self.specialise({})]
         stored = self._source.stored()
-        save_free_package(self.signature, self.targets, programs[::-1], stored, path, self._generic)
+        save_free_package(
+            self.signature,
+            self.targets,
+            programs[::-1],
+            stored,
+            path,
+            self._generic,
+            self.plans,
+        )
 
     def __repr__(self) -> str:
         names = ", ".join(map(str, self.symbols))

@@ -67,6 +67,7 @@ def load(
         max_shapes=settings.max_shapes if max_shapes is None else max_shapes,
         programs=programs,
         generic=generic,
+        plans=free.plans,
     )
 
 

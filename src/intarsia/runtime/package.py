@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from intarsia.backends.device import Executable
     from intarsia.backends.registry import Backends
     from intarsia.plan.explanation import Explanation
+    from intarsia.plan.by_sizes import PlansBySizes
     from intarsia.plan.tuning import TuningReport
 
 MANIFEST = "manifest.json"
@@ -183,6 +184,7 @@ class FreeSizesRecord(msgspec.Struct, frozen=True):
         tensors: What is left out of that.
         recipe: What else was asked for when it was compiled; as `model`.
         generic: If the manifest's own program is for all sizes, for which.
+        plans: Which plan is for which sizes, if that was measured; older versions ignore it.
     """
 
     inputs: tuple[RawSpec, ...]
@@ -195,6 +197,7 @@ class FreeSizesRecord(msgspec.Struct, frozen=True):
     tensors: tuple[ConstantRecord, ...]
     recipe: ProgramRecipe | None
     generic: GenericRecord | None = None
+    plans: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -267,6 +270,7 @@ def save_free_package(
     model: StoredModel | None,
     path: str | Path,
     generic: GenericProgram | None = None,
+    plans: PlansBySizes | None = None,
 ) -> None:
     """Write a package of a model with free dimensions; it appears whole or not at all.
 
@@ -278,6 +282,7 @@ def save_free_package(
         path: File to write.
         generic: The program for all sizes, if there is one; it, or else the first of the others, is
             what `explain` is of.
+        plans: Which plan is for which sizes, if that was measured.
 
     Raises:
         PackageError: The file cannot be written.
@@ -300,6 +305,7 @@ def save_free_package(
         () if model is None else tuple(map(table.add_constant, model.tensors)),
         None if model is None else model.recipe,
         None if generic is None else GenericRecord(dict(generic.bounds), dict(generic.nominal)),
+        msgspec.Raw(msgspec.json.encode(plans)),
     )
     _write(path, table, first, free)
 
@@ -429,6 +435,8 @@ class FreePart:
         model: What makes programs for other sizes; None if it is not in the package.
         text: One line on the dimensions and the sizes that there are programs for.
         generic: If the package's first program is for all sizes, for which.
+        plans: Which plan is for which sizes, if that was measured.
+        sizes: Those of the package's first program.
     """
 
     signature: FreeSignature
@@ -437,6 +445,8 @@ class FreePart:
     model: StoredModel | None
     text: str
     generic: GenericRecord | None = None
+    plans: PlansBySizes | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_package(path: str | Path, settings: Settings | None = None) -> Package:
@@ -471,8 +481,30 @@ def read_package(path: str | Path, settings: Settings | None = None) -> Package:
     text = describe_free(signature, sizes[0], own_sizes, is_generic=free.generic is not None)
     if free.generic is not None:
         _check_extents(path, package.plan, free.generic)
-    part = FreePart(signature, free.targets, others, model, text, free.generic)
+    plans = _read_plans(path, signature, free.plans)
+    part = FreePart(
+        signature, free.targets, others, model, text, free.generic, plans, sizes[0]
+    )
     return replace(package, free=part)
+
+
+def _read_plans(path: Path, signature: FreeSignature, text: msgspec.Raw) -> PlansBySizes | None:
+    """Return which plan is for which sizes; nothing if that was not measured.
+
+    Raises:
+        PackageError: The plans are not of the model's dimensions.
+    """
+    if bytes(text) == b"null":
+        return None
+    from intarsia.plan.by_sizes import from_json
+
+    plans = from_json(bytes(text).decode())
+    names = {symbol.name for symbol in signature.symbols}
+    if plans is None or any(point.sizes.keys() != names for point in plans.points):
+        raise PackageError(
+            f"{str(path)!r}: the plans by sizes are inconsistent", hint="compile the model again"
+        )
+    return plans
 
 
 def _check_extents(path: Path, plan: Plan, generic: GenericRecord) -> None:

@@ -23,6 +23,7 @@ class TuningStatus:
         best: Name of the best plan so far; empty if there is none yet.
         best_seconds: Its time; None if there is none.
         left_seconds: Of the budget.
+        sizes: Of free dimensions, for which it is measured; empty if there are none.
     """
 
     stage: str
@@ -30,6 +31,7 @@ class TuningStatus:
     best: str
     best_seconds: float | None
     left_seconds: float
+    sizes: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +43,11 @@ class Options:
         objective: What the plan is to be best at.
         feeds: An array per input, by name, to measure with; None means made-up ones.
         tell: Told what is going on.
+        chosen: How sizes of free dimensions were chosen, where they come from requests.
     """
 
     budget_seconds: float = 120.0
     objective: Objective = LATENCY
     feeds: Mapping[str, Any] | None = None
     tell: Callable[[TuningStatus], None] | None = None
+    chosen: str = ""
