@@ -9,12 +9,17 @@ INVOCATIONS = {
     "compile": [("chain.onnx", "-t", "fake -ops=Relu,Tanh, onnxruntime")],
     "tune": [
         ("chain.onnx", "-t", "fake -cost=*:1e-3", "--threads", "1", "--database", "costs.sqlite"),
+        (
+            *("free.onnx", "-t", "fake -cost=*:1e-3", "--sizes", "n=2,5", "--threads", "1"),
+            *("--database", "costs.sqlite"),
+        ),
     ],
     "tune-kernels": [("chain.onnx", "-t", "llvm", "--threads", "1")],
     "run": [("chain.intarsia", "--repeat", "3")],
     "explain": [
         ("chain.intarsia", "--all", "--profile", "2"),
         ("chain.intarsia", "--node", "second"),
+        ("free.intarsia", "--sizes", "n=3"),
     ],
     "check": [("chain.intarsia",), ("chain.onnx", "-t", "fake -ops=Relu, llvm")],
     "bench": [("chain.onnx", "-t", "llvm", "--against", "onnxruntime", "--rounds", "3")],

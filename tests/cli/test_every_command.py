@@ -85,17 +85,21 @@ def test_every_command_is_called_here():
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory, chain_model):
-    """A folder with what commands need: a model, packages, a cost database and its export."""
+def prepared(tmp_path_factory, chain_model, parse_model):
+    """A folder with what commands need: models, packages, a cost database and its export."""
     folder = tmp_path_factory.mktemp("prepared")
     onnx.save(chain_model, folder / "chain.onnx")
+    free = parse_model("free (float[n,4] x) => (float[n,4] y) { y = Relu(x) }")
+    onnx.save(free, folder / "free.onnx")
     target, options = "fake -ops=Relu,Tanh, onnxruntime", ["--database", "costs.sqlite"]
     tune = ["tune", "chain.onnx", "-t", "fake -cost=*:1e-3", "-o", "tuned.intarsia"]
+    tune_free = ["tune", "free.onnx", "-t", "fake -cost=*:1e-3", "--sizes", "n=2,5"]
     with contextlib.chdir(folder):
         for call in (
             ["compile", "chain.onnx", "-t", target],
             ["compile", "chain.onnx", "-t", "onnxruntime", "-o", "other.intarsia"],
             [*tune, "--threads", "1", *options],
+            [*tune_free, "--threads", "1", *options],
             ["costs", "export", "costs.jsonl", *options],
             ["costs", "import", "costs.jsonl", "--database", "other.sqlite"],
         ):

@@ -257,3 +257,42 @@ def test_planning_for_what_is_not_here_shows_every_plan_and_what_to_measure(call
     found = call("plan", "absent", small, "-t", target, "--json").json
     assert found["seconds"] is None
     assert all(row["low_seconds"] <= row["high_seconds"] for row in found["finalists"])
+
+
+def test_a_free_model_is_tuned_at_each_sizes(call, free_model, folder, monkeypatch):
+    monkeypatch.setenv("INTARSIA_COSTS", str(folder / "costs.sqlite"))
+    (folder / "requests.jsonl").write_text('{"N": 2, "count": 3}\n{"N": 5}\n')
+    tune = ("tune", free_model, "-t", "fake -cost=*:1e-3", "--threads", 1)
+    done = call(*tune, "--requests", "requests.jsonl")
+    assert done.code == 0, done.err
+    for text in ("N=2 (1 of 2)", "N=5 (2 of 2)"):
+        assert text in done.err
+    for text in (
+        "all sizes of 4 requests",
+        "100.0% of the requests",
+        "of any size",
+        "timed at N=5",
+    ):
+        assert text in done.out, done.out
+    again = call(*tune, "--frozen", "--sizes", "N=2,5", "--json").json
+    assert [point["sizes"] for point in again["plans"]["points"]] == [{"N": 2}, {"N": 5}]
+    assert [one["sizes"] for one in again["by_sizes"]] == [{"N": 2}, {"N": 5}]
+    assert all(one["tuning"]["is_reused"] for one in again["by_sizes"])
+    assert again["tuning"] == again["by_sizes"][-1]["tuning"]
+    explained = call("explain", "free.intarsia", "--sizes", "N=4")
+    assert "N=4 has the plan of fake alone: measured at N=5, holds for N of any size" in explained.out
+    assert "which plan is for which sizes" in explained.out
+    checked = call("check", "free.intarsia")
+    assert "plans by sizes" in checked.out
+    assert call("explain", "free.intarsia", "--sizes", "N=4", "--pin", "y=fake").code == 2
+    assert call("explain", "free.intarsia", "--sizes", "N=4,5").code == 2
+    assert "no free dimension 'M'" in call("explain", "free.intarsia", "--sizes", "M=4").err
+
+
+def test_requests_that_say_nothing_are_an_error(call, free_model, folder):
+    (folder / "requests.jsonl").write_text("N=2\n")
+    tune = ("tune", free_model, "-t", "fake", "--requests", "requests.jsonl")
+    done = call(*tune)
+    assert done.code == 2
+    assert "line 1 of 'requests.jsonl' is no request" in done.err
+    assert "exclude one another" in call(*tune, "--sizes", "N=2").err

@@ -2,6 +2,7 @@
 """Settings of small models for the laboratory's tests."""
 
 import pytest
+from tests.tuning.exact import ExactLaboratory, copies
 
 from intarsia.place.machine import Machine
 from intarsia.place.request import Request
@@ -35,3 +36,15 @@ def open_laboratory(setting_of):
     yield make
     for laboratory in opened:
         laboratory.close()
+
+
+@pytest.fixture
+def exact(monkeypatch):
+    """Exact costs in this process instead of a laboratory."""
+    for module in ("tuner", "by_sizes"):
+        monkeypatch.setattr(f"intarsia.tuning.{module}.Laboratory", ExactLaboratory)
+    monkeypatch.setattr(
+        "intarsia.tuning.prospector.measure_calls",
+        lambda lab: {i: costs.call_seconds for i, costs in enumerate(lab.costs)},
+    )
+    monkeypatch.setattr("intarsia.tuning.prospector.measure_copies", copies)

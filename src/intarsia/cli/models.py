@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,16 +74,12 @@ def explain_file(
         return executable.explain(profile)
     if not is_package(file):
         return compile_file(file, choices, threads).program.explain()
-    refuse_choices(file, choices)
+    sizes = read_sizes(choices.sizes)
+    refuse_choices(file, replace(choices, sizes=None) if len(sizes) == 1 else choices)
     from intarsia.runtime.package import read_package
 
     package = read_package(file)
-    explanation = package.explain()
-    free = package.free
-    if free is None:
-        return explanation
-    is_generic = free.generic is not None
-    return explanation.with_free(free.text, free.plans, free.sizes, is_generic=is_generic)
+    return package.explain() if not sizes else package.explain_at(sizes[0])
 
 
 def refuse_choices(file: Path, choices: Choices) -> None:

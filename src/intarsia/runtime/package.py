@@ -31,7 +31,13 @@ from intarsia.arrays import Array, np_dtype
 from intarsia.backends.values import Artifact, ArtifactConstant, TensorSpec
 from intarsia.errors import InputError, PackageError
 from intarsia.files import whole_file
-from intarsia.graph.free_sizes import FreeSignature, RawSpec, describe_free, make_signature
+from intarsia.graph.free_sizes import (
+    FreeSignature,
+    RawSpec,
+    describe_free,
+    make_signature,
+    sizes_text,
+)
 from intarsia.graph.model_info import ModelInfo
 from intarsia.plan.identity import Identity
 from intarsia.plan.placement import CONTROL_FLOW, Placement
@@ -421,7 +427,50 @@ class Package:
         from intarsia.plan.explanation import explain_plan
 
         bodies = [body.explain() for body in self.bodies]
-        return explain_plan(self.plan, self.artifacts, bodies=bodies)
+        explanation = explain_plan(self.plan, self.artifacts, bodies=bodies)
+        free = self.free
+        if free is None:
+            return explanation
+        is_generic = free.generic is not None
+        return explanation.with_free(free.text, free.plans, free.sizes[0], is_generic=is_generic)
+
+    def explain_at(self, sizes: Mapping[str, int]) -> Explanation:
+        """Return what runs where and why at some sizes; no backend is needed.
+
+        Where there is no program for these, it is of the one that has the same plan, else of the
+        one for all sizes.
+
+        Args:
+            sizes: By free dimension; those that are missing are nominal.
+
+        Raises:
+            InputError: There is no such dimension, or a size is out of bounds.
+            PackageError: The model has no free dimensions, or nothing is known of these sizes.
+        """
+        free = self.free
+        if free is None:
+            raise PackageError("the package's model has no free dimensions", hint="give no sizes")
+        full = free.signature.nominal_sizes(sizes)
+        free.signature.shapes_at(full)
+        is_generic = free.generic is not None
+        own = list(zip(self.programs, free.sizes, strict=True))[is_generic:]
+        found, why = full, ""
+        if full not in [those for _, those in own] and free.plans is not None:
+            choice = free.plans.choose(full)
+            found = free.plans.points[choice.point].sizes
+            why = f"{sizes_text(full)} has the plan of {choice.why}"
+        program = next((one for one, those in own if those == found), None)
+        if program is None and not is_generic:
+            raise PackageError(
+                f"there is no program for {sizes_text(full)}, nor a plan",
+                hint=f"there are programs for {'; '.join(sizes_text(those) for _, those in own)}",
+            )
+        if program is None:
+            return self.explain()
+        others = [those for _, those in own]
+        text = describe_free(free.signature, found, others, is_generic=is_generic)
+        explanation = program.explain().with_free(text, free.plans, found, is_generic=False)
+        return replace(explanation, free="; ".join(filter(None, (why, explanation.free))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,7 +485,7 @@ class FreePart:
         text: One line on the dimensions and the sizes that there are programs for.
         generic: If the package's first program is for all sizes, for which.
         plans: Which plan is for which sizes, if that was measured.
-        sizes: Those of the package's first program.
+        sizes: Of each program, the package's first among them.
     """
 
     signature: FreeSignature
@@ -446,7 +495,7 @@ class FreePart:
     text: str
     generic: GenericRecord | None = None
     plans: PlansBySizes | None = None
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    sizes: tuple[Mapping[str, int], ...] = ()
 
 
 def read_package(path: str | Path, settings: Settings | None = None) -> Package:
@@ -483,7 +532,7 @@ def read_package(path: str | Path, settings: Settings | None = None) -> Package:
         _check_extents(path, package.plan, free.generic)
     plans = _read_plans(path, signature, free.plans)
     part = FreePart(
-        signature, free.targets, others, model, text, free.generic, plans, sizes[0]
+        signature, free.targets, others, model, text, free.generic, plans, tuple(sizes)
     )
     return replace(package, free=part)
 

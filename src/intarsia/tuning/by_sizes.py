@@ -259,12 +259,14 @@ def _guess_switches(
 
 
 def middle(low: int, high: int) -> int:
-    """Return the geometric middle of two sizes, above the first one."""
+    """Return the geometric middle of two sizes, above the first one and not above the second."""
     return max(low + 1, min(high, round(math.sqrt(low * high))))
 
 
 def find_switch(low: int, high: int, compare: Callable[[int], Ratio | None]) -> Switch:
     """Return where the plan of a larger size takes over from that of a smaller one.
+
+    Between the last two sizes that were measured, it is where their ratios say.
 
     Args:
         low: A size at which the first plan is faster.
@@ -272,23 +274,35 @@ def find_switch(low: int, high: int, compare: Callable[[int], Ratio | None]) -> 
         compare: Returns the time of the second plan over that of the first at a size between them;
             None if it cannot be had.
     """
+    ends: dict[int, float | None] = {low: None, high: None}
     below, above = low, high
     measured: list[int] = []
+    is_settled = True
     while above - below > 1 and above > FINENESS * below:
         size = middle(below, above)
-        if size == above:
-            break
         ratio = compare(size)
         if ratio is None or math.isnan(ratio.value):
-            return Switch(middle(below, above), below, above, tuple(measured), is_settled=False)
+            is_settled = False
+            break
         measured.append(size)
+        ends[size] = ratio.value
         if abs(ratio.value - 1.0) <= TIE:
             return Switch(size, below, above, tuple(measured), tie=size)
         if ratio.value < 1.0:
             above = size
         else:
             below = size
-    return Switch(middle(below, above), below, above, tuple(measured))
+    size = _interpolate(below, above, ends[below], ends[above])
+    return Switch(size, below, above, tuple(measured), is_settled=is_settled)
+
+
+def _interpolate(below: int, above: int, first: float | None, second: float | None) -> int:
+    """Return the size between two at which a ratio is 1; the middle if it is not known at both."""
+    if first is None or second is None or not 0.0 < second < 1.0 < first < math.inf:
+        return middle(below, above)
+    part = math.log(first) / (math.log(first) - math.log(second))
+    size = below * math.exp(part * math.log(above / below))
+    return max(below + 1, min(above, math.ceil(size)))
 
 
 def race_plans(
