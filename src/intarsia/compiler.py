@@ -483,6 +483,7 @@ def _compile_free(
 
     request = looked_up.request
     own = replace(request, model=_own(request.model))
+    shapes = [signature.shapes_at(signature.nominal_sizes(some)) for some in request.sizes]
     source = _FreeModel(own, signature, tell, options, shared=SharedConstants())
     with listening() as warnings:
         generic = source.generic(signature)
@@ -530,7 +531,6 @@ def _free_program(
     if request.placement == "collage":
         programs = source.tune(request.sizes, generic)
     else:
-        shapes = [signature.shapes_at(signature.nominal_sizes(some)) for some in request.sizes]
         programs = [source.make(some) for some in shapes]
     return FreeExecutable(
         signature,

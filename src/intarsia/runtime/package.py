@@ -466,7 +466,12 @@ class Package:
                 hint=f"there are programs for {'; '.join(sizes_text(those) for _, those in own)}",
             )
         if program is None:
-            return self.explain()
+            why = why or f"{sizes_text(full)} has no plan of its own"
+            explanation = self.explain()
+            return replace(
+                explanation,
+                free=f"{why}; its program is made when it comes often; {explanation.free}",
+            )
         others = [those for _, those in own]
         text = describe_free(free.signature, found, others, is_generic=is_generic)
         explanation = program.explain().with_free(text, free.plans, found, is_generic=False)
