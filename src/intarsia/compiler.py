@@ -122,11 +122,14 @@ def carry_out(
     from intarsia.graph.free_sizes import FreeSizesError
 
     try:
-        return Compiled(*_build(looked_up, tell, options)[:2])
+        program, file, _ = _build(looked_up, tell, options)
     except FreeSizesError as error:
         if request.lock is not None:
             raise
         return Compiled(_compile_free(looked_up, error.signature, tell, options))
+    if request.sizes:
+        logger.warning("no dimension of the model is free: sizes have no effect")
+    return Compiled(program, file)
 
 
 def _build(

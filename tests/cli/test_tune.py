@@ -279,9 +279,9 @@ def test_a_free_model_is_tuned_at_each_sizes(call, free_model, folder, monkeypat
     assert [one["sizes"] for one in again["by_sizes"]] == [{"N": 2}, {"N": 5}]
     assert all(one["tuning"]["is_reused"] for one in again["by_sizes"])
     assert again["tuning"] == again["by_sizes"][-1]["tuning"]
-    explained = call("explain", "free.intarsia", "--sizes", "N=4")
-    assert "N=4 has the plan of fake alone: measured at N=5, holds for N of any size" in explained.out
-    assert "which plan is for which sizes" in explained.out
+    explained = call("explain", "free.intarsia", "--sizes", "N=4").out
+    assert "N=4 has the plan of fake alone: measured at N=5, holds for N of any size" in explained
+    assert "which plan is for which sizes" in explained
     checked = call("check", "free.intarsia")
     assert "plans by sizes" in checked.out
     assert call("explain", "free.intarsia", "--sizes", "N=4", "--pin", "y=fake").code == 2

@@ -487,3 +487,27 @@ def test_the_regions_of_a_program_are_those_of_its_plan(exact, model, costs):
             (one.target, frozenset(one.nodes)) for one in exe.plans.plans[point.plan]
         }
     assert msgspec.json.encode(exe.explain())
+
+
+def test_kept_programs_have_the_plan_of_now(exact, model, costs, own_cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("INTARSIA_PROGRAMS", "1")
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path)
+    tune(path, sizes={"seq": [16, 512]})
+    x = np.ones((1, 30, 8), np.float32)
+
+    def compile_and_run():
+        exe = intarsia.compile(path, TARGET, num_threads=1)
+        exe.run({"x": x})
+        return {region.target.split(" ")[0] for region in exe.placement.regions}
+
+    def kept():
+        return {file.name for file in (own_cache / "programs").glob("*.intarsia")}
+
+    assert compile_and_run() == {"fake"}
+    before = kept()
+    assert compile_and_run() == {"fake"}
+    assert kept() == before
+    tune(path, sizes={"seq": [512]})
+    assert compile_and_run() == {"fake:1"}
+    assert len(kept()) == len(before) + 1
