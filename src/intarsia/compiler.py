@@ -486,7 +486,8 @@ def _compile_free(
 
     request = looked_up.request
     own = replace(request, model=_own(request.model))
-    shapes = [signature.shapes_at(signature.nominal_sizes(some)) for some in request.sizes]
+    for some in request.sizes:  # what is wrong is said before anything is compiled
+        signature.shapes_at(signature.nominal_sizes(some))
     source = _FreeModel(own, signature, tell, options, shared=SharedConstants())
     with listening() as warnings:
         generic = source.generic(signature)
@@ -534,6 +535,7 @@ def _free_program(
     if request.placement == "collage":
         programs = source.tune(request.sizes, generic)
     else:
+        shapes = [signature.shapes_at(signature.nominal_sizes(some)) for some in request.sizes]
         programs = [source.make(some) for some in shapes]
     return FreeExecutable(
         signature,
