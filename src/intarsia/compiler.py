@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -206,7 +207,7 @@ class _FreeModel:
         self._signature = signature
         self._plans = plans
         self._is_asked = kept is not None  # else the database is asked when plans matter
-        self._key: VerdictKey | None = None
+        self._asking = threading.Lock()
         self._tell = tell
         self._options = options
         self._kept = kept
@@ -334,25 +335,25 @@ class _FreeModel:
 
     def plans(self) -> PlansBySizes | None:
         """Return which plan is for which sizes: as a package says, else the cost database."""
-        if self._is_asked:
+        with self._asking:
+            if not self._is_asked:
+                request = self._request
+                if request.way == BY_COST and has_database(request.costs, request.settings):
+                    self._plans = self._ask_plans(request)
+                self._is_asked = True
             return self._plans
-        self._is_asked = True
-        request = self._request
-        if request.way == BY_COST and has_database(request.costs, request.settings):
-            from intarsia.accepted.by_sizes import find_plans
 
-            key = self._plans_key()
-            if key is not None:
-                self._plans = find_plans(key, request.costs, request.settings)
-        return self._plans
+    def _ask_plans(self, request: Request) -> PlansBySizes | None:
+        from intarsia.accepted.by_sizes import find_plans
+
+        key = self._plans_key()
+        return None if key is None else find_plans(key, request.costs, request.settings)
 
     def _plans_key(self) -> VerdictKey | None:
         """Return what plans by sizes are filed under; None if that cannot be told."""
         from intarsia.accepted.by_sizes import sizes_key
         from intarsia.place.setting import make_free_setting, make_setting
 
-        if self._key is not None:
-            return self._key
         signature = self._signature
         try:
             request = replace(self._at({}), shapes=self._said)
@@ -362,12 +363,12 @@ class _FreeModel:
             except UnsupportedError:
                 shapes = signature.shapes_at(nominal)
                 setting = make_setting(replace(request, shapes=shapes), machine)
-            self._key = sizes_key(setting, request.objective)
+            return sizes_key(setting, self._request.objective)
         except InternalError:
             raise
         except IntarsiaError as error:  # compiling says it, where it matters
             logger.info("plans by sizes have no name: %s", error.message)
-        return self._key
+            return None
 
     def tune(
         self, sizes: Sequence[Mapping[str, int]], generic: GenericProgram | None

@@ -18,7 +18,14 @@ from tests.tuning.exact import ExactLaboratory
 import intarsia
 from intarsia.accepted.choices import fit_calls
 from intarsia.cost.records import Assigned
-from intarsia.errors import CostDatabaseError, InputError, PackageError, SettingError
+from intarsia.errors import (
+    BackendError,
+    CostDatabaseError,
+    InputError,
+    PackageError,
+    ReasonCode,
+    SettingError,
+)
 from intarsia.measure.racing import Ratio
 from intarsia.plan.by_sizes import from_json, is_consistent, to_json
 from intarsia.plan.lock import placed_regions
@@ -511,3 +518,46 @@ def test_kept_programs_have_the_plan_of_now(exact, model, costs, own_cache, tmp_
     tune(path, sizes={"seq": [512]})
     assert compile_and_run() == {"fake:1"}
     assert len(kept()) == len(before) + 1
+
+
+class NarrowLaboratory(ExactLaboratory):
+    """Can run nothing long."""
+
+    longest = 128
+
+    def _refusal(self, probe):
+        (value,) = self.setting.graph.inputs
+        if self.setting.graph.values[value].shape[1] > self.longest:
+            return ReasonCode.COMPILE_FAILED, "too long"
+        return super()._refusal(probe)
+
+
+def test_sizes_at_which_nothing_runs_are_noted(exact, model, costs, monkeypatch):
+    monkeypatch.setattr("intarsia.tuning.tuner.Laboratory", NarrowLaboratory)
+    plans = tune(model).plans
+    assert [point.sizes["seq"] for point in plans.points] == [16, 128]
+    assert "not measured at batch=1, seq=512: no plan could be run" in str(plans)
+    monkeypatch.setattr(NarrowLaboratory, "longest", 1)
+    with pytest.raises(BackendError, match="no plan could be run"):
+        tune(model, sizes={"seq": [17, 129]})
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("target", [TARGET, "llvm, onnxruntime"])
+def test_real_measurements_give_plans_that_hold(target, attention, costs, tmp_path):
+    exe = tune(attention, target, sizes={"seq": [8, 256]}, budget=300)
+    plans = exe.plans
+    assert is_consistent(plans)
+    if target == TARGET:  # the clock of these devices is exact: bytes against 5 nodes
+        (switch,) = plans.switches
+        assert switch.size == pytest.approx(5 * 2e-4 / (2 * 32 * 1e-7), rel=0.1)
+    exe.save(tmp_path / "m.intarsia")
+    session = onnxruntime.InferenceSession(
+        attention.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    for program in (exe, intarsia.load(tmp_path / "m.intarsia", num_threads=1)):
+        for seq in (3, 8, 100, 300):
+            x = np.random.default_rng(seq).standard_normal((2, seq, 8)).astype(np.float32)
+            expected = session.run(None, {"x": x})[0]
+            program.specialise({"batch": 2, "seq": seq})
+            np.testing.assert_allclose(program.run({"x": x})["y"], expected, rtol=1e-4, atol=1e-5)

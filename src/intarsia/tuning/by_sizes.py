@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from intarsia.accepted.choices import fit_calls
 from intarsia.cost.key import new_session
-from intarsia.errors import IntarsiaError, InternalError
+from intarsia.errors import BackendError, IntarsiaError, InternalError, UnsupportedError
 from intarsia.graph.free_sizes import sizes_text
 from intarsia.measure.racing import LOOKS, TIE, Ratio, halve, paired_ratio
 from intarsia.plan.by_sizes import MeasuredSizes, PlansBySizes, Regions, Switch
@@ -95,7 +95,8 @@ class SizesTuner:
             sizes: Of every free dimension; at least one.
 
         Raises:
-            IntarsiaError: As of tuning one of them.
+            IntarsiaError: As of tuning one of them; that nothing runs at some sizes is one only if
+                it is so at all of them.
         """
         every = list({tuple(sorted(one.items())): dict(one) for one in sizes}.values())
         dimension = _find_dimension(every)
@@ -122,12 +123,18 @@ class SizesTuner:
     ) -> tuple[tuple[MeasuredSizes, ...], tuple[Regions, ...]]:
         """Return what was measured at each sizes, and the plans, each once."""
         plans: dict[Regions, int] = {}
-        points = []
+        points: list[MeasuredSizes] = []
         for index, sizes in enumerate(every):
             name = f"{sizes_text(sizes)} ({index + 1} of {len(every)})"
             share = self._budget.left(until) / (len(every) - index)
             options = replace(self.options, budget_seconds=share, tell=self._teller(name))
-            program, is_accepted = self.tune_at(sizes, options)
+            try:
+                program, is_accepted = self.tune_at(sizes, options)
+            except (BackendError, UnsupportedError) as error:
+                if index == len(every) - 1 and not points:
+                    raise
+                self._notes.append(f"not measured at {sizes_text(sizes)}: {error.message}")
+                continue
             self.programs.append(program)
             report = program.plan.tuning
             plan = plans.setdefault(_sorted(placed_regions(program.plan)), len(plans))
