@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models with free dimensions are tuned at some sizes, and plans change where measuring says so."""
 
+import io
 import json
 import zipfile
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper
+from rich.console import Console
 from tests.tuning.exact import ExactLaboratory
 
 import intarsia
@@ -28,7 +30,9 @@ from intarsia.errors import (
 )
 from intarsia.measure.racing import Ratio
 from intarsia.plan.by_sizes import from_json, is_consistent, to_json
+from intarsia.plan.compare import compare_plans
 from intarsia.plan.lock import placed_regions
+from intarsia.report.differences import plan_difference_view
 from intarsia.runtime.package import read_package
 from intarsia.tuning import by_sizes
 from intarsia.tuning.by_sizes import FINENESS, find_switch
@@ -561,3 +565,21 @@ def test_real_measurements_give_plans_that_hold(target, attention, costs, tmp_pa
             expected = session.run(None, {"x": x})[0]
             program.specialise({"batch": 2, "seq": seq})
             np.testing.assert_allclose(program.run({"x": x})["y"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_two_packages_are_compared_by_what_they_say_of_sizes(exact, model, costs):
+    one, other = tune(model).plans, tune(model, sizes={"seq": [16]}).plans
+    regions = one.plans[0]
+    assert compare_plans(regions, regions, by_sizes=(one, one)).is_empty
+    difference = compare_plans(regions, regions, by_sizes=(one, other))
+    assert not difference.is_empty
+    only_first, only_second = difference.by_sizes
+    switch = one.switches[0].size
+    assert [line.split(":")[0] for line in only_first] == [
+        f"seq up to {switch - 1}",
+        f"seq from {switch}",
+    ]
+    assert [line.split(":")[0] for line in only_second] == ["batch=1, seq=16"]
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(plan_difference_view(difference, complete=False))
+    assert f"only in the first: seq from {switch}: fake:1" in console.export_text()

@@ -30,6 +30,7 @@ from intarsia.errors import LockError
 
 if TYPE_CHECKING:
     from intarsia.cost.records import Assigned
+    from intarsia.plan.by_sizes import PlansBySizes
     from intarsia.plan.identity import Identity
 
 app = typer.Typer(
@@ -151,12 +152,9 @@ def diff_command(
     """Compare two plans; exit code 1 if anything is different."""
     from intarsia.plan.compare import compare_plans
 
-    (before, identity_before, layouts_before), (now, identity_now, layouts_now) = (
-        _read(first),
-        _read(second),
-    )
+    one, other = _read(first), _read(second)
     difference = compare_plans(
-        before, now, (identity_before, identity_now), (layouts_before, layouts_now)
+        one[0], other[0], (one[1], other[1]), (one[2], other[2]), (one[3], other[3])
     )
     if json:
         show_json(difference)
@@ -168,13 +166,17 @@ def diff_command(
         raise typer.Exit(1)
 
 
-def _read(file: Path) -> tuple[tuple[Assigned, ...], Identity | None, dict[str, str] | None]:
-    """Return the regions of a package or lock file, what it depends on, and its layouts."""
+def _read(
+    file: Path,
+) -> tuple[tuple[Assigned, ...], Identity | None, dict[str, str] | None, PlansBySizes | None]:
+    """Return the regions of a package or lock file, what it depends on, its layouts and sizes."""
     from intarsia.plan.lock import placed_regions, read_lock
     from intarsia.runtime.package import is_package, read_package
 
     if not is_package(file):
         lock = read_lock(file)
-        return lock.regions, lock.identity, lock.layouts
-    plan = read_package(file).plan
-    return placed_regions(plan), plan.identity, plan.layouts
+        return lock.regions, lock.identity, lock.layouts, None
+    package = read_package(file)
+    plan, free = package.plan, package.free
+    plans = None if free is None else free.plans
+    return placed_regions(plan), plan.identity, plan.layouts, plans

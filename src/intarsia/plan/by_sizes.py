@@ -9,6 +9,7 @@ several differ, the nearest sizes that were measured decide.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -239,10 +240,31 @@ class PlansBySizes:
             lines.append(f"{where}: {' or '.join(names)}, measured at {at}{begin}")
         return tuple(lines)
 
+    @property
+    def decisions(self) -> tuple[str, ...]:
+        """What runs where at which sizes, a line each, without times."""
+        if not self.dimension:
+            return tuple(
+                f"{sizes_text(point.sizes)}: {places_text(self.plans[point.plan])}"
+                for point in self.points
+            )
+        return tuple(
+            f"{self.dimension} {interval_text(each)}: {places_text(self.plans[each.plan])}"
+            for each in self.intervals
+        )
+
     def __str__(self) -> str:
         title = f"plans by sizes ({self.objective})"
         parts = [title, *([f"  {self.chosen}"] if self.chosen else [])]
         return "\n".join((*parts, *(f"  {line}" for line in (*self.lines, *self.notes))))
+
+
+def places_text(regions: Regions) -> str:
+    """Return how many nodes each target has: `llvm: 40, onnxruntime: 3`."""
+    counts: Counter[str] = Counter()
+    for region in regions:
+        counts[region.target] += len(region.nodes)
+    return ", ".join(f"{target}: {count}" for target, count in counts.items())
 
 
 def interval_text(interval: Interval) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from intarsia.cost.records import Assigned
+from intarsia.plan.by_sizes import PlansBySizes
 from intarsia.plan.identity import Change, Identity, compare_identities
 
 
@@ -67,6 +68,8 @@ class PlanDifference(msgspec.Struct, frozen=True, rename={"changes": "world"}):
         regions: How many regions the first and the second has.
         is_reordered: Whether the same regions run in another order.
         layouts: Values that cross between regions in another layout.
+        by_sizes: Of models with free dimensions, what only the first plan says of sizes, and what
+            only the second does; nothing if neither says anything, or both the same.
     """
 
     changes: tuple[Change, ...]
@@ -75,11 +78,13 @@ class PlanDifference(msgspec.Struct, frozen=True, rename={"changes": "world"}):
     regions: tuple[int, int]
     is_reordered: bool
     layouts: tuple[Relayout, ...] = ()
+    by_sizes: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
     @property
     def is_empty(self) -> bool:
         """Whether both place the same nodes in the same way, whatever their identities."""
-        return not (self.moves or self.cuts or self.is_reordered or self.layouts)
+        has_sizes = any(self.by_sizes)
+        return not (self.moves or self.cuts or self.is_reordered or self.layouts or has_sizes)
 
 
 def compare_plans(
@@ -87,6 +92,7 @@ def compare_plans(
     now: Sequence[Assigned],
     identities: tuple[Identity | None, Identity | None] = (None, None),
     layouts: tuple[Mapping[str, str] | None, Mapping[str, str] | None] = (None, None),
+    by_sizes: tuple[PlansBySizes | None, PlansBySizes | None] = (None, None),
 ) -> PlanDifference:
     """Return what is different between two plans.
 
@@ -95,6 +101,7 @@ def compare_plans(
         now: The regions of the second.
         identities: What each depends on, where it says so.
         layouts: By name, how values of each cross that are not plain, where it says so.
+        by_sizes: Which plan is for which sizes, where it says so.
     """
     first, second = _places(before), _places(now)
     moves: list[MovedNodes] = []
@@ -121,6 +128,18 @@ def compare_plans(
         regions=(len(before), len(now)),
         is_reordered=same and orders[0] != orders[1],
         layouts=_relayouts(*layouts),
+        by_sizes=_other_decisions(*by_sizes),
+    )
+
+
+def _other_decisions(
+    before: PlansBySizes | None, now: PlansBySizes | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what only the first of two says of sizes, and what only the second does."""
+    first, second = (() if plans is None else plans.decisions for plans in (before, now))
+    return (
+        tuple(line for line in first if line not in second),
+        tuple(line for line in second if line not in first),
     )
 
 

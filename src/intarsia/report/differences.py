@@ -101,6 +101,8 @@ def plan_difference_view(difference: PlanDifference, *, complete: bool) -> Rende
         cells = ((cut.before, cut.after, "second" if cut.is_new else "first") for cut in some)
         title = _title("cuts", len(some), len(difference.cuts))
         parts.append(make_table(title, ("after", "before", "only in the"), cells))
+    for side, only in zip(("first", "second"), difference.by_sizes, strict=True):
+        parts += [Text(f"only in the {side}: {line}") for line in only]
     if difference.layouts:
         values = difference.layouts if complete else difference.layouts[:MOST_ROWS]
         lines = ((one.value, one.before or "-", one.now or "-") for one in values)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,12 +10,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from intarsia.graph.free_sizes import sizes_text
-from intarsia.plan.by_sizes import interval_text
+from intarsia.plan.by_sizes import interval_text, places_text
 from intarsia.plan.tuning import time_text
 from intarsia.report.tables import make_table
 
 if TYPE_CHECKING:
-    from intarsia.cost.records import Assigned
     from intarsia.plan.by_sizes import PlansBySizes
     from intarsia.plan.tuning import CutReport, Finalist, Forecast, TuningReport, UnitReport
 
@@ -84,7 +82,7 @@ def plans_view(plans: PlansBySizes) -> RenderableType:
             (
                 sizes_text(point.sizes),
                 point.winner,
-                _places(plans.plans[point.plan]),
+                places_text(plans.plans[point.plan]),
                 time_text(point.seconds),
                 point.single or "-",
                 time_text(point.single_seconds),
@@ -108,7 +106,7 @@ def plans_view(plans: PlansBySizes) -> RenderableType:
                     (
                         interval_text(interval),
                         plans.points[interval.points[0]].winner,
-                        _places(plans.plans[interval.plan]),
+                        places_text(plans.plans[interval.plan]),
                         "" if interval.switch is None else str(interval.switch),
                     )
                     for interval in plans.intervals
@@ -119,14 +117,6 @@ def plans_view(plans: PlansBySizes) -> RenderableType:
         parts.append(Text("other sizes have the plan of the nearest of these, by logarithms"))
     parts += [Text(note) for note in plans.notes]
     return Group(*parts)
-
-
-def _places(regions: Sequence[Assigned]) -> str:
-    """Return how many nodes each target has."""
-    counts: Counter[str] = Counter()
-    for region in regions:
-        counts[region.target] += len(region.nodes)
-    return ", ".join(f"{target}: {count}" for target, count in counts.items())
 
 
 def _outlooks_table(report: TuningReport) -> RenderableType:
