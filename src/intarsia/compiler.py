@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         StoredModel,
     )
     from intarsia.runtime.loader import SharedConstants
+    from intarsia.runtime.package import FreePart
     from intarsia.tuning.options import Options, TuningStatus
     from intarsia.tuning.requests import RequestsLike
 

@@ -61,8 +61,8 @@ from intarsia.settings import Settings, available_cpus
 if TYPE_CHECKING:
     from intarsia.backends.device import Executable
     from intarsia.backends.registry import Backends
-    from intarsia.plan.explanation import Explanation
     from intarsia.plan.by_sizes import PlansBySizes
+    from intarsia.plan.explanation import Explanation
     from intarsia.plan.tuning import TuningReport
 
 MANIFEST = "manifest.json"
@@ -536,9 +536,7 @@ def read_package(path: str | Path, settings: Settings | None = None) -> Package:
     if free.generic is not None:
         _check_extents(path, package.plan, free.generic)
     plans = _read_plans(path, signature, free.plans)
-    part = FreePart(
-        signature, free.targets, others, model, text, free.generic, plans, tuple(sizes)
-    )
+    part = FreePart(signature, free.targets, others, model, text, free.generic, plans, tuple(sizes))
     return replace(package, free=part)
 
 
