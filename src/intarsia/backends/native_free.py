@@ -87,8 +87,10 @@ def _fix(payload: Payload, free: FreeRecord, values: list[int]) -> Payload:
     offsets, scratch_bytes = assign_offsets([(first, last, nbytes[i]) for first, last, i in lives])
     places = {i: offset for (_, _, i), offset in zip(lives, offsets, strict=True)}
     storages, faults = [], 0
+    if not lives:  # all scratch memory is of known sizes, and has its places
+        scratch_bytes = payload.scratch_bytes
     for i, (kind, index, _) in enumerate(payload.storages):
-        if kind == StorageKind.SCRATCH:
+        if kind == StorageKind.SCRATCH and lives:
             storages.append((kind, places.get(i, 0), nbytes[i] if i in places else 0))
         elif kind == StorageKind.FAULT:
             storages.append((kind, faults, nbytes[i]))

@@ -3,9 +3,9 @@
 
 `onnx.shape_inference` says what a node makes of named dimensions where it only hands them on; what
 it computes with them (`Reshape`, `Concat`, `Slice`, windows, ...) is said here, a rule for each
-operator. Small vectors of integers that shapes consist of are followed entry by entry (`Shape`,
-`Gather`, `Concat`, arithmetic), so that what exporters write to compute a shape has an answer
-before anything runs. What has no answer is left out.
+operator. Small tensors of integers that shapes consist of are followed entry by entry (`Shape`,
+`Gather`, `Concat`, arithmetic, paddings in pairs), so that what exporters write to compute a shape
+has an answer before anything runs. What has no answer is left out.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from intarsia.extents import (
     UndecidedError,
     divide,
     free_symbols,
+    is_free,
     parse_extent,
 )
 from intarsia.graph.contributed import contributed_types, is_contributed
@@ -49,7 +50,7 @@ class FreeShapes:
         symbols: The free dimensions of the inputs, by name. Their largest sizes are those for which
             the answers hold: a model that slices a table of 512 positions has no more.
         extents: The shape of each value that has an answer.
-        entries: What vectors and scalars of integers hold, those of rank 0 as one entry.
+        entries: What small tensors of integers hold, row by row; of rank 0 it is one entry.
         problems: For each node without an answer, why.
     """
 
@@ -144,8 +145,9 @@ def _read_constant(value: ir.Value, shapes: FreeShapes) -> None:
     if tensor is None:
         return
     shapes.extents[value] = tuple(int(dim) for dim in tensor.shape.numpy())
-    if tensor.dtype in _INTEGERS and tensor.size <= _MOST_ENTRIES and len(tensor.shape) <= 1:
-        shapes.entries[value] = tuple(int(entry) for entry in np.atleast_1d(tensor.numpy()))
+    is_followed = tensor.dtype in _INTEGERS or tensor.dtype == ir.DataType.BOOL
+    if is_followed and tensor.size <= _MOST_ENTRIES:
+        shapes.entries[value] = tuple(int(entry) for entry in tensor.numpy().flat)
 
 
 class _Call:
@@ -165,8 +167,21 @@ class _Call:
         return self._look_up(self._shapes.extents, position, "the shape")
 
     def entries(self, position: int) -> Extents:
-        """Return the entries of an input."""
+        """Return the entries of an input that is a vector or a scalar."""
+        entries = self.flat(position)
+        if len(self.shape(position)) > 1:
+            raise UndecidedError("only vectors are followed")
+        return entries
+
+    def flat(self, position: int) -> Extents:
+        """Return the entries of an input of any rank, row by row."""
         return self._look_up(self._shapes.entries, position, "the contents")
+
+    def table(self, position: int) -> np.ndarray:
+        """Return the entries of an input of any rank as an array of objects."""
+        table = np.empty(len(self.flat(position)), object)
+        table[:] = self.flat(position)
+        return table.reshape(self.shape(position))
 
     def integers(self, position: int) -> tuple[int, ...]:
         """Return the entries of an input that are the same for all sizes."""
@@ -229,7 +244,10 @@ class _Inference:
                 entries = follow(call)
             except (UndecidedError, IndexError, ValueError, TypeError, ZeroDivisionError):
                 return
-            if entries is not None and len(entries) <= _MOST_ENTRIES:
+            extents = self._shapes.extents.get(node.outputs[0])
+            if entries is None or extents is None or is_free(extents):
+                return
+            if len(entries) == prod(extents) and len(entries) <= _MOST_ENTRIES:
                 self._shapes.entries[node.outputs[0]] = tuple(entries)
 
     def _adopt_static(self, value: ir.Value) -> None:
@@ -499,6 +517,33 @@ def _pad(call: _Call) -> list[Extents]:
     return [tuple(shape)]
 
 
+def _resize(call: _Call) -> list[Extents]:
+    """Return the shape of what is resized from operator set 11 on."""
+    shape = list(call.shape(0))
+    axes = call.numbers("axes") or tuple(range(len(shape)))
+    policy = call.node.attributes.get_string("keep_aspect_ratio_policy", "stretch")
+    if call.version < _RESIZE_WITH_SIZES or policy != "stretch":
+        raise UndecidedError(f"operator set {call.version}, {policy}, with free sizes")
+    if call.has(3):
+        for axis, size in zip(axes, call.entries(3), strict=True):
+            shape[axis] = size
+        return [tuple(shape)]
+    given = call.node.inputs[2] if call.has(2) else None
+    scales = None if given is None else given.const_value
+    if scales is None:
+        raise UndecidedError("the scales depend on what is fed")
+    for axis, scale in zip(axes, scales.numpy().tolist(), strict=True):
+        extent = shape[axis]
+        if isinstance(extent, Expression) and not scale.is_integer():
+            raise UndecidedError(f"{extent} times {scale}")
+        shape[axis] = extent * int(scale) if scale.is_integer() else int(extent * scale)
+    return [tuple(shape)]
+
+
+_RESIZE_WITH_SIZES = 11
+"""The operator set in which Resize got its sizes."""
+
+
 def _squeeze(call: _Call) -> list[Extents]:
     shape = call.shape(0)
     axes = call.axes(1, len(shape))
@@ -648,6 +693,7 @@ SHAPES: Mapping[str, Callable[[_Call], Sequence[Extents | None]]] = {
     "Tile": _tile,
     "Split": _split,
     "Pad": _pad,
+    "Resize": _resize,
     "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze,
     "Conv": _window,
@@ -687,24 +733,33 @@ def _joined(call: _Call) -> Extents:
     return tuple(entry for part in parts for entry in part)
 
 
-def _same(call: _Call) -> Extents | None:
-    if len(call.shape(0)) > 1:
-        return None
-    return call.entries(0)
+def _same(call: _Call) -> Extents:
+    return call.flat(0)
 
 
 def _cast(call: _Call) -> Extents | None:
     return _same(call) if ir.DataType(call.number("to", 0)) in _INTEGERS else None
 
 
+def _transposed(call: _Call) -> Extents:
+    table = call.table(0)
+    return tuple(table.transpose(call.numbers("perm")).flat)
+
+
 def _slice_entries(call: _Call) -> Extents:
-    entries = call.entries(0)
+    table = call.table(0)
     if call.has(1):
-        (start,), (end,) = call.integers(1), call.integers(2)
-        step = call.integers(4)[0] if call.has(4) else 1
+        starts, ends = call.integers(1), call.integers(2)
+        axes = call.axes(3, table.ndim) if call.has(3) else None
+        steps = call.integers(4) if call.has(4) else (1,) * len(starts)
     else:
-        ((start,), (end,)), step = (call.numbers("starts") or (), call.numbers("ends") or ()), 1
-    return entries[slice(start, end if abs(end) < _FAR else None, step)]
+        starts, ends = call.numbers("starts") or (), call.numbers("ends") or ()
+        axes, steps = call.numbers("axes"), (1,) * len(starts)
+    taken = [slice(None)] * table.ndim
+    axes = tuple(range(len(starts))) if axes is None else axes
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        taken[axis] = slice(start, end if abs(end) < _FAR else None, step)
+    return tuple(table[tuple(taken)].flat)
 
 
 def _pairwise(compute: Callable[[Extent, Extent], Extent]) -> Callable[[_Call], Extents]:
@@ -722,6 +777,11 @@ def _divided(dividend: Extent, divisor: Extent) -> Extent:
     if dividend >= 0 and divisor > 0:
         return dividend // divisor
     raise UndecidedError(f"{dividend} divided by {divisor}")
+
+
+def _remainder(dividend: Extent, divisor: Extent) -> Extent:
+    """Return what is left of a division of what is not negative, whatever `fmod` says."""
+    return dividend - _divided(dividend, divisor) * divisor
 
 
 def _equal(left: Extent, right: Extent) -> Extent:
@@ -756,8 +816,6 @@ def _range_entries(call: _Call) -> Extents:
 
 def _reduced(call: _Call) -> Extents:
     entries = call.entries(0)
-    if len(call.shape(0)) != 1:
-        raise UndecidedError("only vectors are followed")
     return (_product(entries) if call.node.op_type == "ReduceProd" else sum(entries, 0),)
 
 
@@ -771,11 +829,16 @@ ENTRIES: Mapping[str, Callable[[_Call], Extents | None]] = {
     "Identity": _same,
     "Reshape": _same,
     "Cast": _cast,
+    "Transpose": _transposed,
     "Slice": _slice_entries,
     "Add": _pairwise(add),
     "Sub": _pairwise(sub),
     "Mul": _pairwise(mul),
     "Div": _pairwise(_divided),
+    "Mod": _pairwise(_remainder),
+    "Min": _pairwise(min),
+    "Max": _pairwise(max),
+    "Neg": lambda call: tuple(-1 * entry for entry in call.flat(0)),
     "Equal": _pairwise(_equal),
     "Where": _chosen,
     "ConstantOfShape": _filled,

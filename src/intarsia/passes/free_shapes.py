@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepare a model with free dimensions: as any model, and what exporters compute shapes with goes.
 
-A Reshape to `[batch, seq, 12, 64]` of a value `[batch, seq, 768]` is the constant `[0, 0, 12, 64]`:
-whatever a backend makes of it, the nodes that computed the shape are no longer needed.
+What is the same for all sizes becomes a constant, before anything else is folded: half of a head's
+size, by which rotary embeddings cut it, or the root of that size. A Reshape of a value
+`[batch, seq, 768]` to `[batch, seq, 12, 64]` is to the constant `[0, 0, 12, 64]`, and an Expand names
+only extents that its operand does not have: whatever a backend makes of them, the nodes that
+computed their shapes are no longer needed.
 """
 
 from __future__ import annotations
@@ -12,17 +15,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 
-from intarsia.extents import Expression, Symbol
+from intarsia.extents import Expression, Extent, Symbol
 from intarsia.graph.infer_free import FreeShapes, infer_free_shapes
 from intarsia.graph.model_info import read_model_info
 from intarsia.graph.snapshot import snapshot
-from intarsia.passes.prepare import PreparedModel, Rewrite, prepare, remove_unused
+from intarsia.passes.prepare import PreparedModel, prepare, remove_unused, standard_passes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
+
+    from intarsia.passes.prepare import NamedPass
 
 _COPIED, _REST = 0, -1
 """What entries of a Reshape's shape mean: the extent at the same place, and what is left."""
+_WRITTEN = frozenset((ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL))
 
 
 def prepare_free(
@@ -38,53 +44,99 @@ def prepare_free(
     Raises:
         ModelError: A pass showed that the operators' shapes do not fit together.
     """
-    prepared = prepare(model)
-    rewritten = prepared.graph.model
-    written = write_shapes(rewritten, infer_free_shapes(rewritten, symbols))
-    before = {node.name or "" for node in rewritten.graph}
-    remove_unused(rewritten)
-    gone = tuple(sorted(before - {node.name or "" for node in rewritten.graph}))
-    shapes = infer_free_shapes(rewritten, symbols)
-    graph = snapshot(rewritten, shapes, nominal)
-    rewrites = prepared.rewrites
-    if gone:
-        rewrites = (*rewrites, Rewrite("write-shapes", written, gone))
-    return PreparedModel(graph, read_model_info(graph), rewrites), shapes
+    known = dict(symbols or {})
+
+    def write(model: ir.Model) -> None:
+        shapes = infer_free_shapes(model, known)
+        known.update(shapes.symbols)  # what was written holds within their bounds
+        write_shapes(model, shapes)
+        remove_unused(model)
+
+    named: NamedPass = ("write-shapes", write)
+    passes: list[NamedPass] = []
+    for one in standard_passes():
+        # Before the folding, which goes on from what is written; and once more behind it.
+        passes += [named, one] if one[0] == "fold-constants" else [one]
+    prepared = prepare(model, (*passes, named))
+    shapes = infer_free_shapes(prepared.model, known)
+    graph = snapshot(prepared.model, shapes, nominal)
+    return PreparedModel(graph, read_model_info(graph), prepared.rewrites), shapes
 
 
-def write_shapes(model: ir.Model, shapes: FreeShapes) -> int:
-    """Write the shapes of Reshapes as constants where they can be, in place; return how many."""
-    rewrites = list(_constant_shapes(model.graph, shapes))
-    for node, entries in rewrites:
-        name = f"{node.name}.shape"
-        while name in model.graph.initializers:
-            name += "_"
-        value = ir.val(name, ir.DataType.INT64, (len(entries),))
-        value.const_value = ir.tensor(np.array(entries, np.int64), name=name)
-        model.graph.register_initializer(value)
-        node.replace_input_with(1, value)
-    return len(rewrites)
-
-
-def _constant_shapes(
-    graph: ir.Graph, shapes: FreeShapes
-) -> Iterator[tuple[ir.Node, tuple[int, ...]]]:
-    for node in graph:
-        if (node.domain, node.op_type) != ("", "Reshape") or node.inputs[1] is None:
+def write_shapes(model: ir.Model, shapes: FreeShapes) -> None:
+    """Write what shapes say as constants where they are the same for all sizes, in place."""
+    for node in list(model.graph):
+        if node.domain not in ("", "ai.onnx") or not node.outputs:
             continue
-        source = shapes.extents.get(node.inputs[0]) if node.inputs[0] is not None else None
-        extents = shapes.extents.get(node.outputs[0])
-        is_computed = node.inputs[1].const_value is None
-        if source is None or extents is None or not is_computed or 0 in extents:
-            continue
-        entries = [
-            _COPIED
-            if isinstance(extent, Expression) and source[axis : axis + 1] == (extent,)
-            else extent
-            for axis, extent in enumerate(extents)
-        ]
-        free = [axis for axis, entry in enumerate(entries) if isinstance(entry, Expression)]
-        if len(free) <= 1 and not node.attributes.get_int("allowzero", 0):
-            for axis in free:
-                entries[axis] = _REST
-            yield node, tuple(entry for entry in entries if isinstance(entry, int))
+        _write_entries(model.graph, node.outputs[0], shapes)
+        write = _OPERANDS.get(node.op_type)
+        entries = None if write is None else write(node, shapes)
+        if entries is not None:
+            array = np.array(entries, np.int64)
+            node.replace_input_with(1, _constant(model.graph, f"{node.name}.shape", array))
+            node.attributes.pop("allowzero", None)  # no extent is 0
+
+
+def _write_entries(graph: ir.Graph, value: ir.Value, shapes: FreeShapes) -> None:
+    """Let a constant stand for a small tensor that is the same for all sizes."""
+    entries, extents = shapes.entries.get(value), shapes.extents.get(value)
+    if entries is None or extents is None or value.is_graph_output() or not value.uses():
+        return
+    if value.dtype not in _WRITTEN or not all(isinstance(entry, int) for entry in entries):
+        return
+    array = np.array(entries, value.dtype.numpy()).reshape(extents)
+    value.replace_all_uses_with(_constant(graph, f"{value.name}.written", array))
+
+
+def _constant(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
+    while name in graph.initializers:
+        name += "_"
+    value = ir.val(name, ir.DataType.from_numpy(array.dtype), array.shape)
+    value.const_value = ir.tensor(array, name=name)
+    graph.register_initializer(value)
+    return value
+
+
+def _operand(
+    node: ir.Node, shapes: FreeShapes
+) -> tuple[tuple[Extent, ...], tuple[Extent, ...]] | None:
+    """Return what is known of a shape that is computed: the extents before and after."""
+    source, shape = node.inputs[:2]
+    if source is None or shape is None or shape.const_value is not None:
+        return None
+    before, after = shapes.extents.get(source), shapes.extents.get(node.outputs[0])
+    return None if before is None or after is None else (before, after)
+
+
+def _reshape_entries(node: ir.Node, shapes: FreeShapes) -> tuple[int, ...] | None:
+    known = _operand(node, shapes)
+    if known is None or 0 in known[1]:
+        return None
+    source, extents = known
+    entries = [
+        _COPIED
+        if isinstance(extent, Expression) and source[axis : axis + 1] == (extent,)
+        else extent
+        for axis, extent in enumerate(extents)
+    ]
+    free = [axis for axis, entry in enumerate(entries) if isinstance(entry, Expression)]
+    if len(free) > 1:
+        return None
+    for axis in free:
+        entries[axis] = _REST
+    return tuple(entry for entry in entries if isinstance(entry, int))
+
+
+def _expand_entries(node: ir.Node, shapes: FreeShapes) -> tuple[int, ...] | None:
+    known = _operand(node, shapes)
+    if known is None:
+        return None
+    source, extents = known
+    padded = (*[1] * (len(extents) - len(source)), *source)
+    entries = [1 if own == extent else extent for own, extent in zip(padded, extents, strict=True)]
+    free = any(isinstance(entry, Expression) for entry in entries)
+    return None if free else tuple(entry for entry in entries if isinstance(entry, int))
+
+
+_OPERANDS = {"Reshape": _reshape_entries, "Expand": _expand_entries}
+"""By operator, what the shape that it makes may be written as; None if it depends on sizes."""

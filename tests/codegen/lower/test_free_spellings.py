@@ -50,6 +50,64 @@ CASES = {
         "t = Transpose<perm = [0, 2, 1]>(k) h = Div(t, c) s = MatMul(x, h) y = Softmax(s)",
         {"c": np.float32(7)},
     ),
+    "sizes compared with one another": (  # all scratch memory is of known sizes
+        TOKENS,
+        "h = Shape(x) r = Unsqueeze(h, zero) c = Unsqueeze(h, one) e = Sub(r, c)"
+        " y = Cast<to = 1>(e)",
+        {"zero": np.array([0]), "one": np.array([1])},
+    ),
+    "one number everywhere": (
+        TOKENS,
+        "h = Shape(x) c = ConstantOfShape<value = float[1] {2.5}>(h) y = Concat<axis = 1>(c, x)",
+        {},
+    ),
+    "rotary embedding whose halves are computed": (  # torch.onnx.export(dynamo=False)
+        HEADS,
+        "h = Shape(x) n = Gather(h, three) k = Div(n, two) i = Cast<to = 7>(k)"
+        " m = Unsqueeze(i, zero) a = Slice(x, zero, m, last) b = Slice(x, m, far, last)"
+        " n2 = Neg(b) r = Concat<axis = -1>(n2, a) u = Mul(x, c) v = Mul(r, s) y = Add(u, v)",
+        {
+            "two": np.array(2),
+            "three": np.array(3),
+            "zero": np.array([0]),
+            "last": np.array([3]),
+            "far": np.array([2**63 - 1]),
+        },
+    ),
+    "paddings that are computed": (  # likewise: pairs from the last dimension on, turned round
+        TOKENS,
+        "h = Shape(x) n = Gather(h, two) m = Mod(n, seven) k = Sub(seven, m)"
+        " l = Unsqueeze(k, zero) z = ConstantOfShape<value = int64[1] {0}>(four)"
+        " q = Concat<axis = 0>(zero, l, z) r = Reshape(q, pairs) e = Slice(r, end, far, zero, end)"
+        " t = Transpose<perm = [1, 0]>(e) f = Reshape(t, end) p = Pad(x, f)"
+        " y = Softmax<axis = -1>(p)",
+        {
+            "two": np.array(2),
+            "seven": np.array(7),
+            "four": np.array([4]),
+            "zero": np.array([0]),
+            "pairs": np.array([-1, 2]),
+            "end": np.array([-1]),
+            "far": np.array([-(2**63) + 1]),
+        },
+    ),
+    "heads that share keys": (  # the shape of the Expand is compared with -1
+        HEADS,
+        "u = Unsqueeze(x, two) h = Shape(x) b = Gather(h, zero) l = Gather(h, two)"
+        " e = Concat<axis = 0>(b, three, four, l, size) n = Shape(e)"
+        " o = ConstantOfShape<value = int64[1] {1}>(n) q = Mul(o, minus) w = Equal(e, q)"
+        " s2 = Where(w, o, e) r = Expand(u, s2) t = Concat<axis = 0>(b, many, l, size)"
+        " y = Reshape(r, t)",
+        {
+            "zero": np.array([0]),
+            "two": np.array([2]),
+            "three": np.array([3]),
+            "four": np.array([4]),
+            "size": np.array([16]),
+            "many": np.array([12]),
+            "minus": np.array(-1),
+        },
+    ),
     "positions": (
         TOKENS,
         "h = Shape<start = 1, end = 2>(x) l = Squeeze(h) r = Range(one, l, two)"

@@ -22,6 +22,7 @@ from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.kernels.entry_tables import PadTables, SliceTables
 from intarsia.codegen.kernels.families import TunableSpec, family_of
 from intarsia.codegen.kernels.fill import Fill
+from intarsia.codegen.kernels.sizes import Sizes
 from intarsia.codegen.kernels.steering import AxisSet, RangeLength, SameNumbers
 from intarsia.codegen.lower.layouts import LayoutPlan, widest
 from intarsia.codegen.lower.operation import Operation
@@ -163,6 +164,8 @@ class Assembler:
         """
         if self.graph.values[value_id].constant is not None and value_id not in self._forms:
             self._forms[value_id] = [_Form(self._initializer(value_id))]
+        if value_id not in self._forms:
+            self.write_entries(value_id)
         forms = self._forms[value_id]
         for form in forms:
             offered = form.offers(block, pads)
@@ -200,6 +203,17 @@ class Assembler:
         # In front: whoever reads it later takes it without gaps too, with no second copy.
         self._forms[value_id].insert(0, _Form(dense))
         return dense
+
+    def write_entries(self, value_id: int) -> None:
+        """Append a call that writes extents which are known when it runs.
+
+        What exporters compute shapes with is mostly read by nothing that runs: it is written where
+        somebody asks for it.
+        """
+        value = self.graph.values[value_id]
+        assert value.entries is not None
+        flat = self.target(value_id).reshaped((len(value.entries),))
+        self.call(Sizes(value.entries, flat.layout), (flat,), (), f"sizes {value.name}")
 
     def target(self, value_id: int) -> View:
         """Return where a value is to be written; the same place at each call."""

@@ -10,13 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from intarsia.codegen.kernels.sizes import Sizes
 from intarsia.extents import Size, UndecidedError, is_free
 from intarsia.graph.per_graph import per_graph
 from intarsia.graph.region import Region
 
 if TYPE_CHECKING:
-    from intarsia.codegen.lower.assembler import Assembler
     from intarsia.graph.graph import Graph, Node, Value
 
 
@@ -56,11 +54,3 @@ def why_not_free(graph: Graph, position: int) -> str | None:
     except UndecidedError as error:
         return str(error)
     return None
-
-
-def lower_entries(assembler: Assembler, value: Value) -> None:
-    """Write extents that are known when it runs."""
-    assert value.entries is not None
-    y = assembler.target(value.id)
-    flat = y.reshaped((len(value.entries),))
-    assembler.call(Sizes(value.entries, flat.layout), (flat,), (), f"sizes {value.name}")

@@ -22,6 +22,7 @@ from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import fuse
 from intarsia.codegen.lower.views import CHANNELS, View
 from intarsia.codegen.unit import VectorUnit
+from intarsia.extents import is_free
 from intarsia.graph.ops import ViewKind, operator_of
 
 
@@ -226,8 +227,13 @@ def _size(operation: Operation) -> Array:
 
 
 def _constant_of_shape(operation: Operation) -> Array:
-    value = operation.attribute("value", np.zeros(1, np.float32))
-    return np.full(operation.output_shape, value.reshape(-1)[0])
+    return np.full(operation.output_shape, _repeated(operation))
+
+
+def _repeated(operation: Operation) -> Array:
+    """Return the number of a `ConstantOfShape`, as a scalar."""
+    value: Array = operation.attribute("value", np.zeros(1, np.float32))
+    return value.reshape(())
 
 
 def _eye_like(operation: Operation) -> Array:
@@ -254,8 +260,13 @@ CONSTANTS: dict[str, Callable[[Operation], Array]] = {
 def lower_constant(assembler: Assembler, group: KernelGroup) -> None:
     """Say that the result is a constant."""
     operation = group.anchor
-    array = CONSTANTS[operation.op_type](operation)
-    assembler.alias(group.result, assembler.constant(operation.output.name, array))
+    shape, name = operation.output_shape, operation.output.name
+    if is_free(shape):  # one number is read everywhere
+        view = assembler.constant(name, _repeated(operation))
+        view = replace(view, shape=shape, strides=(0,) * len(shape))
+    else:
+        view = assembler.constant(name, CONSTANTS[operation.op_type](operation))
+    assembler.alias(group.result, view)
 
 
 _PAD_BY_INPUTS = 11

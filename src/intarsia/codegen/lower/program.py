@@ -123,6 +123,7 @@ class Program:
             [
                 *(storage.nbytes for storage in self.storages),
                 *(call.extent for call in self.calls),
+                *(size for call in self.calls for size in call.sizes),
             ]
         )
 

@@ -9,7 +9,6 @@ from intarsia.codegen.ir import Function
 from intarsia.codegen.lower.assembler import Assembler, ignore
 from intarsia.codegen.lower.free import (
     has_free_entries,
-    lower_entries,
     touches_free,
     why_not_free,
     with_extents,
@@ -87,7 +86,8 @@ def lower_region(
     for group in fused.groups:
         value = region.graph.values[group.result]
         if has_free_entries(value):
-            lower_entries(assembler, value)
+            if group.result in region.outputs:
+                assembler.write_entries(group.result)
             continue
         chain = fused.chains.get(group.result)
         if chain is not None:
