@@ -2,10 +2,14 @@
 """Transformers on `llvm` alone, in float32, against ONNX Runtime and OpenVINO.
 
     python benchmarks/native_transformers.py [MODEL ...] [--threads 1 2] [--rounds 5] [--cpu]
+                                             [--exports FOLDER]
 
 A ratio is the time of the better peer through ours in the same rounds; each runtime has a process
 of its own, and OpenVINO is held to float32. Exits with 1 if a limit is missed: the geometric mean
 over networks of 1.1, and 0.97 for the worst.
+
+With `--exports` the networks are the ONNX files of a folder, such as
+`torch_exports.py --export --full` writes: what torch itself makes of published networks.
 
 With `--cpu` all three run in this process by turns, on one thread, and what counts is the CPU time
 that they take: where other work runs beside, wall-clock time says little.
@@ -54,13 +58,18 @@ class Row:
 def main() -> int:
     """Print a Markdown table for each number of threads, and what became of the limits."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="MODEL", default=NETWORKS)
+    parser.add_argument("names", nargs="*", metavar="MODEL", default=())
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--out", type=Path, default=Path(".zoo"))
+    parser.add_argument("--exports", type=Path, metavar="FOLDER")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.exports:
+        options.out = options.exports
+        options.names = options.names or sorted(path.stem for path in options.out.glob("*.onnx"))
+    options.names = options.names or NETWORKS
     options.out.mkdir(exist_ok=True)
     tables: dict[int, dict[str, Row]] = {}
     missed = []

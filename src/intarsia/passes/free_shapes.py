@@ -3,8 +3,8 @@
 
 What is the same for all sizes becomes a constant, before anything else is folded: half of a head's
 size, by which rotary embeddings cut it, or the root of that size. A Reshape of a value
-`[batch, seq, 768]` to `[batch, seq, 12, 64]` is to the constant `[0, 0, 12, 64]`, and an Expand names
-only extents that its operand does not have: whatever a backend makes of them, the nodes that
+`[batch, seq, 768]` to `[batch, seq, 12, 64]` is to the constant `[0, 0, 12, 64]`, and an Expand
+names only extents that its operand does not have: whatever a backend makes of them, the nodes that
 computed their shapes are no longer needed.
 """
 
