@@ -35,7 +35,7 @@ from intarsia.accepted.programs import (
     look_up,
 )
 from intarsia.cost.storage import has_database
-from intarsia.errors import IntarsiaError, InternalError, ModelError, UnsupportedError
+from intarsia.errors import InputError, IntarsiaError, InternalError, ModelError, UnsupportedError
 from intarsia.garbage import fewer_collections
 from intarsia.place.machine import resolve_targets
 from intarsia.place.request import BY_COST, PLACEMENTS, Progress, Request, quiet
@@ -118,6 +118,7 @@ def carry_out(
     """
     looked_up = look_up(request)
     if looked_up.program is not None:
+        _refuse_buckets(request)
         return Compiled(looked_up.program, looked_up.file)
     if looked_up.free is not None:
         return Compiled(_reopen_free(request, looked_up.free, tell, options))
@@ -131,7 +132,21 @@ def carry_out(
         return Compiled(_compile_free(looked_up, error.signature, tell, options))
     if request.sizes:
         logger.warning("no dimension of the model is free: sizes have no effect")
+    _refuse_buckets(request)
     return Compiled(program, file)
+
+
+def _refuse_buckets(request: Request) -> None:
+    """Refuse buckets of a model without free dimensions.
+
+    Raises:
+        InputError: There are some.
+    """
+    if request.buckets:
+        raise InputError(
+            f"there is no free dimension {next(iter(request.buckets))!r} to pad",
+            hint="leave out --bucket: all sizes are known",
+        )
 
 
 def _build(
@@ -532,12 +547,20 @@ def _free_program(
         InputError: Sizes that were asked for are out of bounds, or of an unknown dimension.
         IntarsiaError: As `compile`.
     """
+    from intarsia.graph.free_sizes import list_sizes
+    from intarsia.runtime.buckets import make_buckets
     from intarsia.runtime.free import FreeExecutable
 
+    buckets = None
+    sizes = request.sizes
+    if request.buckets:
+        buckets = make_buckets(request.buckets, request.pad_values, signature)
+        if request.is_fixed:  # later nothing may be compiled
+            sizes = (*sizes, *list_sizes(buckets.sizes))
     if request.placement == "collage":
-        programs = source.tune(request.sizes, generic)
+        programs = source.tune(sizes, generic)
     else:
-        shapes = [signature.shapes_at(signature.nominal_sizes(some)) for some in request.sizes]
+        shapes = [signature.shapes_at(signature.nominal_sizes(some)) for some in sizes]
         programs = [source.make(some) for some in shapes]
     return FreeExecutable(
         signature,
@@ -547,6 +570,7 @@ def _free_program(
         is_frozen=request.is_fixed,
         programs=programs,
         generic=generic,
+        buckets=buckets,
     )
 
 
@@ -723,6 +747,8 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
     probe: bool | None = None,
     sizes: SizesLike | None = None,
     max_shapes: int | None = None,
+    buckets: Mapping[str, int | Sequence[int]] | None = None,
+    pad_values: Mapping[str, bool | int | float] | None = None,
 ) -> Program:
     """Compile an ONNX model for a machine, or find the program that was compiled before.
 
@@ -763,10 +789,15 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
             batch of 1, else 128).
         max_shapes: Most programs of a model with free dimensions, one for each sizes, of which
             the least recently used one goes; None means the setting.
+        buckets: Sizes of free dimensions (`{"seq": [64, 128]}`) that inputs are padded up to, so
+            that a run has the program of the next one: only where the model is right with padded
+            inputs.
+        pad_values: What an input is padded with, by name; 0 where it is not said.
 
     Raises:
         ModelError: The model is malformed.
-        InputError: `sizes` has a dimension that the model does not have, or that is out of bounds.
+        InputError: `buckets` or `sizes` has a dimension that the model does not have, or that is
+            out of bounds.
         TargetError: The target is unknown or malformed.
         PlacementError: A pin, exclusion or layer matches nothing, contradicts another, or is
             impossible.
@@ -794,6 +825,8 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
         sizes=() if sizes is None else list_sizes(sizes),
         max_shapes=max_shapes,
         is_fixed=frozen is True,
+        buckets=buckets or {},
+        pad_values=pad_values or {},
     )
     return carry_out(request, progress or quiet).program
 

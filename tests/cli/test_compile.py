@@ -64,6 +64,12 @@ def test_a_shape_fixes_a_free_dimension(call, free_model):
         (["--shape", "N=x"], "--shape 'N=x' is not NAME=SIZES"),
         (["--sizes", "N=1;2"], "--sizes 'N=1;2' is not NAME=SIZES"),
         (["--sizes", "M=2"], "there is no free dimension 'M'"),
+        (["--bucket", "N=4;8"], "--bucket 'N=4;8' is not NAME=SIZES"),
+        (["--bucket", "M=4,8"], "there is no free dimension 'M' to pad"),
+        (["--bucket", "N=4", "--bucket", "N=8"], "--bucket gives 'N' twice"),
+        (["--bucket", "N=4", "--pad-value", "x=one"], "--pad-value 'x=one' is not INPUT=VALUE"),
+        (["--bucket", "N=4", "--pad-value", "z=1"], "there is no input 'z' to pad"),
+        (["--pad-value", "x=1"], "no buckets to pad to"),
         (["--sizes", "N=9", "--shape", "N=1..8"], "'N' is 9 in input 'x', and was bounded to 1..8"),
     ],
 )

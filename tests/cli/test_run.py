@@ -156,3 +156,21 @@ def test_free_dimensions_have_nominal_sizes_or_those_that_are_given(call, free_m
     assert answer.json["inputs"][0]["shape"] == [4, 3]
     explained = call("explain", free_model, "-t", "onnxruntime", "--shape", "N=2..8")
     assert "this is for N=2" in explained.out
+
+
+def test_inputs_are_padded_up_to_a_bucket(call, free_model, folder):
+    np.save(folder / "x.npy", np.arange(9, dtype=np.float32).reshape(3, 3))
+    options = ("--bucket", "N=2,4", "--pad-value", "x=-1", "--input", "x=x.npy")
+    answer = call("run", free_model, "-t", "onnxruntime", *options, "--output-dir", ".")
+    assert answer.code == 0, answer.err
+    whole = call("run", free_model, "-t", "onnxruntime", "--input", "x=x.npy", "--json")
+    assert whole.json["outputs"][0]["shape"][0] == 3
+    call("compile", free_model, "-t", "onnxruntime", "--bucket", "N=2,4", "-o", "free.intarsia")
+    assert "padded to N=2,4" in call("check", "free.intarsia").out
+    assert "padded to N=2,4" in call("explain", "free.intarsia").out
+    padded = call("run", "free.intarsia", "--input", "x=x.npy", "--json")
+    assert padded.json["outputs"] == whole.json["outputs"]
+    np.save(folder / "x.npy", np.zeros((5, 3), np.float32))
+    answer = call("run", "free.intarsia", "--input", "x=x.npy")
+    assert answer.code == 2
+    assert "'N' is 5, and its largest bucket is 4" in answer.err

@@ -12,6 +12,7 @@ import typer
 from intarsia.cli.files import writable, writable_folder
 from intarsia.cli.models import compile_file, make_request
 from intarsia.cli.options import (
+    BUCKETS,
     MACHINE,
     NODES,
     Choices,
@@ -36,7 +37,7 @@ _ALLOWED = ("--target", "--target-attr", "--shape", "--no-cache", "--no-probe")
 """Options that mean something without a plan."""
 
 
-@takes_choices(*MACHINE, *NODES, "placement", "strict", "frozen", "no_cache", "no_probe")
+@takes_choices(*MACHINE, *NODES, *BUCKETS, "placement", "strict", "frozen", "no_cache", "no_probe")
 def compile_command(
     model: ModelArgument,
     *,

@@ -9,6 +9,7 @@ import typer
 
 from intarsia.cli.models import explain_file
 from intarsia.cli.options import (
+    BUCKETS,
     MACHINE,
     NODES,
     Choices,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from intarsia.report.nodes import NodeView
 
 
-@takes_choices(*MACHINE, *NODES, "placement", "strict", "no_cache", "no_probe")
+@takes_choices(*MACHINE, *NODES, *BUCKETS, "placement", "strict", "no_cache", "no_probe")
 def explain_command(  # noqa: PLR0913 - an option each
     file: FileArgument,
     *,

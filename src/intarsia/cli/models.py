@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from intarsia.cli.attributes import read_attributes
-from intarsia.cli.options import Choices, read_layers, read_pins, read_shapes, read_sizes
+from intarsia.cli.options import (
+    Choices,
+    read_buckets,
+    read_layers,
+    read_pad_values,
+    read_pins,
+    read_shapes,
+    read_sizes,
+)
 from intarsia.cli.output import note
 from intarsia.errors import SettingError
 from intarsia.settings import Settings
@@ -135,6 +143,8 @@ def make_request(file: Path, choices: Choices, threads: int | None, **more: Any)
         "attributes": read_attributes(choices.target_attr) or None,
         "shapes": read_shapes(choices.shape),
         "sizes": read_sizes(choices.sizes),
+        "buckets": read_buckets(choices.bucket),
+        "pad_values": read_pad_values(choices.pad_value),
         "pins": read_pins(choices.pin),
         "exclude": tuple(choices.exclude or ()),
         "layers": read_layers(choices.layer),

@@ -87,6 +87,21 @@ SizesOption: TypeAlias = Annotated[
         "Default: 1 for a batch, else 128, where some are needed.",
     ),
 ]
+BucketOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--bucket",
+        metavar="NAME=64,128",
+        help="Sizes of a free dimension that inputs are padded up to: only where the model is "
+        "right with padded inputs.",
+    ),
+]
+PadValueOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pad-value", metavar="INPUT=VALUE", help="What an input is padded with. Default: 0."
+    ),
+]
 PinOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--pin", metavar="PATTERN=TARGET", help="Nodes that must run on a target."),
@@ -191,6 +206,8 @@ class Choices:
     no_cache: bool = False
     no_probe: bool = False
     sizes: Sequence[str] | None = None
+    bucket: Sequence[str] | None = None
+    pad_value: Sequence[str] | None = None
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -219,12 +236,15 @@ _OPTIONS: dict[str, tuple[Any, object]] = {
     "no_cache": (NoCacheOption, False),
     "no_probe": (NoProbeOption, False),
     "sizes": (SizesOption, None),
+    "bucket": (BucketOption, None),
+    "pad_value": (PadValueOption, None),
 }
 """By name, the option of each part of `Choices`, and its default; the parser reads target files."""
 
 _SECONDS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 MACHINE = ("target", "target_file", "target_attr", "host")
+BUCKETS = ("bucket", "pad_value")
 NODES = ("shape", "sizes", "pin", "exclude", "layer")
 
 
@@ -282,16 +302,46 @@ def read_sizes(texts: Sequence[str] | None) -> tuple[dict[str, int], ...]:
     Raises:
         SettingError: A text is of another form, or a dimension is given twice.
     """
-    sizes: dict[str, list[int]] = {}
-    for name, row in _read("--sizes", texts, r"(.+?)=([0-9]+(?:,[0-9]+)*)", "NAME=SIZES", "seq=16"):
-        if name in sizes:
-            raise SettingError(f"--sizes gives {name!r} twice", hint="write seq=16,128")
-        sizes[name] = [int(size) for size in row.split(",")]
+    sizes = _read_rows("--sizes", texts)
     if not sizes:
         return ()
     from intarsia.graph.free_sizes import list_sizes
 
     return list_sizes(sizes)
+
+
+def read_buckets(texts: Sequence[str] | None) -> dict[str, list[int]]:
+    """Return the sizes that inputs are padded up to from `NAME=64,128`, by free dimension.
+
+    Raises:
+        SettingError: A text is of another form, or a dimension is given twice.
+    """
+    return _read_rows("--bucket", texts)
+
+
+def _read_rows(option: str, texts: Sequence[str] | None) -> dict[str, list[int]]:
+    rows: dict[str, list[int]] = {}
+    for name, row in _read(option, texts, r"(.+?)=([0-9]+(?:,[0-9]+)*)", "NAME=SIZES", "seq=16"):
+        if name in rows:
+            raise SettingError(f"{option} gives {name!r} twice", hint="write seq=16,128")
+        rows[name] = [int(size) for size in row.split(",")]
+    return rows
+
+
+def read_pad_values(texts: Sequence[str] | None) -> dict[str, float]:
+    """Return what inputs are padded with from `INPUT=VALUE`.
+
+    Raises:
+        SettingError: A text is of another form, or an input is given twice.
+    """
+    values: dict[str, float] = {}
+    form = r"(.+)=([-+]?(?:[0-9.]+(?:e[-+]?[0-9]+)?|inf|nan))"
+    for name, text in _read("--pad-value", texts, form, "INPUT=VALUE", "ids=0"):
+        if name in values:
+            raise SettingError(f"--pad-value gives {name!r} twice", hint="leave one out")
+        is_whole = text.lstrip("+-").isdecimal()
+        values[name] = int(text) if is_whole else float(text)
+    return values
 
 
 def read_pins(texts: Sequence[str] | None) -> dict[str, str]:

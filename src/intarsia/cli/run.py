@@ -13,6 +13,7 @@ import typer
 from intarsia.cli.files import writable, writable_folder
 from intarsia.cli.models import open_executable
 from intarsia.cli.options import (
+    BUCKETS,
     MACHINE,
     NODES,
     Choices,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from intarsia.runtime.free import Program
 
 
-@takes_choices(*MACHINE, *NODES, "placement", "strict", "no_cache", "no_probe")
+@takes_choices(*MACHINE, *NODES, *BUCKETS, "placement", "strict", "no_cache", "no_probe")
 def run_command(  # noqa: PLR0913 - an option each
     file: FileArgument,
     *,

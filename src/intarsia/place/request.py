@@ -50,6 +50,8 @@ class Request:
         shapes: Of inputs whose dimensions the model leaves free, by name; or by free dimension, its
             size, or its bounds as text: `1..8`.
         sizes: Those of free dimensions that a program is made for at once, each by name.
+        buckets: Sizes of free dimensions that inputs are padded up to, by name.
+        pad_values: What they are padded with, by input; 0 where it is not said.
         max_shapes: Most programs of a model with free dimensions; None means the setting.
         is_fixed: Whether no program may be made for other sizes than those.
         pins: From a glob over node names to the target that must run them.
@@ -86,6 +88,8 @@ class Request:
     attributes: Overrides | None = None
     shapes: Mapping[str, Sequence[int] | int | str] | None = None
     sizes: Sequence[Mapping[str, int]] = ()
+    buckets: Mapping[str, int | Sequence[int]] = field(default_factory=dict)
+    pad_values: Mapping[str, bool | int | float] = field(default_factory=dict)
     max_shapes: int | None = None
     is_fixed: bool = False
     pins: Mapping[str, str] | None = None
@@ -122,6 +126,11 @@ class Request:
             raise PlacementError(
                 f"pins are a mapping from pattern to target, not a {type(self.pins).__name__}",
                 hint='write pins={"layer4/*": "onnxruntime"}',
+            )
+        if self.pad_values and not self.buckets:
+            raise SettingError(
+                "values to pad with are given, and no buckets to pad to",
+                hint="write for example --bucket seq=64,128",
             )
         if self.max_shapes is not None and self.max_shapes < 1:
             raise SettingError(

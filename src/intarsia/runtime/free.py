@@ -16,6 +16,7 @@ from intarsia.backends.values import Artifact, ArtifactConstant, TensorSpec
 from intarsia.errors import InputError, IntarsiaError, PackageError
 from intarsia.extents import Symbol
 from intarsia.graph.free_sizes import FreeSignature, FreeSpec, describe_free, sizes_text
+from intarsia.runtime.buckets import Buckets, cut_back, output_shapes
 from intarsia.runtime.executor import PlanExecutable
 from intarsia.runtime.feeds import as_array, check_array, check_names
 
@@ -152,13 +153,15 @@ class FreeExecutable:
         programs: Those that are made already; they may be more than `max_shapes`.
         generic: The program for all sizes, if there is one.
         plans: Which plan is for which sizes, where no source knows it.
+        buckets: What inputs are padded up to, if the user says so.
 
     Attributes:
         signature: What the model takes and returns.
         targets: Texts of the targets, in the user's order.
+        buckets: What inputs are padded up to, if the user says so.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one fact of the program
         self,
         signature: FreeSignature,
         source: ProgramSource | None,
@@ -169,8 +172,10 @@ class FreeExecutable:
         programs: Iterable[PlanExecutable] = (),
         generic: GenericProgram | None = None,
         plans: PlansBySizes | None = None,
+        buckets: Buckets | None = None,
     ) -> None:
         self.signature = signature
+        self.buckets = buckets
         self.targets = targets
         self._source = source
         self._is_frozen = is_frozen or source is None
@@ -182,7 +187,9 @@ class FreeExecutable:
         self._generic = generic
         self._plans = plans
         given = tuple(programs)
-        self._max_shapes = max(max_shapes, len(given))
+        self._max_shapes = max(max_shapes, len(given), 0 if buckets is None else buckets.count)
+        if buckets is not None:  # refuse what cannot be cut back before anything runs
+            self._output_shapes(self._nominal_sizes())
         for program in given:
             self._keep(
                 {spec.name: spec.shape for spec in program.inputs if spec.shape is not None},
@@ -225,7 +232,7 @@ class FreeExecutable:
         programs = self.programs
         if programs:
             return programs[-1]
-        return self._find(self.signature.shapes_at(self.signature.nominal_sizes()))
+        return self._find(self.signature.shapes_at(self._nominal_sizes()))
 
     @property
     def generic(self) -> PlanExecutable | None:
@@ -268,7 +275,7 @@ class FreeExecutable:
                 made any more.
             IntarsiaError: As `intarsia.compile`.
         """
-        shapes = self.signature.shapes_at(self.signature.nominal_sizes(sizes))
+        shapes = self.signature.shapes_at(self._nominal_sizes(sizes))
         return self._find(shapes, is_own=True)
 
     def program_for(self, feeds: Mapping[str, Any]) -> PlanExecutable:
@@ -395,7 +402,36 @@ class FreeExecutable:
             ExecutionError: A backend failed.
             IntarsiaError: As `intarsia.compile`, at sizes that are new.
         """
+        if self.buckets is not None:
+            return self._run_padded(self.buckets, feeds)
         return self.program_for(feeds).run(feeds)
+
+    def _run_padded(self, buckets: Buckets, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Run the program of the next larger sizes that are buckets."""
+        sizes = self.signature.find_sizes(self._check_feeds(feeds))
+        rounded = buckets.round_up(sizes)
+        shapes = self.signature.shapes_at(rounded)
+        program = self._find(shapes, is_own=not self._is_frozen)
+        if rounded == sizes:
+            return program.run(feeds)
+        padded = {
+            spec.name: buckets.pad(spec, feeds[spec.name], shapes[spec.name])
+            if spec.name in shapes
+            else feeds[spec.name]
+            for spec in self.inputs
+        }
+        cut, whole = self._output_shapes(sizes), self._output_shapes(rounded)
+        return cut_back(program.run(padded), whole, cut)
+
+    def _nominal_sizes(self, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
+        """Return a size for each free dimension: what is given, else a bucket, else nominal."""
+        buckets = {} if self.buckets is None else self.buckets.sizes
+        largest = {name: row[-1] for name, row in buckets.items()}
+        return self.signature.nominal_sizes({**largest, **(sizes or {})})
+
+    def _output_shapes(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        plan = None if self._generic is None else self._generic.program.plan
+        return output_shapes(self.signature, plan, sizes)
 
     def __call__(self, *arrays: Any, out: Array | Sequence[Array] | None = None) -> Any:
         """Run the model on arrays in the order of its inputs; as `PlanExecutable.__call__`.
@@ -413,12 +449,23 @@ class FreeExecutable:
                 hint=f"it takes {', '.join(map(str, self.inputs))}",
             )
         names = (spec.name for spec in self.inputs)
-        return self.program_for(dict(zip(names, arrays, strict=True)))(*arrays, out=out)
+        feeds = dict(zip(names, arrays, strict=True))
+        if self.buckets is None:
+            return self.program_for(feeds)(*arrays, out=out)
+        if out is not None:
+            raise InputError(
+                "outputs of a padded run cannot be written to arrays of the caller",
+                hint="leave out the argument `out`",
+            )
+        outputs = self.run(feeds)
+        results = tuple(outputs[spec.name] for spec in self.outputs)
+        return results[0] if len(results) == 1 else results
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Step:
         """Return a function that runs the model on the caller's arrays in place.
 
-        It is for the sizes of these arrays; see `PlanExecutable.bind`.
+        It is for exactly the sizes of these arrays, which are never padded; see
+        `PlanExecutable.bind`.
 
         Args:
             inputs: C-contiguous arrays that each call reads, by name; all of them.
@@ -479,6 +526,8 @@ class FreeExecutable:
         sizes = [one.sizes for one in kept]
         has_generic = self._generic is not None
         text = describe_free(self.signature, sizes[-1], sizes, is_generic=has_generic)
+        if self.buckets is not None:
+            text = f"{text}; {self.buckets}"
         return explanation.with_free(text, self.plans, sizes[-1], is_generic=kept[-1].is_generic)
 
     def save(self, path: str | Path) -> None:
@@ -513,6 +562,7 @@ class FreeExecutable:
             path,
             self._generic,
             self.plans,
+            self.buckets,
         )
 
     def __repr__(self) -> str:

@@ -68,6 +68,7 @@ def load(
         programs=programs,
         generic=generic,
         plans=free.plans,
+        buckets=free.buckets,
     )
 
 

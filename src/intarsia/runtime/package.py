@@ -51,6 +51,7 @@ from intarsia.plan.plan import (
     PlanTensor,
     RegionStep,
 )
+from intarsia.runtime.buckets import Buckets, make_buckets
 from intarsia.runtime.executor import PlanExecutable
 from intarsia.runtime.file_facts import fact_of
 from intarsia.runtime.free import GenericProgram, ProgramRecipe, StoredModel
@@ -191,6 +192,8 @@ class FreeSizesRecord(msgspec.Struct, frozen=True):
         recipe: What else was asked for when it was compiled; as `model`.
         generic: If the manifest's own program is for all sizes, for which.
         plans: Which plan is for which sizes, if that was measured; older versions ignore it.
+        buckets: By free dimension, what inputs are padded up to.
+        pads: By input, what with.
     """
 
     inputs: tuple[RawSpec, ...]
@@ -204,6 +207,8 @@ class FreeSizesRecord(msgspec.Struct, frozen=True):
     recipe: ProgramRecipe | None
     generic: GenericRecord | None = None
     plans: msgspec.Raw = msgspec.Raw(b"null")
+    buckets: dict[str, tuple[int, ...]] = {}
+    pads: dict[str, bool | int | float] = {}
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -277,6 +282,7 @@ def save_free_package(
     path: str | Path,
     generic: GenericProgram | None = None,
     plans: PlansBySizes | None = None,
+    buckets: Buckets | None = None,
 ) -> None:
     """Write a package of a model with free dimensions; it appears whole or not at all.
 
@@ -289,6 +295,7 @@ def save_free_package(
         generic: The program for all sizes, if there is one; it, or else the first of the others, is
             what `explain` is of.
         plans: Which plan is for which sizes, if that was measured.
+        buckets: What inputs are padded up to, if they are.
 
     Raises:
         PackageError: The file cannot be written.
@@ -312,6 +319,8 @@ def save_free_package(
         None if model is None else model.recipe,
         None if generic is None else GenericRecord(dict(generic.bounds), dict(generic.nominal)),
         msgspec.Raw(msgspec.json.encode(plans)),
+        {} if buckets is None else dict(buckets.sizes),
+        {} if buckets is None else dict(buckets.pads),
     )
     _write(path, table, first, free)
 
@@ -491,6 +500,7 @@ class FreePart:
         generic: If the package's first program is for all sizes, for which.
         plans: Which plan is for which sizes, if that was measured.
         sizes: Of each program, the package's first among them.
+        buckets: What inputs are padded up to, if they are.
     """
 
     signature: FreeSignature
@@ -501,6 +511,7 @@ class FreePart:
     generic: GenericRecord | None = None
     plans: PlansBySizes | None = None
     sizes: tuple[Mapping[str, int], ...] = ()
+    buckets: Buckets | None = None
 
 
 def read_package(path: str | Path, settings: Settings | None = None) -> Package:
@@ -536,7 +547,24 @@ def read_package(path: str | Path, settings: Settings | None = None) -> Package:
     if free.generic is not None:
         _check_extents(path, package.plan, free.generic)
     plans = _read_plans(path, signature, free.plans)
-    part = FreePart(signature, free.targets, others, model, text, free.generic, plans, tuple(sizes))
+    buckets = None
+    if free.buckets:
+        try:
+            buckets = make_buckets(free.buckets, free.pads, signature)
+        except InputError as error:
+            raise PackageError(f"{str(path)!r}: its buckets: {error.message}") from error
+        text = f"{text}; {buckets}"
+    part = FreePart(
+        signature,
+        free.targets,
+        others,
+        model,
+        text,
+        free.generic,
+        plans,
+        tuple(sizes),
+        buckets,
+    )
     return replace(package, free=part)
 
 
