@@ -21,7 +21,7 @@ from intarsia.arrays import Array
 from intarsia.codegen.body import load_lanes, store_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Function, Index, IrValue, Type
-from intarsia.codegen.kernels.gemm.schedules import schedule
+from intarsia.codegen.kernels.gemm.schedules import CHAIN, schedule
 from intarsia.codegen.kernels.gemm.spec import Gemm, GemmSchedule, Panels, PanelSource, merged
 from intarsia.codegen.kernels.lane_transpose import transpose_lanes
 from intarsia.codegen.kernels.window import Run, Split, split_extent
@@ -30,8 +30,6 @@ from intarsia.extents import Expression
 from intarsia.graph.arena import aligned_bytes
 
 _LINE_BYTES = 64
-_CHAIN = 256
-"""Products that are summed one after the other."""
 
 
 def build(spec: Gemm) -> Function:
@@ -196,11 +194,10 @@ class _Product:
             return (*place.batch, row + r, place.column + v * lanes)
 
         zeros = [b.constant(0, Type(self.dtype, lanes))] * len(grid)
-        # From zero, also where sums wait in the result: a sum of a few chains is rounded less.
-        sums = self._accumulate(place, part, row, rows, zeros)
+        sums = zeros
         if not part.is_first:
-            before = [load_lanes(b, self.result, at(r, v), lanes, place.counts[v]) for r, v in grid]
-            sums = [b.add(total, value) for total, value in zip(before, sums, strict=True)]
+            sums = [load_lanes(b, self.result, at(r, v), lanes, place.counts[v]) for r, v in grid]
+        sums = self._accumulate(place, part, row, rows, sums)
         for (r, v), value in zip(grid, sums, strict=True):
             count = place.counts[v]
             result = self.epilogue(value, at(r, v), count) if part.is_last else value
@@ -209,28 +206,24 @@ class _Product:
     def _accumulate(
         self, place: _PanelTurn, part: _DepthRange, row: Index, rows: int, sums: list[IrValue]
     ) -> list[IrValue]:
-        """Add the products of a range along k; a long one in chains, if registers are left.
+        """Add the products of a range along k, in chains; see `CHAIN`.
 
-        A sum of a few chains is rounded less than one long chain.
+        The sums of the chains before wait in registers, or on the stack where these do not
+        suffice: the compiler moves them there around the innermost loop.
         """
         b, length = self.b, part.length
-        registers = 2 * len(sums) + place.vectors + 1
-        # The error bound of a sum in blocks of b grows with b + n / b instead of n (Higham,
-        # "Accuracy and Stability of Numerical Algorithms", 2002, section 4.2). In chains of 256 the
-        # errors of 1024 and 4096 normal products are 1.8 and 3.8 times smaller; each chain has
-        # accumulators of its own.
-        is_free = length.terms or isinstance(length.const, Expression)
-        if is_free or length.const < 2 * _CHAIN or registers > self.spec.unit.registers:
-            return self._chain(place, part, row, rows, Index(), length, sums)
-        whole = length.const // _CHAIN * _CHAIN
         zeros = [b.constant(0, value.type) for value in sums]
 
         def chain(start: Index, *totals: IrValue) -> Sequence[IrValue]:
-            products = self._chain(place, part, row, rows, start, Index(_CHAIN), zeros)
+            end = start + CHAIN if is_whole else b.smaller(start + CHAIN, length)
+            products = self._chain(place, part, row, rows, start, end - start, zeros)
             return [b.add(total, value) for total, value in zip(totals, products, strict=True)]
 
-        sums = b.loop(0, whole, sums, chain, step=_CHAIN)
-        return self._chain(place, part, row, rows, Index(whole), length - whole, sums)
+        is_free = length.terms or isinstance(length.const, Expression)
+        is_whole = not is_free and length.const % CHAIN == 0
+        if not is_free and length.const <= CHAIN:
+            return self._chain(place, part, row, rows, Index(), length, sums)
+        return b.loop(0, length, sums, chain, step=CHAIN)
 
     def _chain(
         self,

@@ -57,19 +57,15 @@ def _choose(product: Gemm) -> GemmSchedule:
     width = vectors * lanes
     depth = 0
     if k >= _LONG and can_split and m > rows:
-        # Whole vectors of steps: a panel is copied by squares of lanes, and only the last part has
-        # a rest.
-        depth = -(-k // Split.of(k, _DEPTH).count // lanes) * lanes
+        depth = CHAIN
     source = PanelSource.PANELS
     if product.b_strides is not None:
         source = _source(product, rows, width)
-        if source is PanelSource.COPY:
-            limit = max(lanes, _COPY_BYTES // (width * item) // lanes * lanes)
-            if k > limit:
-                if can_split:
-                    depth = min(depth, limit) if depth else limit
-                else:
-                    source = PanelSource.PLACE
+        if source is PanelSource.COPY and k > CHAIN:
+            if can_split:
+                depth = CHAIN
+            elif k * width * item > _COPY_BYTES:
+                source = PanelSource.PLACE
     panel_bytes = k * width * item
     is_read_again = m > rows  # a single pass is sequential, which hardware foresees better
     # Half of the first cache: rows of a and c go through it beside the panel.
@@ -101,16 +97,22 @@ def _choose(product: Gemm) -> GemmSchedule:
     )
 
 
+CHAIN = 512
+"""Products that are summed one after the other, in every kernel but for dot products; the sums of
+the chains are added in their order. So the order of a sum depends on its length alone, not on how
+many rows or columns there are, and results are the same to the bit where some of these are free.
+
+The error bound of a sum in blocks of b grows with b + n / b instead of n (Higham, "Accuracy and
+Stability of Numerical Algorithms", 2002, section 4.2). Shorter chains cost time: a tile of 12 sums
+adds some 20 cycles to the 3000 of a chain."""
 _LONG = 2048
 """Steps along k from which sums go through the result: it is read and written once more for each
 part, which paid from here on where rows were many (Cascade Lake)."""
-_DEPTH = 768
-"""Steps of a part, at most."""
 _PREFETCH = 16
 """Steps ahead. On Cascade Lake 16 to 32 gave 6 to 17 per cent once weights came from beyond the
 second cache, and nothing before."""
-_COPY_BYTES = 64 << 10
-"""Of a panel's copy: it stays in the first cache or nearly so, and fits any thread's stack."""
+_COPY_BYTES = 128 << 10
+"""Of a panel's copy, at most: it stays in a near cache, and fits any thread's stack."""
 _COPY_ROWS = 160
 """Rows of a turn for which copying a panel costs little."""
 _DOT_ROWS = 4
@@ -166,8 +168,13 @@ def _source(product: Gemm, rows: int, width: int) -> PanelSource:
     _, n_stride = product.b_strides
     if n_stride not in (0, 1):
         return PanelSource.COPY
-    is_cut = product.n % width != 0
+    is_cut = product.n % width != 0 and _can_copy(product, width)
     return PanelSource.COPY if is_cut and product.m > rows else PanelSource.PLACE
+
+
+def _can_copy(product: Gemm, width: int) -> bool:
+    """Tell whether a copy of a part of a panel is small enough."""
+    return min(product.k, CHAIN) * width * np.dtype(product.a.dtype).itemsize <= _COPY_BYTES
 
 
 def _most_rows(product: Gemm, vectors: int) -> int:
@@ -193,7 +200,13 @@ def _best_vectors(product: Gemm, lanes: int) -> int:
             for rows in Split.of(product.m, _most_rows(product, vectors)).runs
         )
 
-    fitting = [vectors for vectors in _VECTORS if 2 * vectors + 1 <= product.unit.registers]
+    is_copied = product.b_strides is not None and product.b_strides[-1] not in (0, 1)
+    fitting = [
+        vectors
+        for vectors in _VECTORS
+        if 2 * vectors + 1 <= product.unit.registers
+        and (not is_copied or _can_copy(product, vectors * lanes))
+    ]
     return min(fitting, key=cost)
 
 
