@@ -338,6 +338,13 @@ def least(extent: Extent) -> int:
     return extent.evaluate({symbol.name: symbol.low for symbol in extent.symbols})
 
 
+def most(extent: Extent, limit: int) -> int:
+    """Return the largest that an extent may be, or a limit if that is less."""
+    if isinstance(extent, int):
+        return min(extent, limit)
+    return int(min(extent.bounds[1], limit))
+
+
 def common_divisor(number: int, extent: Extent) -> int:
     """Return the largest number that divides a number, and an extent for all sizes."""
     return gcd(number, *(coefficient for _, coefficient in _terms(extent)))

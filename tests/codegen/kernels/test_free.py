@@ -172,12 +172,31 @@ def test_rows(kind, shape, axis, sizes):
     spec = Rows(shape, (axis,), kind, dense(shape), dense(shape))
     x = normal(rng, *evaluate_all(shape, sizes))
     y = np.zeros_like(x)
-    run(spec, [x.reshape(-1), y.reshape(-1)], sizes)
+    run_both(spec, [x.reshape(-1), y.reshape(-1)], sizes)
     if kind == "Softmax":
         risen = np.exp(x - x.max(axis, keepdims=True))
         expected = risen / risen.sum(axis, keepdims=True)
     else:
         expected = (x - x.mean(axis, keepdims=True)) / np.sqrt(x.var(axis, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("length", [1, 7, 16, 40, 63, 64, 83, 130])
+def test_rows_of_several_dimensions(length, unit, kind):
+    """What is left of a row along its last dimension goes on where it would in a known one."""
+    rng = np.random.default_rng(0)
+    padded = Layout("float32", (12 * S, 4 * S, 1))
+    x = normal(rng, 2, 3, 4, length)
+    spec = Rows((2, 3, S), (1, 2), kind, padded, dense((2, 3, S)), unit=unit)
+    y = np.zeros((2, 3, length), np.float32)
+    run_both(spec, [x.reshape(-1), y.reshape(-1)], {"s": length})
+    x = x[:, :, 0]
+    risen = np.exp(x - x.max((1, 2), keepdims=True))
+    expected = risen / risen.sum((1, 2), keepdims=True)
+    if kind == "LogSoftmax":
+        expected = np.log(expected)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 

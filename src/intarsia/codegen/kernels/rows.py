@@ -21,7 +21,7 @@ from intarsia.codegen.kernels.domain import entries_of, plan_axes, simplify, tur
 from intarsia.codegen.kernels.lane_transpose import lane_numbers
 from intarsia.codegen.kernels.reduce_kinds import fold, merge
 from intarsia.codegen.unit import AVX512, VectorUnit
-from intarsia.extents import Expression, Size, typical
+from intarsia.extents import Expression, Size, most, typical
 
 _SLOTS = 4
 """Accumulators side by side: an addition is ready after 4 cycles, and one chain would wait for
@@ -89,12 +89,14 @@ class RowVector:
         at: Its subscripts.
         count: Lanes that count.
         offset: Where in its row it lies, along the last dimension of the row.
+        is_spread: Whether it is one entry, which stands in every lane.
     """
 
     number: int
     at: tuple[Index, ...]
     count: int
     offset: Index
+    is_spread: bool = False
 
 
 Step: TypeAlias = Callable[[RowVector, tuple[IrValue, ...]], Sequence[IrValue]]
@@ -116,12 +118,14 @@ class _RowsKernel:
         self._declare()
         self._dtype = spec.x.dtype
         lanes = spec.unit.lanes(self._dtype)
-        extent = typical((self._kept if self._is_across else self._gone).extents[-1])
-        self._lanes = min(lanes, 1 << max(0, extent - 1).bit_length())
         length = self._gone.extents[-1]
+        # Lanes beyond a short row change no sum; but no typical row may have fewer than a longer
+        # one.
+        extent = typical(self._kept.extents[-1]) if self._is_across else most(length, lanes)
+        self._lanes = min(lanes, 1 << max(0, extent - 1).bit_length())
         # The other half is for accumulators and for what an exponential needs.
-        most = spec.unit.registers // 2 * self._lanes
-        is_short = isinstance(length, int) and length <= most
+        limit = spec.unit.registers // 2 * self._lanes
+        is_short = isinstance(length, int) and length <= limit
         self._is_resident = not self._is_across and len(self._gone.extents) == 1 and is_short
         self._held: dict[int, IrValue] = {}
         self._is_made = False  # whether a pass over the row has stored what the prologue yields
@@ -301,7 +305,7 @@ class _RowsKernel:
         """Return where in their rows the lanes of an entry lie."""
         b = self._b
         first = b.splat(b.cast(b.index(entry.offset), "int32"), self._lanes)
-        if self._is_across:
+        if self._is_across or entry.is_spread:
             return first
         return b.add(first, lane_numbers(b, first.type))
 
@@ -380,16 +384,23 @@ class _RowsKernel:
             return self._held[entry.number]
         b, lanes, spec = self._b, self._lanes, self._spec
         if self._is_made and self._made is not None:
-            return load_lanes(b, self._made, entry.at, lanes, entry.count)
-        value = load_lanes(b, self._x, entry.at, lanes, entry.count)
+            return self._read(self._made, entry)
+        value = self._read(self._x, entry)
         if spec.prologue.body.steps:
             value = self._prologue(value, entry.at, entry.count)
             # y has room for it until its own entries come.
             if self._made is not None and (spec.made or not self._is_resident):
                 store_lanes(b, value, self._made, entry.at, entry.count)
+            if entry.is_spread:
+                value = b.splat(b.extract(value, 0), lanes)
         if self._is_resident:
             self._held[entry.number] = value
         return value
+
+    def _read(self, buffer: Buffer, entry: RowVector) -> IrValue:
+        if entry.is_spread:
+            return self._spread(self._b.load(buffer, entry.at))
+        return load_lanes(self._b, buffer, entry.at, self._lanes, entry.count)
 
     def _store(self, value: IrValue, entry: RowVector) -> None:
         result = self._epilogue(value, entry.at, entry.count)
@@ -434,8 +445,9 @@ class _RowsKernel:
         grain = 1 if self._is_across else self._lanes
         length = extents[-1]
         cells = length // grain
-        # Their number follows from shapes alone: sums have the same order in every run.
-        slots = _SLOTS if isinstance(cells, Expression) else max(1, min(_SLOTS, cells))
+        # Entries go to slots in turn, whatever their number is: those of a short row, which has
+        # fewer, are sums that would be zero. So the order of a sum follows from the row alone.
+        slots = _SLOTS if isinstance(length, Expression) else max(1, min(_SLOTS, -(-length // grain)))
         carried = initial * slots
         size = len(initial)
 
@@ -478,18 +490,38 @@ class _RowsKernel:
             return grain if isinstance(length, Expression) else min(grain, length - start)
 
         def free_rest(point: list[Index], first: Size, values: list[IrValue]) -> list[IrValue]:
-            def one(index: Index, lanes: int, inner: Sequence[IrValue]) -> list[IrValue]:
+            """Go on slot by slot; the next one comes first, which changes no sum of all."""
+
+            def turned(values: Sequence[IrValue]) -> list[IrValue]:
+                return [*values[size:], *values[:size]]
+
+            def one(index: Index, *inner: IrValue) -> list[IrValue]:
                 out = list(inner)
-                visit(0, [*point, index], -1, lanes, out)
-                return out
+                visit(0, [*point, index], -1, count_of(0), out)
+                return turned(out)
+
+            def lane(index: Index, *inner: IrValue) -> list[IrValue]:
+                at = self._join(place, [*point, index])  # type: ignore[arg-type]
+                before = inner[:size]
+                after = step(RowVector(-1, at, 1, index, is_spread=True), before)  # type: ignore[arg-type]
+                if not after:
+                    return list(inner)
+                number = self._b.splat(self._b.cast(self._b.index(index - full), "int32"), grain)
+                is_own = self._b.compare("eq", lane_numbers(self._b, number.type), number)
+                own = [
+                    self._b.select(is_own, new, old)
+                    for new, old in zip(after, before, strict=True)
+                ]
+                return [*own, *inner[size:]]
 
             full = cells * grain
-            values = self._b.loop(
-                first, full, values, lambda i, *inner: one(i, count_of(0), inner), step=grain
-            )
-            if self._is_across or grain == 1:
-                return values
-            return self._b.loop(full, length, values, lambda i, *inner: one(i, 1, inner))
+            values = self._b.loop(first, full, values, one, step=grain)
+            if not self._is_across and grain != 1:
+                values = self._b.loop(full, length, values, lane)
+            if len(extents) > 1:
+                back = -cells % slots
+                values = self._b.loop(0, back, values, lambda _, *inner: turned(inner))
+            return values
 
         def vectors(point: list[Index], first: int, values: list[IrValue]) -> list[IrValue]:
             for number, start in enumerate(range(first, extents[-1], grain)):
