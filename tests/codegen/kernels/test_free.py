@@ -17,6 +17,7 @@ from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.kernels.families import family_of
 from intarsia.codegen.kernels.gather import Gather
 from intarsia.codegen.kernels.gemm import Gemm, Panels, pack
+from intarsia.codegen.kernels.reduce import Reduction
 from intarsia.codegen.kernels.rows import Rows
 from intarsia.codegen.kernels.sizes import Sizes
 from intarsia.codegen.unit import AVX512, SSE, VectorUnit
@@ -197,6 +198,33 @@ def test_rows_of_several_dimensions(length, unit, kind):
     expected = risen / risen.sum((1, 2), keepdims=True)
     if kind == "LogSoftmax":
         expected = np.log(expected)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["Sum", "Mean", "L2", "Max", "LogSumExp", "Prod"])
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("length", [1, 7, 16, 40, 63, 64, 83, 130])
+@pytest.mark.parametrize("axes", [(2,), (1, 2), (0, 1)])
+def test_reductions(length, unit, kind, axes):
+    """Along vectors and across, over one dimension and several that do not lie densely."""
+    if length == 1 and axes == (1, 2):
+        pytest.skip("one dimension is left of these, along which vectors go then")
+    rng = np.random.default_rng(0)
+    x = normal(rng, 2, 3, 4, length) / 4
+    kept = tuple(extent for dim, extent in enumerate((2, 3, S)) if dim not in axes)
+    padded = Layout("float32", (12 * S, 4 * S, 1))
+    spec = Reduction((2, 3, S), axes, kind, padded, dense(kept), unit=unit)
+    y = np.zeros(evaluate_all(kept, {"s": length}), np.float32)
+    run_both(spec, [x.reshape(-1), y.reshape(-1)], {"s": length})
+    x = x[:, :, 0]
+    expected = {
+        "Sum": lambda: x.sum(axes),
+        "Mean": lambda: x.mean(axes),
+        "L2": lambda: np.sqrt((x * x).sum(axes)),
+        "Max": lambda: x.max(axes),
+        "LogSumExp": lambda: np.log(np.exp(x).sum(axes)),
+        "Prod": lambda: x.prod(axes),
+    }[kind]()
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 

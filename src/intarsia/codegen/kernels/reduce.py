@@ -17,9 +17,10 @@ from intarsia.codegen.body import NOTHING, Fused, Layout
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Function, Index, IrValue, Type
 from intarsia.codegen.kernels.domain import Domain, entries_of, plan_axes, simplify, turns, walk
+from intarsia.codegen.kernels.lane_transpose import lane_numbers
 from intarsia.codegen.kernels.reduce_kinds import KINDS, ReductionKind, fold, highest, lowest, merge
 from intarsia.codegen.unit import AVX512, VectorUnit
-from intarsia.extents import Expression, typical
+from intarsia.extents import Expression, Size, most, typical
 
 _ACCUMULATORS = 4
 """Side by side: an addition is ready after 4 cycles, and one chain would wait for it."""
@@ -43,7 +44,7 @@ class Reduction:
         unit: What the vectors are for.
     """
 
-    domain: tuple[int, ...]
+    domain: tuple[Size, ...]
     axes: tuple[int, ...]
     kind: str
     x: Layout
@@ -85,15 +86,11 @@ class _ReductionKernel:
         # Places are int32 while it runs: half the registers of int64.
         if self._spec.kind.startswith("Arg"):
             lanes = min(lanes, unit.lanes("int32"))
-        extents = self._kept.extents if self._is_across else self._gone.extents
-        if self._is_free_row() and not Type(self._dtype).is_float:
-            return 1  # whole numbers, in whatever order; a mask is short
-        covering = 1 << max(0, typical(extents[-1]) - 1).bit_length()
-        return min(lanes, covering)
-
-    def _is_free_row(self) -> bool:
-        """Tell whether vectors would lie along as many entries as are known when it runs."""
-        return not self._is_across and isinstance(self._gone.extents[-1], Expression)
+        # Lanes beyond a short extent change no sum; but no typical one may have fewer than a longer
+        # one.
+        gone = self._gone.extents[-1]
+        extent = typical(self._kept.extents[-1]) if self._is_across else most(gone, lanes)
+        return min(lanes, 1 << max(0, extent - 1).bit_length())
 
     def build(self) -> Function:
         """Append the loops over the kept dimensions."""
@@ -204,8 +201,10 @@ class _ReductionKernel:
     ) -> IrValue:
         neutral = kind.neutral(self._dtype)
         lanes, length = self._lanes, self._gone.extents[-1]
-        is_whole = lanes == 1 and self._is_free_row()
-        width = 1 if is_whole else max(1, min(_ACCUMULATORS, length // lanes))
+        # Vectors go to accumulators in turn, whatever their number is: those that a short extent
+        # does without would stay neutral. So the order of a sum follows from its length alone.
+        is_free = isinstance(length, Expression)
+        width = _ACCUMULATORS if is_free else max(1, min(_ACCUMULATORS, -(-length // lanes)))
 
         def joined(point: list[Index], count: int, total: IrValue, offset: int) -> IrValue:
             at = (*place, *point[:-1], point[-1] + offset)
@@ -229,8 +228,37 @@ class _ReductionKernel:
                 out[u % width] = joined([*point[:-1], Index(start)], count, out[u % width], 0)
             return out
 
+        def free_rest(point: list[Index], *carried: IrValue) -> list[IrValue]:
+            """Go on accumulator by accumulator; the next one comes first."""
+            b, begin, full = (
+                self._b,
+                length // (width * lanes) * width * lanes,
+                length // lanes * lanes,
+            )
+
+            def turned(index: Index, *inner: IrValue) -> list[IrValue]:
+                return [*inner[1:], inner[0]]
+
+            def vector(index: Index, *inner: IrValue) -> list[IrValue]:
+                after = joined([*point[:-1], index], lanes, inner[0], 0)
+                return turned(index, after, *inner[1:])
+
+            def entry(index: Index, *inner: IrValue) -> list[IrValue]:
+                item = b.splat(b.load(self._x, (*place, *point[:-1], index)), lanes)
+                after = kind.join(b, inner[0], change(item))
+                lane = b.splat(b.cast(b.index(index - full), "int32"), lanes)
+                is_own = b.compare("eq", lane_numbers(b, lane.type), lane)
+                return [b.select(is_own, after, inner[0]), *inner[1:]]
+
+            values = b.loop(begin, full, carried, vector, step=lanes)
+            if lanes > 1:
+                values = b.loop(full, length, values, entry)
+            if len(self._gone.extents) > 1:
+                values = b.loop(0, -(length // lanes) % width, values, turned)
+            return values
+
         first = self._b.constant(neutral, Type(self._dtype, lanes))
-        totals = self._nest(step, [first] * width, width * lanes, rest)
+        totals = self._nest(step, [first] * width, width * lanes, free_rest if is_free else rest)
         whole = merge(totals, lambda left, right: kind.combine(self._b, left, right))
         return fold(self._b, whole, kind.combine)
 
@@ -349,5 +377,5 @@ def _domains(spec: Reduction) -> tuple[Domain, Domain]:
     order = sorted(range(len(remaining)), key=lambda dim: (-typical(spec.y.strides[dim]), dim))
     inner = [spec.domain[dim] for dim in gone]
     steps = tuple(spec.x.strides[dim] for dim in gone)
-    reduced = sorted(range(len(gone)), key=lambda dim: (-steps[dim], dim))
+    reduced = sorted(range(len(gone)), key=lambda dim: (-typical(steps[dim]), dim))
     return simplify(extents, strides, order), simplify(inner, [steps], reduced)

@@ -12,6 +12,7 @@ from intarsia.codegen import maths
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import IrValue
 from intarsia.codegen.scalar_ops.arithmetic import divide, larger, smaller
+from intarsia.extents import Expression, Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class ReductionKind:
     neutral: Callable[[str], float | int | bool]
     join: Callable[[Builder, IrValue, IrValue], IrValue]
     combine: Callable[[Builder, IrValue, IrValue], IrValue]
-    finish: Callable[[Builder, IrValue, int], IrValue] = lambda b, value, count: value
+    finish: Callable[[Builder, IrValue, Size], IrValue] = lambda b, value, count: value
 
 
 def lowest(dtype: str) -> float | int | bool:
@@ -83,7 +84,10 @@ def _add_square(b: Builder, total: IrValue, x: IrValue) -> IrValue:
     return b.fma(x, x, total) if x.type.is_float else b.add(total, b.mul(x, x))
 
 
-def _mean(b: Builder, total: IrValue, count: int) -> IrValue:
+def _mean(b: Builder, total: IrValue, count: Size) -> IrValue:
+    if isinstance(count, Expression):
+        number = b.cast(b.index(count), total.type.dtype)
+        return divide(b, total, b.splat(number, total.type.lanes))
     return divide(b, total, b.constant(count, total.type))
 
 

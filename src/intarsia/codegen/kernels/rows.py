@@ -447,7 +447,9 @@ class _RowsKernel:
         cells = length // grain
         # Entries go to slots in turn, whatever their number is: those of a short row, which has
         # fewer, are sums that would be zero. So the order of a sum follows from the row alone.
-        slots = _SLOTS if isinstance(length, Expression) else max(1, min(_SLOTS, -(-length // grain)))
+        slots = (
+            _SLOTS if isinstance(length, Expression) else max(1, min(_SLOTS, -(-length // grain)))
+        )
         carried = initial * slots
         size = len(initial)
 
@@ -509,8 +511,7 @@ class _RowsKernel:
                 number = self._b.splat(self._b.cast(self._b.index(index - full), "int32"), grain)
                 is_own = self._b.compare("eq", lane_numbers(self._b, number.type), number)
                 own = [
-                    self._b.select(is_own, new, old)
-                    for new, old in zip(after, before, strict=True)
+                    self._b.select(is_own, new, old) for new, old in zip(after, before, strict=True)
                 ]
                 return [*own, *inner[size:]]
 

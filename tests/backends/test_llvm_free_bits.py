@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Native programs for all sizes and for some sum in the same order: their results are equal bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+import intarsia
+from intarsia.zoo import build
+
+LENGTHS = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 20, 31, 48, 64, 95, 96, 97, 130, 200)
+ACTIVATIONS = (
+    "Erf Exp Gelu HardSwish Mish Relu Selu Sigmoid Sin Softplus Softsign Sqrt Tanh Abs".split()
+)
+CHECKED = settings(
+    max_examples=10,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+@dataclass
+class Sketch:
+    """A model that grows node by node; weights are made up when they are asked for."""
+
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    weights: list[onnx.TensorProto] = field(default_factory=list)
+
+    def weight(self, *shape: int, scale: float = 1.0) -> str:
+        array = self.rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)
+        return self.constant(array)
+
+    def constant(self, array: np.ndarray) -> str:
+        self.weights.append(numpy_helper.from_array(array, f"w{len(self.weights)}"))
+        return self.weights[-1].name
+
+    def add(self, kind: str, *inputs: str, **attributes) -> str:
+        name = f"v{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, inputs, [name], name, **attributes))
+        return name
+
+    def model(self, inputs: dict[str, list[int | str]], outputs: list[str]) -> onnx.ModelProto:
+        values = [helper.make_tensor_value_info(n, 1, shape) for n, shape in inputs.items()]
+        # What is computed on the way is seen too, where it is asked for.
+        results = [helper.make_tensor_value_info(name, 1, None) for name in outputs]
+        graph = helper.make_graph(self.nodes, "free", values, results, self.weights)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+
+
+def check(model: onnx.ModelProto, sizes: list[dict[str, int]]) -> None:
+    """Run the program for all sizes and those for some; they must agree in every bit."""
+    exe = intarsia.compile(model, "llvm")
+    assert exe.generic is not None
+    assert all("llvm" in target for target in exe.generic.placement.coverage())
+    rng = np.random.default_rng(1)
+    for some in sizes:
+        feeds = {
+            spec.name: rng.standard_normal(shape, dtype=np.float32)
+            for spec, shape in zip(exe.inputs, exe.signature.shapes_at(some).values(), strict=True)
+        }
+        first = exe.run(feeds)
+        assert exe.artifacts == exe.generic.artifacts
+        second = exe.specialise(some).run(feeds)
+        for name, array in first.items():
+            np.testing.assert_array_equal(array, second[name], err_msg=f"{name} at {some}")
+
+
+def drawn_sizes(**ranges):
+    """Return two different choices of sizes."""
+    sizes = st.fixed_dictionaries({name: st.sampled_from(of) for name, of in ranges.items()})
+    return st.lists(sizes, min_size=2, max_size=2, unique_by=str)
+
+
+TOKENS = {"batch": range(1, 6), "seq": LENGTHS}
+
+
+@pytest.mark.exhaustive
+@CHECKED
+@given(st.data())
+def test_products(data):
+    """Terms up to 2048, rows from one to a thousand, with what is fused into them."""
+    sketch, value = Sketch(), "x"
+    width = first = data.draw(st.sampled_from((5, 64, 511, 768, 1030, 2048)))
+    outputs = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        after = data.draw(st.sampled_from((1, 10, 96, 200, 700, 1537)))
+        value = sketch.add("MatMul", value, sketch.weight(width, after, scale=width**-0.5))
+        width = after
+        if data.draw(st.booleans()):
+            value = sketch.add("Add", value, sketch.weight(width))
+        value = sketch.add(data.draw(st.sampled_from(ACTIVATIONS)), value)
+        outputs.append(value)
+    check(sketch.model({"x": ["batch", "seq", first]}, outputs), data.draw(drawn_sizes(**TOKENS)))
+
+
+@pytest.mark.exhaustive
+@CHECKED
+@given(st.data())
+def test_rows_and_reductions(data):
+    sketch, value, outputs = Sketch(), "x", []
+    width = data.draw(st.sampled_from((1, 6, 24, 100, 384)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        kind = data.draw(
+            st.sampled_from(
+                "Softmax LogSoftmax LayerNormalization RMSNormalization ReduceMean ReduceSum "
+                "ReduceL2 ReduceLogSumExp ReduceMax".split()
+            )
+        )
+        if kind.startswith("Reduce"):
+            axes = data.draw(st.sampled_from(([1], [2], [-1, 1])))
+            reduced = sketch.add(kind, value, sketch.constant(np.array(axes)))
+            value = sketch.add("Add", value, reduced)
+        elif kind.endswith("Normalization"):
+            value = sketch.add(kind, value, sketch.weight(width), axis=-1)
+        else:
+            value = sketch.add(kind, value, axis=data.draw(st.sampled_from((1, 2))))
+        outputs.append(value)
+    check(sketch.model({"x": ["batch", "seq", width]}, outputs), data.draw(drawn_sizes(**TOKENS)))
+
+
+@pytest.mark.exhaustive
+@CHECKED
+@given(st.data())
+def test_attention(data):
+    """Of whole blocks of keys and others, with few queries and many, with masks and without."""
+    heads, size = data.draw(st.sampled_from(((2, 8), (3, 20), (4, 32))))
+    shared = data.draw(st.sampled_from([n for n in (1, 2, heads) if heads % n == 0]))
+    sketch = Sketch()
+    inputs = {
+        "q": ["batch", "seq", heads * size],
+        "k": ["batch", "keys", shared * size],
+        "v": ["batch", "keys", shared * size],
+    }
+    names = [*inputs]
+    if data.draw(st.booleans()):
+        names.append("mask")
+        inputs["mask"] = data.draw(
+            st.sampled_from((["batch", 1, 1, "keys"], ["batch", 1, "seq", "keys"], ["seq", "keys"]))
+        )
+    y = sketch.add(
+        "Attention",
+        *names,
+        q_num_heads=heads,
+        kv_num_heads=shared,
+        is_causal=data.draw(st.integers(0, 1)),
+        softcap=data.draw(st.sampled_from((0.0, 5.0))),
+    )
+    sizes = data.draw(drawn_sizes(**TOKENS, keys=LENGTHS))
+    check(sketch.model(inputs, [y]), sizes)
+
+
+@pytest.mark.exhaustive
+@CHECKED
+@given(st.data())
+def test_images(data):
+    """Convolutions of every kind, and poolings, of a free number of images."""
+    sketch, value, outputs = Sketch(), "x", []
+    channels = first = data.draw(st.sampled_from((1, 3, 16, 32)))
+    extent = data.draw(st.sampled_from((7, 14, 19)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        kind = data.draw(
+            st.sampled_from(
+                ("direct", "direct", "depthwise", "pointwise", "strided", "turned", "pool", "norm")
+            )
+        )
+        after = data.draw(st.sampled_from((8, 32, 200, 520)))
+        if kind == "pool":
+            value = sketch.add(
+                data.draw(st.sampled_from(("MaxPool", "AveragePool"))),
+                value,
+                kernel_shape=[3, 3],
+                pads=[1] * 4,
+            )
+        elif kind == "norm":
+            groups = channels // data.draw(st.sampled_from([1, channels]))
+            value = sketch.add(
+                "GroupNormalization",
+                value,
+                sketch.weight(channels),
+                sketch.weight(channels),
+                num_groups=groups,
+            )
+        else:
+            taps = 1 if kind == "pointwise" else 3
+            shape = (after, channels, taps, taps)
+            options = {"pads": [taps // 2] * 4}
+            if kind == "depthwise":
+                shape, options = (channels, 1, taps, taps), options | {"group": channels}
+            elif kind == "strided":
+                options |= {"strides": [2, 2]}
+            elif kind == "turned":
+                shape = (channels, after, taps, taps)
+            weight = sketch.weight(*shape, scale=(channels * taps * taps) ** -0.5)
+            value = sketch.add(
+                "ConvTranspose" if kind == "turned" else "Conv", value, weight, **options
+            )
+            channels = channels if kind == "depthwise" else after
+        outputs.append(value)
+    outputs.append(sketch.add("GlobalAveragePool", value))
+    sizes = data.draw(drawn_sizes(batch=range(1, 8)))
+    check(sketch.model({"x": ["batch", first, extent, extent]}, outputs), sizes)
