@@ -20,7 +20,7 @@ ACTIVATIONS = (
     "Erf Exp Gelu HardSwish Mish Relu Selu Sigmoid Sin Softplus Softsign Sqrt Tanh Abs".split()
 )
 CHECKED = settings(
-    max_examples=10,
+    max_examples=3,
     deadline=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
