@@ -207,15 +207,15 @@ def test_rows_of_several_dimensions(length, unit, kind):
 @pytest.mark.parametrize("axes", [(2,), (1, 2), (0, 1)])
 def test_reductions(length, unit, kind, axes):
     """Along vectors and across, over one dimension and several that do not lie densely."""
-    if length == 1 and axes == (1, 2):
-        pytest.skip("one dimension is left of these, along which vectors go then")
     rng = np.random.default_rng(0)
     x = normal(rng, 2, 3, 4, length) / 4
     kept = tuple(extent for dim, extent in enumerate((2, 3, S)) if dim not in axes)
     padded = Layout("float32", (12 * S, 4 * S, 1))
     spec = Reduction((2, 3, S), axes, kind, padded, dense(kept), unit=unit)
     y = np.zeros(evaluate_all(kept, {"s": length}), np.float32)
-    run_both(spec, [x.reshape(-1), y.reshape(-1)], {"s": length})
+    # One dimension is left of two of which one is 1, and vectors go along that one then.
+    is_same = length > 1 or axes != (1, 2)
+    (run_both if is_same else run)(spec, [x.reshape(-1), y.reshape(-1)], {"s": length})
     x = x[:, :, 0]
     expected = {
         "Sum": lambda: x.sum(axes),

@@ -437,7 +437,7 @@ class _RowsKernel:
             return whole
         return fold(self._b, whole, lambda b, left, right: combine(left, right))
 
-    def _visit(  # noqa: C901 - a case for each way in which a row is cut
+    def _visit(  # noqa: C901, PLR0915 - a case for each way in which a row is cut
         self, place: list[Index], count: int, initial: list[IrValue], step: Step
     ) -> list[IrValue]:
         """Append a step for every vector of a row; returns what each slot carries at last."""
@@ -503,7 +503,7 @@ class _RowsKernel:
                 return turned(out)
 
             def lane(index: Index, *inner: IrValue) -> list[IrValue]:
-                at = self._join(place, [*point, index])  # type: ignore[arg-type]
+                at = self._join(place, [*point, index])  # type: ignore[arg-type, list-item]
                 before = inner[:size]
                 after = step(RowVector(-1, at, 1, index, is_spread=True), before)  # type: ignore[arg-type]
                 if not after:

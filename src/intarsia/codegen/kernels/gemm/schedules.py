@@ -174,7 +174,8 @@ def _source(product: Gemm, rows: int, width: int) -> PanelSource:
 
 def _can_copy(product: Gemm, width: int) -> bool:
     """Tell whether a copy of a part of a panel is small enough."""
-    return min(product.k, CHAIN) * width * np.dtype(product.a.dtype).itemsize <= _COPY_BYTES
+    nbytes: int = min(product.k, CHAIN) * width * np.dtype(product.a.dtype).itemsize
+    return nbytes <= _COPY_BYTES
 
 
 def _most_rows(product: Gemm, vectors: int) -> int:
