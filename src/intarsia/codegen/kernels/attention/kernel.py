@@ -14,16 +14,18 @@ Lanes beyond the last query compute that query again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 
 import numpy as np
 
 from intarsia.codegen import maths
 from intarsia.codegen.body import load_lanes
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import INT64, Buffer, Function, Index, IrValue, Subscript, Type
+from intarsia.codegen.ir import Buffer, Function, Index, IrValue, Type
 from intarsia.codegen.kernels.attention.arguments import declare_buffers
 from intarsia.codegen.kernels.attention.few_queries import FewQueriesTurn, build_few
+from intarsia.codegen.kernels.attention.limits import begin_of, limit_of, shift_of
 from intarsia.codegen.kernels.attention.schedules import KEYS_OF_FEW, schedule
 from intarsia.codegen.kernels.attention.spec import (
     Attention,
@@ -66,14 +68,19 @@ class _AttentionKernel:
         keys = plan.keys
         if isinstance(spec.keys, Expression):
             keys = -(-keys // plan.rows) * plan.rows
-        self.turned = b.local("turned", _DTYPE, (max(1, spec.key_size), width))
+        tiles = plan.tiles
+        self.turned = b.local("turned", _DTYPE, (tiles, max(1, spec.key_size), width))
         self.scores = b.local("scores", _DTYPE, (keys, width))
         # What differs from query to query is turned, as queries are; else one number is for all.
         self.turned_masks = [
             b.local(f"turned{number}", _DTYPE, (keys, width)) if mask.layout.strides[-2] else None
             for number, mask in enumerate(spec.masks)
         ]
-        self.sums = b.local("sums", _DTYPE, (max(1, spec.value_size), width))
+        self.sums = b.local("sums", _DTYPE, (tiles, max(1, spec.value_size), width))
+        self.peaks = b.local("peaks", _DTYPE, (tiles, width))
+        self.totals = b.local("totals", _DTYPE, (tiles, width))
+        columns = -(-spec.value_size // self.lanes) * self.lanes
+        self.gathered = b.local("gathered", _DTYPE, (keys, columns)) if plan.is_gathered else None
         self.few: FewQueriesTurn | None = None
         if plan.few:
             self.few = FewQueriesTurn(b, spec, KEYS_OF_FEW, buffers, group=1, most=plan.few)
@@ -87,65 +94,154 @@ class _AttentionKernel:
         b.note(f"{self.plan}")
         if 0 in (*spec.batch, spec.queries, spec.value_size):
             return b.finish_empty()
-        shape = (*spec.batch, self.blocks.count)
+        shape = (*spec.batch, -(-self.blocks.count // self.plan.tiles))
         with b.parallel(math.prod(shape)) as turn:
-            *batch, block = b.unravel(turn, shape)
+            *batch, number = b.unravel(turn, shape)
             if self.few is None:
-                self._turn(batch, block)
+                _Turn(self, batch, number).append()
             else:
                 queries = b.index(spec.queries)
                 with b.where(b.compare("le", queries, self.plan.few)):
                     self.few.append(batch)
                 with b.where(b.compare("gt", queries, self.plan.few)):
-                    self._turn(batch, block)
+                    _Turn(self, batch, number).append()
         return b.finish()
-
-    def _turn(self, batch: list[Index], block: Index) -> None:
-        for run, vector in self.blocks.at(self.b, block):
-            _Turn(self, batch, vector * self.lanes, run.size).append()
 
 
 class _Turn:
-    """Makes what one turn does: some vectors of queries of one item against all keys."""
+    """Makes what one turn does: some tiles of queries of one item against all keys.
+
+    A block of keys and values is read for all tiles before the next one.
+    """
+
+    def __init__(self, kernel: _AttentionKernel, batch: list[Index], number: Index) -> None:
+        self.kernel, self.spec, self.plan = kernel, kernel.spec, kernel.plan
+        self.b, self.batch = kernel.b, batch
+        self.first = number * self.plan.tiles
+        self.end = self.first + self.plan.tiles
+        if self.plan.tiles > 1:
+            self.end = self.b.smaller(self.end, kernel.blocks.count)
+
+    def append(self) -> None:
+        b, spec, size = self.b, self.spec, self.plan.keys
+        for tile in self._tiles():
+            tile.start()
+        end = limit_of(b, spec, self.kernel.lengths, self.batch, self._row(self.end))
+        begin = begin_of(b, spec, self.kernel.lengths, self.batch, self._row(self.first), size)
+        whole = spec.keys // size * size
+        rest = spec.keys - whole
+        self._blocks(begin, b.smaller(whole, end), size)
+        if isinstance(rest, Expression) or rest:
+            self._blocks(Index.of(whole), end, rest)
+        for tile in self._tiles():
+            tile.finish()
+
+    def _row(self, tile: Index) -> Index:
+        """Return the first query of a tile, which may lie behind the last one."""
+        return self.kernel.blocks.begin(self.b, tile) * self.kernel.lanes
+
+    def _blocks(self, begin: Index, end: Index, size: Size) -> None:
+        """Append blocks of keys of one size."""
+        b, spec, is_several = self.b, self.spec, self.plan.tiles > 1
+        with b.serial(begin, end, self.plan.keys) as key:
+            self._fetch(key, size)
+            for tile in self._tiles(is_rest=isinstance(size, Expression)):
+                if is_several and spec.last is not None:
+                    with b.where(b.compare("lt", b.index(key), b.index(tile.end))):
+                        tile.block(key, size)
+                else:
+                    tile.block(key, size)
+
+    def _tiles(self, *, is_rest: bool = False) -> Iterator[_Tile]:
+        """Open blocks in which tiles are the current one."""
+        kernel, blocks, lanes = self.kernel, self.kernel.blocks, self.kernel.lanes
+        with ExitStack() as stack:
+            number = self.first
+            if self.plan.tiles > 1:
+                number = stack.enter_context(self.b.serial(self.first, self.end))
+            for run, vector in blocks.at(self.b, number):
+                lane = Index()
+                if isinstance(self.spec.queries, Expression):  # vectors of a rest come one by one
+                    lane = (vector - number * self.plan.vectors) * lanes
+                place = (number - self.first, lane)
+                yield _Tile(kernel, self.batch, vector * lanes, run.size, place, is_rest=is_rest)
+
+    def _fetch(self, begin: Index, size: Size) -> None:
+        """Bring the values of a block together, and ask for keys and values of the next one."""
+        b, v, gathered = self.b, self.kernel.v, self.kernel.gathered
+        asked = (self.kernel.k, v) if self.plan.is_far else ()
+        if gathered is None and not asked:
+            return
+        lanes, columns = self.kernel.lanes, self.spec.value_size
+        with b.serial(0, size) as key:
+            if gathered is not None:
+                for at in range(0, columns, lanes):
+                    count = min(lanes, columns - at)
+                    place = (*self.batch, begin + key, at)
+                    value = b.load(v, place, lanes, stride=v.strides[-1] or 1, count=count)
+                    b.store(value, gathered, (key, at))
+            for buffer in asked:
+                step = max(1, _LINE_BYTES // buffer.item_bytes)
+                for entry in range(0, buffer.shape[-1], step):
+                    place = (*self.batch, begin + key + self.plan.keys, entry)
+                    b.prefetch(buffer, place, is_far=True)
+
+
+class _Tile:
+    """Makes what some vectors of queries do with blocks of keys.
+
+    Args:
+        kernel: Where it is in.
+        batch: The item.
+        first: Its first query.
+        vectors: How many.
+        place: Which tile of the turn it is, and its first lane there.
+        is_rest: Whether rows of a tile of keys may lie beyond the last one, which stands for them.
+    """
 
     def __init__(
-        self, kernel: _AttentionKernel, batch: list[Index], first: Index, vectors: int
+        self,
+        kernel: _AttentionKernel,
+        batch: list[Index],
+        first: Index,
+        vectors: int,
+        place: tuple[Index, Index],
+        *,
+        is_rest: bool = False,
     ) -> None:
         self.kernel, self.spec, self.plan = kernel, kernel.spec, kernel.plan
         self.b, self.lanes = kernel.b, kernel.lanes
         self.batch, self.first, self.vectors = batch, first, vectors
+        self.number, self.lane = place
+        self.is_rest = is_rest
         self.type = Type(_DTYPE, self.lanes)
-        self.end = Index(self.spec.keys)
-        """Beyond the last key that any query of the turn sees."""
-        self.limits: list[tuple[str, list[IrValue]]] = []
-        """Comparisons that hold for keys that are seen, and what each vector's are compared to."""
-        self.is_rest = False
-        """Whether rows of a tile may lie beyond the last key, which stands for them then."""
 
-    def append(self) -> None:
-        b, spec = self.b, self.spec
-        self._limit()
+    @property
+    def end(self) -> Index:
+        """Beyond the last key that any of its queries sees."""
+        final = self.first + self.vectors * self.lanes
+        return limit_of(self.b, self.spec, self.kernel.lengths, self.batch, final)
+
+    def start(self) -> None:
+        """Transpose the queries, and clear the sums."""
+        b, kernel = self.b, self.kernel
         self._turn_queries()
         zero = b.constant(0.0, self.type)
-        with b.serial(0, spec.value_size) as entry:
+        with b.serial(0, self.spec.value_size) as entry:
             for v in range(self.vectors):
-                b.store(zero, self.kernel.sums, (entry, v * self.lanes))
-        peaks = [b.constant(_LOWEST, self.type)] * self.vectors
-        state = [*peaks, *[zero] * self.vectors]
-        size = self.plan.keys
+                b.store(zero, kernel.sums, (self.number, entry, self.lane + v * self.lanes))
+        self._keep(kernel.peaks, [b.constant(_LOWEST, self.type)] * self.vectors)
+        self._keep(kernel.totals, [zero] * self.vectors)
 
-        def blocks(first: Size, last: Subscript, keys: Size) -> list[IrValue]:
-            return b.loop(
-                first, last, state, lambda at, *state: self._block(at, keys, state), step=size
-            )
+    def _keep(self, buffer: Buffer, values: Sequence[IrValue]) -> None:
+        for v, value in enumerate(values):
+            self.b.store(value, buffer, (self.number, self.lane + v * self.lanes))
 
-        whole = spec.keys // size * size
-        state = blocks(0, b.smaller(whole, self.end), size)
-        rest = spec.keys - whole
-        self.is_rest = isinstance(rest, Expression)
-        if self.is_rest or rest:
-            state = blocks(whole, self.end, rest)
-        self._finish(state[self.vectors :])
+    def _kept(self, buffer: Buffer) -> list[IrValue]:
+        return [
+            self.b.load(buffer, (self.number, self.lane + v * self.lanes), self.lanes)
+            for v in range(self.vectors)
+        ]
 
     def _row(self, lane: int) -> Index:
         """Return the query of a lane, counted on from vector to vector."""
@@ -158,17 +254,18 @@ class _Turn:
         """Return a key that is there."""
         return self.b.smaller(key, self.spec.keys - 1) if self.is_rest else key
 
-    def _limit(self) -> None:
-        """Find out up to where keys are seen."""
+    def _limits(self) -> list[tuple[str, list[IrValue]]]:
+        """Return comparisons that hold for keys that are seen, and to what of each vector."""
         b, spec, lengths = self.b, self.spec, self.kernel.lengths
-        shift = Index()
+        limits: list[tuple[str, list[IrValue]]] = []
         if lengths is not None:
-            length = b.cast(b.load(lengths, self.batch), INT64.dtype)
-            shift = Index.of(length) - spec.queries
-            self.end = b.smaller(self.end, Index.of(length))
-            self.limits.append(("lt", [b.cast(length, _KEY)] * self.vectors))
+            length = b.cast(b.load(lengths, self.batch), _KEY)
+            limits.append(("lt", [length] * self.vectors))
+        if self.is_rest:
+            limits.append(("lt", [b.cast(b.index(spec.keys), _KEY)] * self.vectors))
         if spec.last is None and spec.first is None:
-            return
+            return limits
+        shift = shift_of(b, spec, lengths, self.batch)
         numbers = lane_numbers(b, Type(_KEY, self.lanes))
         last_row = b.cast(b.index(spec.queries - 1), _KEY)
         for predicate, distance in (("le", spec.last), ("ge", spec.first)):
@@ -176,12 +273,10 @@ class _Turn:
                 continue
             bound = b.cast(b.index(shift + distance), _KEY)
             rows = [b.cast(b.index(self.first + v * self.lanes), _KEY) for v in range(self.vectors)]
-            self.limits.append(
+            limits.append(
                 (predicate, [b.add(b.minimum(b.add(numbers, r), last_row), bound) for r in rows])
             )
-        if spec.last is not None:
-            final = b.smaller(self.first + self.vectors * self.lanes, spec.queries)
-            self.end = b.smaller(self.end, final + shift + spec.last)
+        return limits
 
     def _squares(self, extent: Size, body: Callable[[Index, int, list[Index], int], None]) -> None:
         """Append a step for each square of queries and entries; their rows are found once.
@@ -215,14 +310,15 @@ class _Turn:
             ]
             for number, value in enumerate(transpose_lanes(b, loaded)[:count]):
                 scaled = value if factor == 1 else b.mul(value, factor)
-                b.store(scaled, self.kernel.turned, (entry + number, lane))
+                at = (self.number, entry + number, self.lane + lane)
+                b.store(scaled, self.kernel.turned, at)
 
         self._squares(spec.key_size, turn)
 
-    def _block(self, begin: Index, size: Size, state: Sequence[IrValue]) -> list[IrValue]:
+    def block(self, begin: Index, size: Size) -> None:
         """Append what a block of keys adds to the sums."""
-        b, count = self.b, self.vectors
-        before, totals = state[:count], state[count:]
+        b, kernel = self.b, self.kernel
+        before, totals = self._kept(kernel.peaks), self._kept(kernel.totals)
         self._turn_masks(begin, size)
         peaks = self._scores(begin, size, before)
         falls = [
@@ -234,7 +330,8 @@ class _Turn:
             b.fma(total, fall, new) for total, fall, new in zip(totals, falls, added, strict=True)
         ]
         self._add_values(begin, size, falls)
-        return [*peaks, *totals]
+        self._keep(kernel.peaks, peaks)
+        self._keep(kernel.totals, totals)
 
     def _tiles(
         self, extent: Size, carried: Sequence[IrValue], tile: Callable[..., Sequence[IrValue]]
@@ -257,10 +354,10 @@ class _Turn:
     def _scores(self, begin: Index, size: Size, peaks: Sequence[IrValue]) -> list[IrValue]:
         """Write the scores of a block of keys; return the largest of each query so far."""
         b, lanes, kernel, spec = self.b, self.lanes, self.kernel, self.spec
+        limits = self._limits()
 
         def tile(row: Index, rows: int, peaks: Sequence[IrValue]) -> Sequence[IrValue]:
             keys = [self._key(begin + row + r) for r in range(rows)]
-            self._prefetch(begin + row, size, rows)
 
             def step(entry: Index, *sums: IrValue) -> Sequence[IrValue]:
                 return mma_step(
@@ -269,32 +366,23 @@ class _Turn:
                     rows,
                     self.vectors,
                     lambda r: b.load(kernel.k, (*self.batch, keys[r], entry)),
-                    lambda v: b.load(kernel.turned, (entry, v * lanes), lanes),
+                    lambda v: b.load(
+                        kernel.turned, (self.number, entry, self.lane + v * lanes), lanes
+                    ),
                 )
 
             zeros = [b.constant(0.0, self.type)] * (rows * self.vectors)
             sums = b.loop(0, spec.key_size, zeros, step)
             peaks = list(peaks)
             for r in range(rows):
-                masked = self._masked(
-                    sums[r * self.vectors : (r + 1) * self.vectors], begin, row + r
-                )
+                row_sums = sums[r * self.vectors : (r + 1) * self.vectors]
+                masked = self._masked(row_sums, begin, row + r, limits)
                 for v, score in enumerate(masked):
                     b.store(score, kernel.scores, (row + r, v * lanes))
                     peaks[v] = b.maximum(score, peaks[v])
             return peaks
 
         return self._tiles(size, peaks, tile)
-
-    def _prefetch(self, key: Index, size: Size, rows: int) -> None:
-        """Ask for some keys of the next block, and for as many values of this one."""
-        if not self.plan.is_far:
-            return
-        for buffer, ahead in ((self.kernel.k, size), (self.kernel.v, 0)):
-            step = max(1, _LINE_BYTES // buffer.item_bytes)
-            for r in range(rows):
-                for entry in range(0, buffer.shape[-1], step):
-                    self.b.prefetch(buffer, (*self.batch, key + (r + ahead), entry), is_far=True)
 
     def _turn_masks(self, begin: Index, size: Size) -> None:
         """Transpose a block of keys of those masks that differ from query to query."""
@@ -324,7 +412,13 @@ class _Turn:
 
             self._squares(size, turn)
 
-    def _masked(self, scores: Sequence[IrValue], begin: Index, row: Index) -> list[IrValue]:
+    def _masked(
+        self,
+        scores: Sequence[IrValue],
+        begin: Index,
+        row: Index,
+        limits: Sequence[tuple[str, list[IrValue]]],
+    ) -> list[IrValue]:
         """Return the scores of a key, row of a block, as the softmax is to see them."""
         b, spec, kernel = self.b, self.spec, self.kernel
         out = list(scores)
@@ -348,9 +442,6 @@ class _Turn:
             if mask.kind is MaskKind.DROPPED:
                 pairs = [pair[::-1] for pair in pairs]
             out = [b.select(item, *pair) for item, pair in zip(items, pairs, strict=True)]
-        limits = list(self.limits)
-        if self.is_rest:
-            limits.append(("lt", [b.cast(b.index(spec.keys), _KEY)] * self.vectors))
         if limits:
             key = b.cast(b.index(begin + row), _KEY)
             for predicate, bounds in limits:
@@ -381,7 +472,11 @@ class _Turn:
         b, lanes, kernel = self.b, self.lanes, self.kernel
 
         def tile(entry: Index, rows: int, _: Sequence[IrValue]) -> Sequence[IrValue]:
-            grid = [(entry + r, v * lanes) for r in range(rows) for v in range(self.vectors)]
+            grid = [
+                (self.number, entry + r, self.lane + v * lanes)
+                for r in range(rows)
+                for v in range(self.vectors)
+            ]
             sums = [
                 b.mul(b.load(kernel.sums, at, lanes), falls[number % self.vectors])
                 for number, at in enumerate(grid)
@@ -393,7 +488,7 @@ class _Turn:
                     sums,
                     rows,
                     self.vectors,
-                    lambda r: b.load(kernel.v, (*self.batch, begin + key, entry + r)),
+                    lambda r: self._value(begin, key, entry + r),
                     lambda v: b.load(kernel.scores, (key, v * lanes), lanes),
                 )
 
@@ -403,9 +498,16 @@ class _Turn:
 
         self._tiles(self.spec.value_size, (), tile)
 
-    def _finish(self, totals: Sequence[IrValue]) -> None:
+    def _value(self, begin: Index, key: Index, entry: Index) -> IrValue:
+        """Read an entry of a value of a block."""
+        if self.kernel.gathered is not None:
+            return self.b.load(self.kernel.gathered, (key, entry))
+        return self.b.load(self.kernel.v, (*self.batch, begin + key, entry))
+
+    def finish(self) -> None:
         """Divide the sums, and write them turned."""
         b, kernel, y = self.b, self.kernel, self.kernel.y
+        totals = self._kept(kernel.totals)
         parts = [b.div(1.0, total) for total in totals]
         ends = {EmptyRow.ZERO: "ne", EmptyRow.CLEAN: "gt"}.get(self.spec.empty)
         seen = [b.compare(ends, total, 0.0) if ends else None for total in totals]
@@ -415,7 +517,8 @@ class _Turn:
             zero = b.constant(0.0, self.type)
             columns = []
             for number in range(count):
-                value = b.mul(b.load(kernel.sums, (entry + number, lane), self.lanes), parts[v])
+                at = (self.number, entry + number, self.lane + lane)
+                value = b.mul(b.load(kernel.sums, at, self.lanes), parts[v])
                 condition = seen[v]
                 columns.append(value if condition is None else b.select(condition, value, 0.0))
             columns += [zero] * (self.lanes - count)

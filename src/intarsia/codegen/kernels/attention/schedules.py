@@ -21,6 +21,11 @@ _FEW = 2
 _LOCAL_BYTES = 64 << 10
 """Of the queries, the scores and the sums of a turn together; they lie on a thread's stack."""
 
+_QUERIES = 128
+"""Queries that a block of keys is read for, at most, where it comes from afar."""
+_TURN_BYTES = 120 << 10
+"""Of what a turn of several tiles keeps, values of a block among it: a part of the second cache."""
+
 
 def schedule(spec: Attention) -> AttentionSchedule:
     """Return the schedule that a kernel has, or that is picked for it."""
@@ -62,5 +67,16 @@ def _choose(spec: Attention) -> AttentionSchedule:
     rows = tile_rows(vectors, spec.unit)
     keys = _KEYS if isinstance(spec.keys, Expression) else max(1, min(spec.keys, _KEYS))
     is_far = 2 * 4 * typical(spec.keys) * columns > spec.unit.l2_bytes
+    # Where keys and values come from afar, each block of them is for several tiles; and what lies
+    # apart in memory is in few sets of a cache.
+    tiles, is_gathered = 1, False
+    if is_far:
+        tile_bytes = 4 * vectors * lanes * columns
+        shared_bytes = 4 * _KEYS * (vectors * lanes + spec.value_size)
+        tiles = min(_QUERIES // (vectors * lanes), (_TURN_BYTES - shared_bytes) // tile_bytes)
+        tiles = max(1, min(tiles, -(-total // vectors)))
+        is_gathered = tiles > 1 and spec.v.strides[-2] != spec.value_size
     few = few if isinstance(spec.queries, Expression) else 0
-    return AttentionSchedule(vectors, rows, keys, is_far=is_far, few=few)
+    return AttentionSchedule(
+        vectors, rows, keys, is_far=is_far, tiles=tiles, is_gathered=is_gathered, few=few
+    )

@@ -17,12 +17,14 @@ class AttentionSchedule:
     """The choices of a kernel.
 
     Attributes:
-        vectors: Of queries of a turn of the parallel loop, at most; so wide is a register tile.
+        vectors: Of queries, at most; so wide is a register tile.
         rows: Of a register tile, at most: keys of scores, then entries of values.
         keys: Of a block, whose scores stay in a near cache.
         is_by_keys: Whether lanes are keys, for few queries; then a turn has all of them, and
             `vectors` and `rows` do not count.
         is_far: Whether keys and values come from beyond the second cache, and are asked for ahead.
+        tiles: Register tiles of queries of a turn, which a block of keys is read for.
+        is_gathered: Whether values of a block are copied side by side before they are read.
         few: Up to how many queries lanes are keys, if that is found out when the kernel runs; 0
             where it is not.
     """
@@ -32,6 +34,8 @@ class AttentionSchedule:
     keys: int
     is_by_keys: bool = False
     is_far: bool = False
+    tiles: int = 1
+    is_gathered: bool = False
     few: int = 0
 
 
