@@ -191,6 +191,53 @@ def test_heads_that_share_keys(run_kernel, queries):
     check(run_kernel, spec, *numbers(spec, heads=(2, 3, 1)), (mask,))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"last": 0}, {"first": -20, "last": 3}, {"masks": (ADDED,)}, {"lengths": 0, "last": 0}],
+    ids=str,
+)
+def test_tiles_that_share_blocks_of_keys_have_the_same_bits(run_kernel, options):
+    """Blocks that no query of a tile sees are left out, which changes nothing either."""
+    options = dict(options)
+    lengths = np.array([[150], [70]]) if "lengths" in options else None
+    options.pop("lengths", None)
+    spec = sketch((2, 2), 75, 150, 20, unit=AVX2, empty=EmptyRow.ZERO, **options)
+    arrays = [*numbers(spec), np.zeros((2, 2, 75, 20), "f4")]
+    arrays += [np.random.default_rng(1).standard_normal((1, 2, 75, 150)).astype("f4")] * len(
+        spec.masks
+    )
+    places = [layout(array, (*spec.batch, *array.shape[-2:])) for array in arrays]
+    masks = tuple(replace(mask, layout=places[4]) for mask in spec.masks)
+    spec = replace(spec, q=places[0], k=places[1], v=places[2], y=places[3], masks=masks)
+    if lengths is not None:
+        spec = replace(spec, lengths=layout(lengths, spec.batch))
+        arrays.append(lengths)
+    first, *others = (
+        run_kernel(build(replace(spec, schedule=plan)), arrays, interpreted=False)[3]
+        for plan in (
+            AttentionSchedule(3, 4, 32),
+            AttentionSchedule(3, 4, 32, is_far=True, tiles=2, is_gathered=True),
+            AttentionSchedule(1, 4, 32, tiles=4),
+        )
+    )
+    for other in others:
+        np.testing.assert_array_equal(other, first)
+
+
+@pytest.mark.parametrize("unit", ["avx512", "avx2"])
+def test_scores_stay_in_the_second_cache(unit):
+    """What a turn keeps does not grow with the number of keys."""
+    unit, sizes = UNITS[unit], set()
+    for keys in (2048, 8192, 65536):
+        spec = sketch((1, 12), keys, keys, 64, unit=unit)
+        apart = Layout("float32", (0, 64, 768, 1))
+        kept = build(replace(spec, q=apart, k=apart, v=apart, y=apart)).locals
+        sizes.add(sum(int(np.prod(buffer.shape)) * buffer.item_bytes for buffer in kept))
+    (size,) = sizes
+    assert size <= 128 << 10
+    assert size <= unit.l2_bytes // 4
+
+
 def test_nothing_to_do():
     assert build(sketch((0, 3), 5, 5, 4)).extent == 0
     assert build(sketch((2,), 0, 5, 4)).extent == 0
@@ -224,7 +271,9 @@ def test_random_kernels(run_kernel, data):
     )
     if data.draw(st.booleans()):
         parts = [data.draw(st.integers(1, 5)) for _ in range(3)]
-        plan = AttentionSchedule(*parts, is_by_keys=data.draw(st.booleans()))
+        by_keys, far, gathered = (data.draw(st.booleans()) for _ in range(3))
+        tiles = data.draw(st.integers(1, 3))
+        plan = AttentionSchedule(*parts, by_keys, far, tiles, gathered)
         spec = replace(spec, schedule=plan)
     masks = []
     rng = np.random.default_rng(data.draw(st.integers(0, 9)))

@@ -12,7 +12,7 @@ from intarsia.codegen.body import Apply, Body, Fused, Layout
 from intarsia.codegen.expand import expand
 from intarsia.codegen.interpreter import interpret
 from intarsia.codegen.ir import row_major
-from intarsia.codegen.kernels.attention.spec import Attention, Mask
+from intarsia.codegen.kernels.attention.spec import Attention, AttentionSchedule, Mask
 from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.kernels.families import family_of
 from intarsia.codegen.kernels.gather import Gather
@@ -245,10 +245,15 @@ def test_extents_as_numbers():
     assert y.tolist() == [3, 11, 7]
 
 
+TILES = AttentionSchedule(2, 4, 32, is_far=True, tiles=2, is_gathered=True)
+
+
 @pytest.mark.parametrize("mask", ["none", "keys", "scores", "causal"])
-@pytest.mark.parametrize("queries", [S, 2], ids=["free", "few"])
+@pytest.mark.parametrize(
+    ("queries", "plan"), [(S, None), (2, None), (S, TILES)], ids=["free", "few", "tiles"]
+)
 @pytest.mark.parametrize("sizes", [(2, 17, 20), (1, 3, 130), (1, 40, 96)])
-def test_attention(mask, sizes, queries):
+def test_attention(mask, sizes, queries, plan):
     """Keys beyond the last one count for nothing, no query is left out, few are taken as few."""
     sizes, rng = named(*sizes), np.random.default_rng(0)
     b, s, t = sizes["b"], evaluate(queries, sizes), sizes["t"]
@@ -272,6 +277,7 @@ def test_attention(mask, sizes, queries):
     ]
     last = 0 if mask == "causal" else None
     spec = Attention(queries, T, size, size, *layouts, (B, heads), 0.2, masks=masks, last=last)
+    spec = dataclasses.replace(spec, schedule=plan)
     y = np.zeros((b, s, heads, size), np.float32)
     flat = [array.reshape(-1) for array in (q, k, v, y, *more)]
     run_both(spec, flat, sizes)

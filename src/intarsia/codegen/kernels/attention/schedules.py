@@ -23,6 +23,8 @@ _LOCAL_BYTES = 64 << 10
 
 _QUERIES = 128
 """Queries that a block of keys is read for, at most, where it comes from afar."""
+_WIDE = 8
+"""Lanes from which a thread's stack surely has room for it; work items of OpenCL have less."""
 _TURN_BYTES = 120 << 10
 """Of what a turn of several tiles keeps, values of a block among it: a part of the second cache."""
 
@@ -70,7 +72,7 @@ def _choose(spec: Attention) -> AttentionSchedule:
     # Where keys and values come from afar, each block of them is for several tiles; and what lies
     # apart in memory is in few sets of a cache.
     tiles, is_gathered = 1, False
-    if is_far:
+    if is_far and lanes >= _WIDE:
         tile_bytes = 4 * vectors * lanes * columns
         shared_bytes = 4 * _KEYS * (vectors * lanes + spec.value_size)
         tiles = min(_QUERIES // (vectors * lanes), (_TURN_BYTES - shared_bytes) // tile_bytes)
