@@ -22,7 +22,7 @@ _LOCAL_BYTES = 64 << 10
 """Of the queries, the scores and the sums of a turn together; they lie on a thread's stack."""
 
 _QUERIES = 128
-"""Queries that a block of keys is read for, at most, where it comes from afar."""
+"""Queries that a block of keys is read for, at most."""
 _WIDE = 8
 """Lanes from which a thread's stack surely has room for it; work items of OpenCL have less."""
 _TURN_BYTES = 120 << 10
@@ -69,10 +69,10 @@ def _choose(spec: Attention) -> AttentionSchedule:
     rows = tile_rows(vectors, spec.unit)
     keys = _KEYS if isinstance(spec.keys, Expression) else max(1, min(spec.keys, _KEYS))
     is_far = 2 * 4 * typical(spec.keys) * columns > spec.unit.l2_bytes
-    # Where keys and values come from afar, each block of them is for several tiles; and what lies
-    # apart in memory is in few sets of a cache.
+    # What lies apart in memory is in few sets of a cache: with many keys, a block of them is read
+    # for several tiles, and its values are brought together.
     tiles, is_gathered = 1, False
-    if is_far and lanes >= _WIDE:
+    if lanes >= _WIDE and 2 * 4 * typical(spec.keys) * columns > spec.unit.l2_bytes // 4:
         tile_bytes = 4 * vectors * lanes * columns
         shared_bytes = 4 * _KEYS * (vectors * lanes + spec.value_size)
         tiles = min(_QUERIES // (vectors * lanes), (_TURN_BYTES - shared_bytes) // tile_bytes)
