@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention on `llvm` alone against the fused operators of ONNX Runtime and OpenVINO, in float32.
 
-    python benchmarks/attention.py [--lengths 128 384 2048 8192] [--queries N] [--threads 1] [--rounds 9]
+    python benchmarks/attention.py [--lengths N ...] [--queries N] [--threads 1] [--rounds 9]
 
 12 heads of 64, one item, from f32[1, length, 768] to the same. Ours is torch's eager spelling, as
 ONNX's main operators; the peers have `com.microsoft.MultiHeadAttention` and OpenVINO's
