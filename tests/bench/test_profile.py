@@ -3,6 +3,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 import intarsia
@@ -74,6 +75,46 @@ def test_other_backends_show_whole_regions_and_copies(parse_model):
     _, profile = profile_of(model, "fake -ops=Relu, onnxruntime")
     assert [row.kernel for row in profile.rows] == ["copy", "region", "copy", "region"]
     assert profile.rows[0].nbytes == 64
+
+
+LOOP = """g (int64 m, float[64] x) => (float[64] y) <bool yes = {1}> {
+    h = Exp(x)
+    y = Loop(m, yes, h) <body = b (int64 i, bool on, float[64] v) => (bool on, float[64] u) {
+        s = ReduceMax(v) low = Less(s, h) one = Squeeze(s)
+        cold = Less(one, s) c = Squeeze(cold)
+        t = If(c) <
+            then_branch = t () => (float[64] a) { a = Tanh(v) },
+            else_branch = e () => (float[64] d) { d = Softmax(v) }>
+        u = Where(low, t, v) }> }"""
+
+
+def test_bodies_are_rows_below_their_operator(parse_model):
+    """The counts are those of the run: 5 iterations, in each of which the else branch is taken."""
+    executable = intarsia.compile(parse_model(LOOP), "llvm, onnxruntime", num_threads=1)
+    feeds = {"m": np.array(5), "x": np.linspace(0, 1, 64, dtype=np.float32)}
+    profile = profile_kernels(executable, feeds, threads=1, rounds=2)
+    by_path = {row.path: row for row in profile.rows}
+    assert list(by_path) == sorted(by_path)
+    (loop,) = (row for row in profile.rows if row.kernel == "control flow" and len(row.path) == 1)
+    body = by_path[*loop.path, "body"]
+    assert (body.kernel, body.count, loop.count) == ("body", 5, 1)
+    (branch,) = (
+        row for row in profile.rows if row.kernel == "control flow" and len(row.path) == 3
+    )
+    assert branch.count == 5
+    counts = {row.path[-2]: row.count for row in profile.rows if len(row.path) == 5}
+    assert counts == {"then_branch": 0, "else_branch": 5}
+    inside = [row for row in profile.rows if row.path[:-1] == body.path]
+    assert {row.count for row in inside} == {5}
+    assert sum(row.seconds for row in inside) == pytest.approx(body.inner_seconds)
+    assert loop.seconds >= body.seconds >= body.inner_seconds > 0
+    top = [row for row in profile.rows if len(row.path) == 1]
+    assert sum(row.share for row in top) == pytest.approx(1)
+    assert sum(row.own_seconds for row in profile.rows) == pytest.approx(
+        sum(row.seconds for row in top), rel=1e-6
+    )
+    ordered = slowest(profile)
+    assert ordered[ordered.index(loop) + 1] is body  # what is inside of a row follows it
 
 
 def test_no_round_is_an_error(model):

@@ -6,7 +6,7 @@ import onnxruntime
 import pytest
 
 import intarsia
-from intarsia.errors import ExecutionError
+from intarsia.errors import ExecutionError, InputError
 
 MACHINE = "llvm, onnxruntime"
 
@@ -218,3 +218,32 @@ def test_what_a_loop_stacks_may_become_bfloat16(parse_model, backends):
     array = exe.run({"m": np.array(2), "x": x})["y"]
     assert array.dtype.name == "bfloat16"
     np.testing.assert_array_equal(array.astype(np.float32), [-x, -2 * x])
+
+
+def test_a_profile_counts_iterations_and_times_what_is_in_them(parse_model, backends):
+    exe = intarsia.compile(parse_model(NESTED), MACHINE, backends=backends)
+    feeds = {"m": np.array(3), "c": np.array(True), "x": numbers(3, dtype=np.float64)}
+    profile = exe.profile(feeds, runs=2)
+    (loop,) = profile.bodies
+    branches = [(body.name, body.iterations) for body in loop.profile.bodies]
+    assert (loop.name, loop.iterations) == ("body", 3)
+    assert branches == [("then_branch", 3), ("else_branch", 0)] * 2  # the loop inside is unrolled
+    assert profile.of_regions(exe.plan)[loop.region] >= loop.seconds >= sum(loop.profile.seconds)
+    assert min(loop.profile.seconds) > 0
+    assert {body.seconds for body in loop.profile.bodies if not body.iterations} == {0}
+    explanation = exe.explain(profile)
+    (body,) = explanation.bodies
+    assert (body.iterations, body.seconds) == (3, loop.seconds)
+    assert body.explanation.region_seconds == loop.profile.of_regions(exe.plan.bodies[0].plan)
+    assert f"body of region {loop.region} (3 iterations, " in str(explanation)
+    assert "iteration" not in str(exe.explain())
+
+
+def test_a_profile_says_what_fails_in_a_body(parse_model, backends):
+    model = parse_model("""g (int64 m, float[4] x) => (float[4] y) <bool yes = {1}> {
+        y = Loop(m, yes, x) <body = b (int64 i, bool on, float[4] v) => (bool on, float[4] u) {
+            one = Gather(x, i) u = Add(v, one) }> }""")
+    exe = intarsia.compile(model, MACHINE, backends=backends)
+    assert len(exe.profile({"m": np.array(4), "x": X}).bodies) == 1
+    with pytest.raises(InputError, match="index 4"):
+        exe.profile({"m": np.array(5), "x": X})

@@ -254,6 +254,30 @@ def test_the_profile_has_a_line_for_each_run_and_step(tmp_path):
         session.end_profiling()
 
 
+def test_the_profile_has_iterations_inside_of_their_loop(tmp_path, parse_model):
+    model = parse_model("""g (int64 m, float[4] x) => (float[4] y) <bool yes = {1}> {
+        y = Loop(m, yes, x) <body = b (int64 i, bool on, float[4] v) => (bool on, float[4] u) {
+            u = Add(v, x) }> }""")
+    options = intarsia.session.SessionOptions()
+    options.enable_profiling = True
+    options.profile_file_prefix = str(tmp_path / "trace")
+    session = intarsia.session.InferenceSession(model, options, targets="llvm, onnxruntime")
+    (y,) = session.run(None, {"m": np.array(3), "x": np.ones(4, np.float32)})
+    assert y.tolist() == [4] * 4
+    run, loop, *inner = json.loads(Path(session.end_profiling()).read_text())
+    assert [event["name"] for event in inner] == ["body", "region 0"] * 3
+    assert loop["args"]["op_name"] == "Loop"
+
+    def is_inside(event, other):
+        begin, end = other["ts"], other["ts"] + other["dur"]
+        return begin - 0.002 <= event["ts"] and event["ts"] + event["dur"] <= end + 0.002
+
+    assert is_inside(loop, run)
+    for body, step in zip(inner[::2], inner[1::2], strict=True):
+        assert is_inside(body, loop)
+        assert is_inside(step, body)
+
+
 def test_a_profile_that_cannot_be_written_is_an_error(tmp_path):
     options = intarsia.session.SessionOptions()
     options.enable_profiling = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -13,8 +14,11 @@ from typing import TYPE_CHECKING, Any
 from intarsia.cost.peak import Peak, measured_peak
 from intarsia.errors import SettingError
 from intarsia.measure.timing import Spread, measure_streams
+from intarsia.plan.placement import CONTROL_FLOW, THE_PLAN
 from intarsia.plan.plan import CopyStep
+from intarsia.plan.profile import CallTotal, CallPath, TimedCall, sum_calls
 from intarsia.runtime.feeds import check_feeds
+from intarsia.runtime.recorder import RecordedCall, Recorder
 
 if TYPE_CHECKING:
     from intarsia.backends.device import Step
@@ -24,36 +28,49 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One call.
+    """One call; in the body of an If, Loop or Scan, all of its calls in a run.
 
     Attributes:
-        kernel: What it is called; of what shows no kernels, `region` or `copy`.
+        path: The way to it: its position among the calls. Behind that of an operator with bodies,
+            the attribute of a body, and so on inside of it.
+        kernel: What it is called; of what shows no kernels, `region`, `copy`, `control flow` (an
+            operator whose bodies follow) or `body`.
         target: Where it runs.
         nodes: Names of the nodes that it computes; none for a copy, or a conversion of a layout.
         shape: What it reads first and what it writes.
         note: Its schedule or algorithm, in words.
-        seconds: The median over the rounds.
+        count: How often it is called in a run: 1, but for what is in a body.
+        seconds: The median over the rounds, of all of these.
+        inner_seconds: What those inside of it take, which have rows of their own.
         share: Part of the sum over all calls.
         flop: Operations of its nodes; Winograd's transforms do fewer.
-        nbytes: What it reads and writes, each byte once.
+        nbytes: What it reads and writes, each byte once for each call.
         of_compute: Part of the machine's peak operations in a second; of Winograd's algorithm, by
             the products that it leaves.
         of_memory: Part of the bandwidth of what holds its bytes, caches or memory.
         schedule: Where the schedule is from: `heuristic` or `tuned`.
     """
 
+    path: CallPath
     kernel: str
     target: str
     nodes: tuple[str, ...]
     shape: str
     note: str
+    count: int
     seconds: float
+    inner_seconds: float
     share: float
     flop: int
     nbytes: int
     of_compute: float
     of_memory: float
     schedule: str = ""
+
+    @property
+    def own_seconds(self) -> float:
+        """What it takes without those inside of it."""
+        return max(self.seconds - self.inner_seconds, 0.0)
 
     @property
     def left_seconds(self) -> float:
@@ -72,7 +89,7 @@ class KernelProfile:
     """All calls of one run.
 
     Attributes:
-        rows: In the order in which they run.
+        rows: In the order in which they run; those of bodies behind their operator.
         seconds: The median of whole runs, in the same rounds.
         rounds: How many runs were timed.
         threads: Threads of one run.
@@ -132,29 +149,32 @@ def profile_kernels(
         raise SettingError(f"{rounds} rounds cannot be timed", hint="time at least 1")
     context = executable.context()
     context.write_inputs([feeds[spec.name] for spec in executable.inputs])
-    context.run()
-    calls = context.kernel_steps()
+    recorder = Recorder(context, by_kernel=True)
+    recorder.run()
     whole: list[float] = []
-    seconds: list[list[float]] = [[] for _ in calls]
+    runs: list[list[TimedCall]] = []
     for _ in range(rounds):
         whole.append(_time(context.run))
-        for times, (_, _, step) in zip(seconds, calls, strict=True):
-            times.append(_time(step))
-    medians = [statistics.median(times) for times in seconds]
-    total = sum(medians)
+        runs.append(recorder.run())
+    totals = sum_calls(runs)
+    calls = [(path, call, totals[path]) for path, call in recorder.calls.items()]
     machine = measured_peak(threads)
     work = [
-        (_products(call) if call else 0, _bytes_moved(executable, position, call), median)
-        for (position, call, _), median in zip(calls, medians, strict=True)
-        if median
+        (
+            _products(call.kernel) if call.kernel else 0,
+            _bytes_moved(call),
+            total.seconds / total.count,
+        )
+        for _, call, total in calls
+        if total.seconds
     ]
     machine, peak = raise_peaks(machine, max(_peak(threads), machine.flops("float32")), work)
-    rows = [
-        _row(executable, position, call, median, (total, peak, machine.bandwidth))
-        for (position, call, _), median in zip(calls, medians, strict=True)
-    ]
+    limits = (sum(total.seconds for path, _, total in calls if len(path) == 1), peak, machine)
+    inner: dict[CallPath, float] = defaultdict(float)
+    for path, _, total in calls:
+        inner[path[:-1]] += total.seconds
     return KernelProfile(
-        rows=tuple(rows),
+        rows=tuple(_row(path, call, total, inner[path], limits) for path, call, total in calls),
         seconds=statistics.median(whole),
         rounds=rounds,
         threads=threads,
@@ -201,10 +221,11 @@ def _products(call: KernelCall) -> int:
 _WINOGRAD = re.compile(r"Winograd F\((\d+)\)")
 
 
-def _bytes_moved(executable: PlanExecutable, position: int, call: KernelCall | None) -> int:
-    if call is not None:
-        return call.nbytes
-    step = executable.plan.steps[position]
+def _bytes_moved(call: RecordedCall) -> int:
+    """Return the bytes that one call reads and writes, where that is known."""
+    if call.kernel is not None:
+        return call.kernel.nbytes
+    step = None if call.position is None else call.plan.steps[call.position]
     return step.nbytes if isinstance(step, CopyStep) else 0
 
 
@@ -228,57 +249,87 @@ def _peak(threads: int) -> float:
 
 
 def _row(
-    executable: PlanExecutable,
-    position: int,
-    call: KernelCall | None,
-    seconds: float,
-    limits: tuple[float, float, Any],
+    path: CallPath,
+    call: RecordedCall,
+    total: CallTotal,
+    inner_seconds: float,
+    limits: tuple[float, float, Peak],
 ) -> Row:
-    total, peak, bandwidth = limits
-    plan, step = executable.plan, executable.plan.steps[position]
-    share = seconds / total if total else 0.0
+    """Return what is shown of a call.
+
+    Args:
+        path: Which one.
+        call: What it is.
+        total: What its calls in a run came to.
+        inner_seconds: What those inside of it came to.
+        limits: Seconds of all calls, operations in a second, and the machine's memory.
+    """
+    whole, peak, machine = limits
+    nbytes, seconds = _bytes_moved(call), total.seconds
+    row = Row(
+        path=path,
+        kernel="body",
+        target=THE_PLAN,
+        nodes=(),
+        shape=_count(len(call.plan.placement.regions), "region"),
+        note=str(path[-1]),
+        count=total.count,
+        seconds=seconds,
+        inner_seconds=inner_seconds,
+        share=seconds / whole if whole else 0.0,
+        flop=0,
+        nbytes=nbytes * total.count,
+        of_compute=0.0,
+        of_memory=(
+            nbytes * total.count / seconds / machine.bandwidth(nbytes) if seconds and nbytes else 0
+        ),
+    )
+    if call.position is None:
+        return row
+    plan, step = call.plan, call.plan.steps[call.position]
     if isinstance(step, CopyStep):
         tensor = plan.tensors[step.source]
-        shape = "x".join(map(str, tensor.shape or ()))
-        rate = step.nbytes / seconds / bandwidth(step.nbytes) if seconds else 0.0
-        target = plan.devices[plan.tensors[step.destination].device]
-        row = ("copy", target, (), shape, tensor.name, seconds, share, 0, step.nbytes, 0.0, rate)
-        return Row(*row)
-    region = plan.placement.regions[step.region]
-    if call is None:
-        nodes = tuple(node.name for node in region.nodes)
-        shape = f"{len(nodes)} nodes"
-        return Row(
-            kernel="region",
-            target=region.target,
-            nodes=nodes,
-            shape=shape,
-            note=region.operators,
-            seconds=seconds,
-            share=share,
-            flop=0,
-            nbytes=0,
-            of_compute=0,
-            of_memory=0,
+        return replace(
+            row,
+            kernel="copy",
+            target=plan.devices[plan.tensors[step.destination].device],
+            shape="x".join(map(str, tensor.shape or ())),
+            note=tensor.name,
         )
-    of_compute = _products(call) / seconds / peak if seconds and peak else 0.0
-    of_memory = call.nbytes / seconds / bandwidth(call.nbytes) if seconds else 0.0
-    return Row(
-        kernel=call.kernel,
-        target=region.target,
-        nodes=call.nodes,
-        shape=call.shape,
-        note=call.note,
-        seconds=seconds,
-        share=share,
-        flop=call.flop,
-        nbytes=call.nbytes,
-        of_compute=of_compute,
-        of_memory=of_memory,
-        schedule=call.schedule,
+    region, kernel = plan.placement.regions[step.region], call.kernel
+    row = replace(row, target=region.runs_on)
+    if kernel is None:
+        nodes = tuple(node.name for node in region.nodes)
+        return replace(
+            row,
+            kernel="control flow" if region.backend == CONTROL_FLOW else "region",
+            nodes=nodes,
+            shape=_count(len(nodes), "node"),
+            note=region.operators,
+        )
+    flop = _products(kernel) * total.count
+    return replace(
+        row,
+        kernel=kernel.kernel,
+        nodes=kernel.nodes,
+        shape=kernel.shape,
+        note=kernel.note,
+        flop=kernel.flop * total.count,
+        of_compute=flop / seconds / peak if seconds and peak else 0.0,
+        schedule=kernel.schedule,
     )
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def slowest(profile: KernelProfile) -> Sequence[Row]:
-    """Return the calls, those first that take most."""
-    return sorted(profile.rows, key=lambda row: -row.seconds)
+    """Return the calls, those first that take most, each followed by those inside of it."""
+    seconds = {row.path: row.seconds for row in profile.rows}
+
+    def order(row: Row) -> list[tuple[float, str | int]]:
+        ways = (row.path[: length + 1] for length in range(len(row.path)))
+        return [(-seconds[way], way[-1]) for way in ways]
+
+    return sorted(profile.rows, key=order)

@@ -44,17 +44,25 @@ class BodyExplanation:
     Attributes:
         region: Position of the operator's region.
         name: The attribute that holds the body.
-        explanation: Of its own plan.
+        explanation: Of its own plan; times there are of all iterations of a run.
+        iterations: How often it ran in a run, if that was counted.
+        seconds: How long these took.
     """
 
     region: int
     name: str
     explanation: Explanation
+    iterations: int | None = None
+    seconds: float | None = None
 
     @property
     def title(self) -> str:
-        """Which body it is."""
-        return f"{self.name} of region {self.region}"
+        """Which body it is, and how often it ran."""
+        ran = ""
+        if self.iterations is not None and self.seconds is not None:
+            runs = _count(self.iterations, "iteration")
+            ran = f" ({runs}, {1e3 * self.seconds:.3f} ms)"
+        return f"{self.name} of region {self.region}{ran}"
 
     def __str__(self) -> str:
         inner = self.explanation
@@ -223,14 +231,21 @@ def explain_plan(
         region_seconds=profile.of_regions(plan) if profile else None,
         layouts=plan.layouts,
         bodies=tuple(
-            BodyExplanation(body.region, body.name, inner)
-            for body, inner in zip(plan.bodies, bodies, strict=True)
+            BodyExplanation(body.region, body.name, inner, *_ran(profile, number))
+            for number, (body, inner) in enumerate(zip(plan.bodies, bodies, strict=True))
         ),
     )
 
 
 def _count(number: int, singular: str, plural: str = "") -> str:
     return f"{number} {singular if number == 1 else plural or singular + 's'}"
+
+
+def _ran(profile: Profile | None, body: int) -> tuple[int | None, float | None]:
+    """Return how often a body ran and how long that took, if it was timed."""
+    if profile is None:
+        return None, None
+    return profile.bodies[body].iterations, profile.bodies[body].seconds
 
 
 def _copy_row(plan: Plan, step: CopyStep, seconds: float | None) -> CopyRow:

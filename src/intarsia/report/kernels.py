@@ -13,17 +13,18 @@ from intarsia.report.tables import make_table
 from intarsia.tuning.kernels.tuning import KernelResult
 
 _COLUMNS = (
-    *("ms>", "share>", "left ms>", "kernel", "shape", "GFLOP/s>", "GB/s>", "of peak>", "bound"),
-    *("nodes", "schedule", "note"),
+    *("ms>", "share>", "left ms>", "calls>", "kernel", "shape", "GFLOP/s>", "GB/s>", "of peak>"),
+    *("bound", "nodes", "schedule", "note"),
 )
 
 
 def kernels_view(profile: KernelProfile) -> RenderableType:
     """Return the calls, those first that take most; kernels in sum; and what they are held to."""
-    total = sum(row.seconds for row in profile.rows)
+    total = sum(row.own_seconds for row in profile.rows)
     by_kernel: dict[str, list[Row]] = {}
     for row in profile.rows:
-        by_kernel.setdefault(row.kernel, []).append(row)
+        kernel = "control flow" if row.kernel == "body" else row.kernel
+        by_kernel.setdefault(kernel, []).append(row)
     families = sorted(by_kernel.items(), key=lambda item: -_sum(item[1]))
     text = (
         f"a run takes {profile.seconds * 1e3:.3f} ms, its calls one by one {total * 1e3:.3f} ms; "
@@ -38,7 +39,7 @@ def kernels_view(profile: KernelProfile) -> RenderableType:
         make_table(
             "in sum",
             ("ms>", "share>", "left ms>", "kernel", "calls>", "GFLOP/s>", "GB/s>"),
-            (_family(kernel, rows) for kernel, rows in families),
+            (_family(kernel, rows, total) for kernel, rows in families),
         ),
         Text(text),
     )
@@ -50,7 +51,8 @@ def _cells(row: Row) -> Sequence[str]:
         f"{row.seconds * 1e3:.3f}",
         f"{row.share:.1%}",
         f"{row.left_seconds * 1e3:.3f}" if part else "-",
-        row.kernel,
+        str(row.count),
+        "  " * (len(row.path) - 1) + row.kernel,
         row.shape,
         _rate(row.flop, row.seconds),
         _rate(row.nbytes, row.seconds),
@@ -62,21 +64,21 @@ def _cells(row: Row) -> Sequence[str]:
     )
 
 
-def _family(kernel: str, rows: Sequence[Row]) -> Sequence[str]:
+def _family(kernel: str, rows: Sequence[Row], total: float) -> Sequence[str]:
     seconds = _sum(rows)
     return (
         f"{seconds * 1e3:.3f}",
-        f"{sum(row.share for row in rows):.1%}",
+        f"{seconds / total if total else 0:.1%}",
         f"{sum(row.left_seconds for row in rows) * 1e3:.3f}",
         kernel,
-        str(len(rows)),
+        str(sum(row.count for row in rows)),
         _rate(sum(row.flop for row in rows), seconds),
         _rate(sum(row.nbytes for row in rows), seconds),
     )
 
 
 def _sum(rows: Sequence[Row]) -> float:
-    return sum(row.seconds for row in rows)
+    return sum(row.own_seconds for row in rows)
 
 
 def _rate(count: int, seconds: float) -> str:

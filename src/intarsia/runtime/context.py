@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Container, Iterator, Mapping, 
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,6 +34,7 @@ from intarsia.backends.values import KernelCall
 from intarsia.errors import ExecutionError, InputError, IntarsiaError, InternalError
 from intarsia.graph.arena import aligned_bytes
 from intarsia.plan.plan import HOST, CopyStep, Plan, PlanStep, RegionStep, TensorStorage
+from intarsia.runtime.control_flow import ControlExecutable, Runner
 from intarsia.runtime.device_array import DeviceArray
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Context:
         constants: Mapping[str, Array],
         given: Mapping[int, Array | DeviceArray],
     ) -> None:
-        self._plan = plan
+        self.plan = plan
         self._opened = tuple(devices)
         self._devices = tuple(map(own_queue, devices))
         self._kept = (tuple(executables), self._devices)  # a context may outlive its program
@@ -87,8 +87,8 @@ class Context:
     def _plain_run(self) -> PlainRun | None:
         """Return what runs on arrays as they usually come; None where the border is not plain."""
         plain_inputs, plain_outputs = (
-            self._plain(self._plan.inputs),
-            self._plain(self._plan.outputs),
+            self._plain(self.plan.inputs),
+            self._plain(self.plan.outputs),
         )
         if plain_inputs is None or plain_outputs is None:
             return None
@@ -128,29 +128,9 @@ class Context:
             self._settle()
             raise self._failure(self._positions[position], error) from error
 
-    def profile(self) -> list[float]:
-        """Run every step, waiting for each, and return the seconds of each.
-
-        Raises:
-            ExecutionError: A backend failed; names the region.
-            InputError: An input holds what the model does not allow, as an index that is too large.
-        """
-        seconds = []
-        for position, step in enumerate(self._steps):
-            start = perf_counter()
-            try:
-                step()
-                for device in self._queued:
-                    device.synchronize()
-            except Exception as error:
-                self._settle()
-                raise self._failure(position, error) from error
-            seconds.append(perf_counter() - start)
-        return seconds
-
     def step(self) -> Step:
         """Return the shortest function of no arguments that does what `run` does."""
-        regions = [step.region for step in self._plan.steps if isinstance(step, RegionStep)]
+        regions = [step.region for step in self.plan.steps if isinstance(step, RegionStep)]
         executables = self._kept[0]
         # A try block and a loop around one call are a few tenths of a microsecond: much of a run of
         # a small model.
@@ -165,36 +145,60 @@ class Context:
         Each returns when its work is done, also on a device with a queue.
         """
         calls = []
-        for step, bound in zip(self._plan.steps, self._steps, strict=True):
+        for step, bound in zip(self.plan.steps, self._steps, strict=True):
             if isinstance(step, RegionStep):
                 queued = queue_of(self._devices[self._device_of(step)])
                 calls.append(bound if queued is None else _waiting(bound, queued))
         return calls
 
-    def kernel_steps(self) -> list[tuple[int, KernelCall | None, Step]]:
-        """Return the bound calls in order, those of regions kernel by kernel where that can be.
+    def calls(
+        self, runner: Runner, *, by_kernel: bool
+    ) -> Iterator[tuple[int, KernelCall | None, Step]]:
+        """Yield the bound calls in order, to be timed.
 
-        Returns:
-            For each the position of its step in the plan, and the kernel, or None for a whole
-            region or a copy.
+        Args:
+            runner: Runs the bodies of If, Loop and Scan, which are bound for this anew.
+            by_kernel: Whether those of a region are its kernels, where it tells them.
+
+        Yields:
+            The position of its step in the plan, the kernel if it is one, and the call.
         """
-        steps: list[tuple[int, KernelCall | None, Step]] = []
-        for position, (step, bound) in enumerate(zip(self._plan.steps, self._steps, strict=True)):
-            region = step if isinstance(step, RegionStep) else None
-            profile = None if region is None else profiled(self._kept[0][region.region])
-            if region is not None and profile is not None:
-                calls = profile.kernel_steps(*self._bound_to(region))
-                steps += [(position, call, kernel) for call, kernel in calls]
+        for position, (step, bound) in enumerate(zip(self.plan.steps, self._steps, strict=True)):
+            if isinstance(step, CopyStep):
+                yield position, None, bound
+                continue
+            executable = self._kept[0][step.region]
+            inputs, outputs, scratch = self._bound_to(step)
+            kernels = profiled(executable) if by_kernel else None
+            if isinstance(executable, ControlExecutable):
+                yield position, None, executable.bind_bodies(inputs, outputs, runner)
+            elif kernels is not None:
+                for kernel, call in kernels.kernel_steps(inputs, outputs, scratch):
+                    yield position, kernel, call
             else:
-                steps.append((position, None, bound))
-        return steps
+                yield position, None, bound
+
+    def call(self, position: int, step: Step) -> None:
+        """Make a call of a step of the plan, and wait until it is done.
+
+        Raises:
+            ExecutionError: A backend failed; names the region.
+            InputError: An input holds what the model does not allow, as an index that is too large.
+        """
+        try:
+            step()
+            for device in self._queued:
+                device.synchronize()
+        except Exception as error:
+            self._settle()
+            raise self._failure(position, error) from error
 
     def inner_steps(self) -> list[Step]:
         """Return the bound calls but for copies of the model's inputs and into its outputs."""
-        tensors = self._plan.tensors
+        tensors = self.plan.tensors
         return [
             bound
-            for step, bound in zip(self._plan.steps, self._steps, strict=True)
+            for step, bound in zip(self.plan.steps, self._steps, strict=True)
             if isinstance(step, RegionStep)
             or (
                 tensors[step.source].storage is not TensorStorage.INPUT
@@ -204,22 +208,22 @@ class Context:
 
     def border(self) -> tuple[list[Buffer], list[Buffer]]:
         """Return the buffers of the model's inputs and of its outputs, in its order."""
-        inputs, outputs = self._plan.inputs, self._plan.outputs
+        inputs, outputs = self.plan.inputs, self.plan.outputs
         return [self._buffers[i] for i in inputs], [self._buffers[i] for i in outputs]
 
     def _plain(self, positions: Sequence[int]) -> list[tuple[str, Array]] | None:
         """Return the names and the arrays of tensors; None if one is something else."""
-        buffers = [(self._plan.tensors[i].name, self._buffers[i]) for i in positions]
+        buffers = [(self.plan.tensors[i].name, self._buffers[i]) for i in positions]
         is_plain = all(isinstance(buffer, np.ndarray) for _, buffer in buffers)
         return buffers if is_plain and self._arrays.keys().isdisjoint(positions) else None
 
     def write_inputs(self, arrays: Sequence[Any]) -> None:
         """Copy arrays into the model's inputs, in its order."""
-        for position, array in zip(self._plan.inputs, arrays, strict=True):
+        for position, array in zip(self.plan.inputs, arrays, strict=True):
             buffer, held = self._buffers[position], self._arrays.get(position)
             if held is not None:
                 if held is not array:  # else it is read in place
-                    self._devices[self._plan.tensors[position].device].write(array, buffer)
+                    self._devices[self.plan.tensors[position].device].write(array, buffer)
             elif isinstance(buffer, ValueSlot):
                 buffer.value = array
             elif buffer is not array:
@@ -235,8 +239,8 @@ class Context:
             names: The outputs that are wanted; None means all.
         """
         outputs = {}
-        for position in self._plan.outputs:
-            name = self._plan.tensors[position].name
+        for position in self.plan.outputs:
+            name = self.plan.tensors[position].name
             if names is not None and name not in names:
                 continue
             buffer, held = self._buffers[position], self._arrays.get(position)
@@ -254,7 +258,7 @@ class Context:
 
     def device_arrays(self) -> dict[str, DeviceArray]:
         """Return the outputs that are in a device's memory, by name."""
-        named = ((self._plan.tensors[i].name, self._arrays.get(i)) for i in self._plan.outputs)
+        named = ((self.plan.tensors[i].name, self._arrays.get(i)) for i in self.plan.outputs)
         return {name: array for name, array in named if array is not None}
 
     def _given_buffer(self, position: int, array: Array | DeviceArray) -> Buffer:
@@ -262,7 +266,7 @@ class Context:
         if not isinstance(array, DeviceArray):
             return array
         self._arrays[position] = array
-        return array.buffer(self._devices[self._plan.tensors[position].device])
+        return array.buffer(self._devices[self.plan.tensors[position].device])
 
     def _buffer(
         self,
@@ -270,7 +274,7 @@ class Context:
         arenas: Sequence[Any],
         constants: Mapping[str, Array],
     ) -> Buffer:
-        tensor = self._plan.tensors[position]
+        tensor = self.plan.tensors[position]
         if tensor.storage is TensorStorage.CONSTANT:
             return constants[tensor.name]
         if tensor.storage is TensorStorage.SLOT or tensor.shape is None or tensor.dtype == "string":
@@ -281,14 +285,14 @@ class Context:
                 block = device.allocate(0)
             return device.tensor(block, tensor.offset, tensor.spec)
         if tensor.device != HOST:
-            opened, text = self._opened[tensor.device], self._plan.devices[tensor.device]
+            opened, text = self._opened[tensor.device], self.plan.devices[tensor.device]
             return self._given_buffer(position, DeviceArray(opened, text, tensor.spec))
         with _memory_for(f"{tensor.name!r}, of {tensor.spec.nbytes} bytes,", "the host"):
             block = aligned_bytes(tensor.spec.nbytes)
         return block.view(np_dtype(tensor.dtype)).reshape(tensor.shape)
 
     def _bind(self, step: RegionStep | CopyStep) -> Step:
-        plan = self._plan
+        plan = self.plan
         if isinstance(step, RegionStep):
             return self._kept[0][step.region].bind(*self._bound_to(step))
         source, destination = plan.tensors[step.source], plan.tensors[step.destination]
@@ -324,7 +328,7 @@ class Context:
         return inputs, outputs, scratch if needs_it else None
 
     def _device_of(self, step: RegionStep) -> int:
-        return self._plan.devices.index(self._plan.placement.regions[step.region].device)
+        return self.plan.devices.index(self.plan.placement.regions[step.region].device)
 
     def _queued_positions(self) -> list[int]:
         return [i for i, device in enumerate(self._devices) if queue_of(device) is not None]
@@ -333,7 +337,7 @@ class Context:
         """Return the steps with all waiting, and for each the step of the plan that it is of."""
         sequence: list[Step] = []
         positions: list[int] = []
-        waits = plan_waits(self._plan, self._queued_positions())
+        waits = plan_waits(self.plan, self._queued_positions())
         for position, (copies, step) in enumerate(zip(waits, self._steps, strict=True)):
             for copy in copies:
                 pending = self._steps[copy]
@@ -357,7 +361,7 @@ class Context:
 
     def _allocate_scratch(self) -> list[Any]:
         """Return a block for each device that serves all regions on it: they run in turn."""
-        plan = self._plan
+        plan = self.plan
         sizes = scratch_sizes(plan, [item.scratch_bytes for item in self._kept[0]])
         return [
             _allocate(device, nbytes, "scratch memory", text) if nbytes else None
@@ -369,21 +373,21 @@ class Context:
             return error  # the caller's fault, whoever found it
         text = error.message if isinstance(error, IntarsiaError) else str(error).strip()
         text = text or type(error).__name__
-        if position == len(self._plan.steps):
+        if position == len(self.plan.steps):
             return ExecutionError(
                 f"a device failed at queued work: {text}",
                 backend=getattr(error, "backend", None),
                 hint=getattr(error, "hint", None),
             )
-        step = self._plan.steps[position]
+        step = self.plan.steps[position]
         if isinstance(step, CopyStep):
-            name = self._plan.tensors[step.source].name
+            name = self.plan.tensors[step.source].name
             if isinstance(error, IntarsiaError):
                 return ExecutionError(
                     f"copying {name!r} to another device failed: {text}", hint=error.hint
                 )
             return InternalError(f"copying {name!r} to another device failed: {text}")
-        region = self._plan.placement.regions[step.region]
+        region = self.plan.placement.regions[step.region]
         return ExecutionError(
             f"region {step.region} ({region.operators}) failed on {region.target}: {text}",
             backend=region.backend,

@@ -8,9 +8,9 @@ one and writes the other, so that nothing is copied between iterations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -25,9 +25,13 @@ from intarsia.plan.plan import TensorStorage
 
 if TYPE_CHECKING:
     from intarsia.backends.values import Artifact, TensorSpec
+    from intarsia.runtime.context import Context
     from intarsia.runtime.executor import PlanExecutable
 
 _LOOP_INPUTS = 2
+
+Runner: TypeAlias = "Callable[[str, Context], Step]"
+"""How the body of an attribute runs in a context that is bound to the memory around it."""
 
 
 class ControlSpec(msgspec.Struct, frozen=True):
@@ -54,21 +58,28 @@ class ControlSpec(msgspec.Struct, frozen=True):
     output_reversed: tuple[bool, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """One body: the attribute that holds it, its program, and how that runs."""
+
+    name: str
+    program: PlanExecutable
+    runner: Runner
+
+
 class _BoundBody:
     """One body, bound to arrays for all of its runs.
 
     Args:
-        program: The body's.
+        body: It, and how it runs.
         inputs: By name, arrays that it reads in place.
         outputs: By position, arrays that it should write in place.
     """
 
     def __init__(
-        self,
-        program: PlanExecutable,
-        inputs: Mapping[str, Array],
-        outputs: Mapping[int, Array],
+        self, body: _Body, inputs: Mapping[str, Array], outputs: Mapping[int, Array]
     ) -> None:
+        program = body.program
         plan = program.plan
         tensors = [plan.tensors[position] for position in plan.outputs]
         in_place: dict[str, Array] = {}
@@ -79,7 +90,7 @@ class _BoundBody:
                 in_place.setdefault(tensor.name, array)  # one value may be several outputs
         context = program.context(inputs, in_place)
         self.inputs, self.outputs = context.border()
-        self.run = context.step()
+        self.run = body.runner(body.name, context)
 
 
 def _value(buffer: Buffer) -> Any:
@@ -140,12 +151,20 @@ class ControlExecutable:
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
     ) -> Step:
         """Return the call that runs on these buffers, in contexts of its own of the bodies."""
+        del scratch
+        return self.bind_bodies(inputs, outputs, lambda _, context: context.step())
+
+    def bind_bodies(
+        self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], runner: Runner
+    ) -> Step:
+        """Return the same call, in which bodies run as they are told to."""
         artifact = self.artifact
         given = {constant.name: constant.data for constant in artifact.constants}
         given |= {spec.name: one for spec, one in zip(artifact.inputs, inputs, strict=True)}
         results = {spec.name: one for spec, one in zip(artifact.outputs, outputs, strict=True)}
         specs = {spec.name: spec for spec in artifact.outputs}
-        return _BINDERS[self.spec.operator](self, _Border(given, results, specs))
+        bodies = {name: _Body(name, one, runner) for name, one in self.bodies.items()}
+        return _BINDERS[self.spec.operator](self.spec, bodies, _Border(given, results, specs))
 
 
 def _outer(program: PlanExecutable, border: _Border, own: int) -> Mapping[str, Buffer]:
@@ -175,20 +194,19 @@ def _truth(buffer: Buffer) -> bool:
     return bool(np.asarray(_value(buffer)).item())
 
 
-def _bind_if(control: ControlExecutable, border: _Border) -> Step:
+def _bind_if(spec: ControlSpec, bodies: Mapping[str, _Body], border: _Border) -> Step:
     branches: dict[bool, Step] = {}
     for chosen, name in ((True, "then_branch"), (False, "else_branch")):
-        program = control.bodies[name]
+        body = bodies[name]
         wanted = {
             position: border.results[outer]
-            for position, outer in enumerate(control.spec.outputs)
+            for position, outer in enumerate(spec.outputs)
             if isinstance(border.results.get(outer), np.ndarray)
         }
-        outer = _outer(program, border, 0)
-        branches[chosen] = _branch(
-            program, _BoundBody(program, _arrays(outer), wanted), outer, control, border
-        )
-    condition = border.given[control.spec.inputs[0]]
+        outer = _outer(body.program, border, 0)
+        bound = _BoundBody(body, _arrays(outer), wanted)
+        branches[chosen] = _branch(body.program, bound, outer, spec, border)
+    condition = border.given[spec.inputs[0]]
 
     def run() -> None:
         branches[_truth(condition)]()
@@ -200,12 +218,12 @@ def _branch(
     program: PlanExecutable,
     bound: _BoundBody,
     outer: Mapping[str, Buffer],
-    control: ControlExecutable,
+    control: ControlSpec,
     border: _Border,
 ) -> Step:
     moves = [
         (source, border.results[name], border.specs[name])
-        for name, source in zip(control.spec.outputs, bound.outputs, strict=True)
+        for name, source in zip(control.outputs, bound.outputs, strict=True)
         if name in border.results and source is not border.results[name]
     ]
     if not moves and not any(isinstance(one, ValueSlot) for one in outer.values()):
@@ -224,7 +242,7 @@ class _Iterations:
     """Two bindings of one body that take turns: what the one writes, the other reads.
 
     Args:
-        program: The body's.
+        body: It, and how it runs.
         outer: By name, buffers of the values from outside.
         first: Where the values that are carried begin among its inputs, and among its outputs.
         carried: How many there are.
@@ -233,22 +251,22 @@ class _Iterations:
 
     def __init__(
         self,
-        program: PlanExecutable,
+        body: _Body,
         outer: Mapping[str, Buffer],
         first: tuple[int, int],
         carried: int,
         shared: Mapping[int, Array],
     ) -> None:
-        self.program, self.outer, self.carried = program, outer, carried
+        self.program, self.outer, self.carried = body.program, outer, carried
         self.first_input, self.first_output = first
-        specs = program.inputs
+        specs = body.program.inputs
         places = [
             {i: _allocated(specs[i]) for i in self._inputs if _is_dense(specs[i])} for _ in range(2)
         ]
         shift = self.first_output - self.first_input
         self.turns = tuple(
             _BoundBody(
-                program,
+                body,
                 _arrays(outer)
                 | {specs[i].name: array for i, array in (*mine.items(), *shared.items())},
                 {i + shift: array for i, array in other.items()},
@@ -336,18 +354,17 @@ class _ScanStack:
 
 
 def _stacks(
-    control: ControlExecutable, program: PlanExecutable, border: _Border, first: int, carried: int
+    spec: ControlSpec, program: PlanExecutable, border: _Border, first: int, carried: int
 ) -> Iterator[tuple[int, _ScanStack]]:
     """Yield the outputs that are stacked and read, each with its position in the body's outputs.
 
     Args:
-        control: The Loop or Scan.
+        spec: The Loop or Scan.
         program: Of its body.
         border: Where the outputs are.
         first: Where what is carried begins among the body's outputs.
         carried: How much is carried.
     """
-    spec = control.spec
     for number, name in enumerate(spec.outputs[carried:]):
         if name in border.results:
             position = first + carried + number
@@ -366,29 +383,29 @@ def _stacks(
 
 
 def _finish(
-    control: ControlExecutable,
+    spec: ControlSpec,
     border: _Border,
     carried: Sequence[Buffer],
     stacks: Sequence[_ScanStack],
 ) -> None:
     """Write the outputs of a Loop or Scan: what was carried out, and what was stacked."""
-    for name, source in zip(control.spec.outputs, carried, strict=False):
+    for name, source in zip(spec.outputs, carried, strict=False):
         if name in border.results:
             _move(source, border.results[name], border.specs[name])
     for stack in stacks:
         stack.finish()
 
 
-def _bind_loop(control: ControlExecutable, border: _Border) -> Step:
-    program = control.bodies["body"]
-    spec = control.spec
+def _bind_loop(spec: ControlSpec, bodies: Mapping[str, _Body], border: _Border) -> Step:
+    body = bodies["body"]
+    program = body.program
     most, condition, *initial = (border.given.get(name) for name in spec.inputs)
     carried = len(initial)
     numbers = [_allocated(one) for one in program.inputs[:_LOOP_INPUTS]]
     number, goes_on = numbers
     outer = _outer(program, border, _LOOP_INPUTS + carried)
-    iterations = _Iterations(program, outer, (_LOOP_INPUTS, 1), carried, dict(enumerate(numbers)))
-    stacks = dict(_stacks(control, program, border, 1, carried))
+    iterations = _Iterations(body, outer, (_LOOP_INPUTS, 1), carried, dict(enumerate(numbers)))
+    stacks = dict(_stacks(spec, program, border, 1, carried))
 
     def run() -> None:
         last = None if most is None else int(np.asarray(_value(most)).item())
@@ -402,20 +419,20 @@ def _bind_loop(control: ControlExecutable, border: _Border) -> Step:
                 stack.push(turn.outputs[position])
             goes_on[...] = _truth(turn.outputs[0])
             done += 1
-        _finish(control, border, iterations.end(done), tuple(stacks.values()))
+        _finish(spec, border, iterations.end(done), tuple(stacks.values()))
 
     return run
 
 
-def _bind_scan(control: ControlExecutable, border: _Border) -> Step:
-    program = control.bodies["body"]
-    spec = control.spec
+def _bind_scan(spec: ControlSpec, bodies: Mapping[str, _Body], border: _Border) -> Step:
+    body = bodies["body"]
+    program = body.program
     carried = len(spec.inputs) - spec.scanned
     given = [border.given[name] for name in spec.inputs]
     slices = {carried + i: _allocated(program.inputs[carried + i]) for i in range(spec.scanned)}
     outer = _outer(program, border, len(spec.inputs))
-    iterations = _Iterations(program, outer, (0, 0), carried, slices)
-    stacks = dict(_stacks(control, program, border, 0, carried))
+    iterations = _Iterations(body, outer, (0, 0), carried, slices)
+    stacks = dict(_stacks(spec, program, border, 0, carried))
 
     def run() -> None:
         sequences = [
@@ -438,7 +455,7 @@ def _bind_scan(control: ControlExecutable, border: _Border) -> Step:
             turn = iterations.run(done)
             for position, stack in stacks.items():
                 stack.push(turn.outputs[position])
-        _finish(control, border, iterations.end(length), tuple(stacks.values()))
+        _finish(spec, border, iterations.end(length), tuple(stacks.values()))
 
     return run
 

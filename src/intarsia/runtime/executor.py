@@ -17,10 +17,11 @@ from intarsia.backends.values import Artifact, TensorSpec
 from intarsia.errors import InputError
 from intarsia.graph.model_info import ModelInfo
 from intarsia.plan.plan import HOST, Plan, PlanTensor, TensorStorage
-from intarsia.plan.profile import Profile
+from intarsia.plan.profile import Profile, make_profile
 from intarsia.runtime.context import Context
 from intarsia.runtime.device_array import DeviceArray, check_device_array
 from intarsia.runtime.feeds import check_array, check_feeds
+from intarsia.runtime.recorder import Recorder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -135,11 +136,15 @@ class PlanExecutable:
         from intarsia.plan.explanation import explain_plan
 
         scratch = [executable.scratch_bytes for executable in self._executables]
-        bodies = [body.explain() for body in self.bodies]
+        inner = profile.bodies if profile is not None else (None,) * len(self.bodies)
+        bodies = [
+            body.explain(times.profile if times is not None else None)
+            for body, times in zip(self.bodies, inner, strict=True)
+        ]
         return explain_plan(self.plan, self.artifacts, scratch, profile, bodies)
 
     def profile(self, feeds: Mapping[str, Any], runs: int = 5) -> Profile:
-        """Time each region and each copy by itself.
+        """Time each region and each copy by itself, in the bodies of If, Loop and Scan too.
 
         Args:
             feeds: An array per input, by name.
@@ -155,9 +160,9 @@ class PlanExecutable:
             raise InputError(f"{runs} runs cannot be timed", hint="time at least 1")
         context = self.context()
         context.write_inputs(check_feeds(self.inputs, feeds))
-        context.run()
-        timed = [context.profile() for _ in range(runs)]
-        return Profile(tuple(map(median, zip(*timed, strict=True))), runs)
+        recorder = Recorder(context)
+        recorder.run()
+        return make_profile(self.plan, [recorder.run() for _ in range(runs)])
 
     def save(self, path: str | Path) -> None:
         """Write a self-contained package.

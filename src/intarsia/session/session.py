@@ -26,11 +26,13 @@ from intarsia.graph.free_sizes import FreeSpec
 from intarsia.graph.model_info import ModelInfo
 from intarsia.opening import load
 from intarsia.place.machine import resolve_targets
-from intarsia.plan.plan import Plan, RegionStep
+from intarsia.plan.plan import RegionStep
+from intarsia.plan.profile import CallPath, TimedCall
 from intarsia.runtime.device_array import to_host
 from intarsia.runtime.feeds import check_feeds
 from intarsia.runtime.free import Program
 from intarsia.runtime.package import is_package
+from intarsia.runtime.recorder import RecordedCall, Recorder
 from intarsia.session.binding import IOBinding
 from intarsia.session.options import (
     ORT_KIND,
@@ -355,7 +357,8 @@ class InferenceSession:
     def end_profiling(self) -> str:
         """Stop profiling, write the runs since then, and return the file's name.
 
-        The file has Chrome's trace format: a line for each run, region and copy.
+        The file has Chrome's trace format: a line for each run, region and copy, and inside of
+        regions that run bodies for each iteration, with its regions and copies.
 
         Raises:
             SettingError: `enable_profiling` was not set, or the file cannot be written.
@@ -384,8 +387,9 @@ class InferenceSession:
         program = self.executable.program_for(feeds)
         context = program.context()
         context.write_inputs(check_feeds(program.inputs, feeds))
+        recorder = Recorder(context)
         start = time.monotonic_ns()
-        trace.add_run(program.plan, start, context.profile())
+        trace.add_run(recorder.calls, start, recorder.run())
         return context.read_outputs()
 
     def _describe(self, specs: Sequence[TensorSpec | FreeSpec]) -> list[NodeArg]:
@@ -405,30 +409,25 @@ class Trace:
         self.start_ns = time.monotonic_ns()
         self._events: list[dict[str, Any]] = []
 
-    def add_run(self, plan: Plan, start_ns: int, seconds: Sequence[float]) -> None:
+    def add_run(
+        self, calls: Mapping[CallPath, RecordedCall], start_ns: int, timed: Sequence[TimedCall]
+    ) -> None:
         """Add a run.
 
         Args:
-            plan: What was run.
-            start_ns: When, by the monotonic clock.
-            seconds: How long each step took, in the plan's order.
+            calls: What was called, by path.
+            start_ns: When the run began, by the monotonic clock.
+            timed: Each call, as it ended.
         """
-        at = (start_ns - self.start_ns) / 1e3
-        total = sum(seconds) * 1e6
-        events = [self._event("Session", "model_run", at, total, {})]
-        for step, step_seconds in zip(plan.steps, seconds, strict=True):
-            if isinstance(step, RegionStep):
-                region = plan.placement.regions[step.region]
-                args: dict[str, Any] = {"op_name": region.operators, "provider": region.target}
-                name = f"region {step.region}"
-            else:
-                source, destination = (
-                    plan.devices[plan.tensors[i].device] for i in (step.source, step.destination)
-                )
-                args = {"bytes": step.nbytes, "from": source, "to": destination}
-                name = f"copy {plan.tensors[step.source].name}"
-            events.append(self._event("Node", name, at, step_seconds * 1e6, args))
-            at += step_seconds * 1e6
+        began = (start_ns - self.start_ns) / 1e3
+        total = max((one.start + one.seconds for one in timed), default=0.0)
+        events = [self._event("Session", "model_run", began, total * 1e6, {})]
+        # Of calls that begin together, the one around the others has the shortest path.
+        for one in sorted(timed, key=lambda one: (one.start, len(one.path))):
+            name, args = _describe_call(calls[one.path], str(one.path[-1]))
+            events.append(
+                self._event("Node", name, began + one.start * 1e6, one.seconds * 1e6, args)
+            )
         self._events += events
 
     def write(self, prefix: str) -> str:
@@ -465,3 +464,23 @@ class Trace:
             "name": name,
             "args": dict(args),
         }
+
+
+def _describe_call(call: RecordedCall, body: str) -> tuple[str, dict[str, Any]]:
+    """Return the name of a call in a trace, and what is told of it.
+
+    Args:
+        call: A step, or a whole body.
+        body: The attribute that holds the body.
+    """
+    if call.position is None:
+        return body, {}
+    plan, step = call.plan, call.plan.steps[call.position]
+    if isinstance(step, RegionStep):
+        region = plan.placement.regions[step.region]
+        return f"region {step.region}", {"op_name": region.operators, "provider": region.target}
+    source, destination = (
+        plan.devices[plan.tensors[i].device] for i in (step.source, step.destination)
+    )
+    name = f"copy {plan.tensors[step.source].name}"
+    return name, {"bytes": step.nbytes, "from": source, "to": destination}

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times every call of a run, in the bodies of If, Loop and Scan too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from intarsia.backends.device import Step
+from intarsia.backends.values import KernelCall
+from intarsia.plan.plan import Plan
+from intarsia.plan.profile import CallPath, TimedCall
+from intarsia.runtime.context import Context
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """What a recorder times.
+
+    Attributes:
+        plan: In which it is; of a whole body, the body's.
+        position: Of its step in the plan; of a whole body, None.
+        kernel: The kernel, if it is one.
+    """
+
+    plan: Plan
+    position: int | None
+    kernel: KernelCall | None = None
+
+
+class Recorder:
+    """Runs the steps of a context and times each, and inside of those that run bodies each of them.
+
+    Bodies are bound once more for this, so that runs that nobody times ask no questions.
+
+    Args:
+        context: Whose steps; nothing else may run them meanwhile.
+        by_kernel: Whether to time each kernel of a region that tells them.
+        path: The way to the body that the context is of.
+        log: Where calls are noted as they end; `start` is the clock's there.
+
+    Attributes:
+        calls: All calls, in the order of the plan: an operator, then its bodies.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        by_kernel: bool = False,
+        path: CallPath = (),
+        log: list[TimedCall] | None = None,
+    ) -> None:
+        self.calls: dict[CallPath, RecordedCall] = {}
+        self._context, self._by_kernel, self._path = context, by_kernel, path
+        self._log: list[TimedCall] = [] if log is None else log
+        self._steps: list[tuple[CallPath, int, Step]] = []
+        for position, kernel, step in context.calls(self._time_body, by_kernel=by_kernel):
+            self.calls[self._next] = RecordedCall(context.plan, position, kernel)
+            self._steps.append((self._next, position, step))
+        self.calls = dict(sorted(self.calls.items()))
+
+    @property
+    def _next(self) -> CallPath:
+        """The path of the call that is bound next."""
+        return (*self._path, len(self._steps))
+
+    def run(self) -> list[TimedCall]:
+        """Run once, and return all calls in the order in which they ended.
+
+        Raises:
+            ExecutionError: A backend failed; names the region.
+            InputError: An input holds what the model does not allow, as an index that is too large.
+        """
+        self._log.clear()
+        began = perf_counter()
+        self._run()
+        return [replace(call, start=call.start - began) for call in self._log]
+
+    def _run(self) -> None:
+        for path, position, step in self._steps:
+            start = perf_counter()
+            self._context.call(position, step)
+            self._log.append(TimedCall(path, start, perf_counter() - start))
+
+    def _time_body(self, name: str, context: Context) -> Step:
+        """Return the call that runs a body of the next call in a context, and times it."""
+        path = (*self._next, name)
+        inner = Recorder(context, by_kernel=self._by_kernel, path=path, log=self._log)
+        self.calls |= {path: RecordedCall(context.plan, None), **inner.calls}
+
+        def run() -> None:
+            start = perf_counter()
+            inner._run()
+            self._log.append(TimedCall(path, start, perf_counter() - start))
+
+        return run
