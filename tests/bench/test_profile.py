@@ -98,9 +98,7 @@ def test_bodies_are_rows_below_their_operator(parse_model):
     (loop,) = (row for row in profile.rows if row.kernel == "control flow" and len(row.path) == 1)
     body = by_path[*loop.path, "body"]
     assert (body.kernel, body.count, loop.count) == ("body", 5, 1)
-    (branch,) = (
-        row for row in profile.rows if row.kernel == "control flow" and len(row.path) == 3
-    )
+    (branch,) = (row for row in profile.rows if row.kernel == "control flow" and len(row.path) == 3)
     assert branch.count == 5
     counts = {row.path[-2]: row.count for row in profile.rows if len(row.path) == 5}
     assert counts == {"then_branch": 0, "else_branch": 5}

@@ -16,7 +16,7 @@ from intarsia.errors import SettingError
 from intarsia.measure.timing import Spread, measure_streams
 from intarsia.plan.placement import CONTROL_FLOW, THE_PLAN
 from intarsia.plan.plan import CopyStep
-from intarsia.plan.profile import CallTotal, CallPath, TimedCall, sum_calls
+from intarsia.plan.profile import CallPath, CallTotal, TimedCall, sum_calls
 from intarsia.runtime.feeds import check_feeds
 from intarsia.runtime.recorder import RecordedCall, Recorder
 

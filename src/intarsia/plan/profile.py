@@ -108,7 +108,9 @@ def make_profile(plan: Plan, runs: Sequence[Iterable[TimedCall]]) -> Profile:
     return _profile(plan, sum_calls(runs), len(runs), ())
 
 
-def _profile(plan: Plan, totals: Mapping[CallPath, CallTotal], runs: int, path: CallPath) -> Profile:
+def _profile(
+    plan: Plan, totals: Mapping[CallPath, CallTotal], runs: int, path: CallPath
+) -> Profile:
     position_of = {
         step.region: position
         for position, step in enumerate(plan.steps)
