@@ -51,9 +51,10 @@ class Accepted:
             return None
         try:
             calls = _calls_of(setting, self.verdict.regions)
+            steps = _named_steps(setting, report.steps)
         except _MisfitError:  # its nodes or targets are not these
             return None
-        return PlanChoice(Policy.COLLAGE, calls, report)
+        return PlanChoice(Policy.COLLAGE, calls, report, steps=steps)
 
     def with_key(self, setting: Setting) -> Accepted:
         """Return the same with a key, if there was no database and now there is one."""
@@ -271,6 +272,19 @@ def _calls_of(setting: Setting, regions: Iterable[Assigned]) -> Calls:
     if placed != list(range(len(setting.graph.nodes))):
         raise _MisfitError("its regions do not cover every node exactly once")
     return tuple(calls)
+
+
+def _named_steps(setting: Setting, names: Iterable[str]) -> frozenset[int]:
+    """Return the ids of nodes that an accepted plan runs itself.
+
+    Raises:
+        _MisfitError: One has no bodies that can be placed.
+    """
+    ids = {setting.graph.nodes[number].name: number for number in setting.bodies}
+    unknown = [name for name in names if name not in ids]
+    if unknown:
+        raise _MisfitError(f"node {unknown[0]!r} is no step of a plan")
+    return frozenset(ids[name] for name in names)
 
 
 def _steps_of(setting: Setting, lock: Lock) -> frozenset[int]:

@@ -93,8 +93,9 @@ def build_program(
         BackendError: If `strict`, or of a locked plan, a backend failed.
     """
     lock = choice.lock
-    if choice.calls is not None and lock is None:  # it was found with whole nodes
-        setting = replace(setting, bodies={})
+    if choice.calls is not None:
+        bodies = {node: one for node, one in setting.bodies.items() if node in choice.steps}
+        setting = replace(setting, bodies=bodies).with_hosts()
     is_frozen = lock is not None
     inner = PlanChoice(Policy.GREEDY if choice.policy is Policy.COLLAGE else choice.policy)
     if setting.bodies and shared is None:  # what is outside and inside has the same constants

@@ -73,7 +73,7 @@ class PlanChoice:
         report: How a tuner found them.
         lock: The lock file that has them: this plan, or an error.
         store: Artifacts that were compiled while they were found, if any were.
-        steps: Of a locked plan, ids of the nodes that the plan runs itself.
+        steps: Of a plan with regions, ids of the nodes that it runs itself.
     """
 
     policy: Policy = Policy.GREEDY

@@ -178,6 +178,11 @@ class Setting:
         """Every target that may have nodes; others refer to it by its position."""
         return tuple(capability.target for capability in self.capabilities)
 
+    @property
+    def whole(self) -> Setting:
+        """The same, in which targets have If, Loop and Scan whole."""
+        return replace(self, bodies={}).with_hosts() if self.bodies else self
+
     def identity(self, *, is_exact: bool = False) -> Identity:
         """Return all that a plan for it depends on.
 
@@ -212,10 +217,15 @@ class Setting:
         )
         return replace(self, capabilities=capabilities, hosts=hosts).with_hosts()
 
+    @property
+    def complete(self) -> Setting:
+        """The same with the host, and what stands in for it, whether a node needs them or not."""
+        own = self.capabilities[: len(self.config.targets)]
+        return replace(self, capabilities=(*own, *self.hosts))
+
     def with_hosts(self) -> Setting:
         """Return the setting with the host, and what stands in for it, where a node needs them."""
-        own = self.capabilities[: len(self.config.targets)]
-        every = replace(self, capabilities=(*own, *self.hosts))
+        own, every = self.capabilities[: len(self.config.targets)], self.complete
         try:
             choices = assign_targets(every).choices
         except (PlacementError, UnsupportedError):  # placing says it again
@@ -358,13 +368,9 @@ class _Scene:
     def bodies(self, graph: Graph, annotations: Annotations) -> Iterator[tuple[int, Bodies]]:
         """Yield the nodes that the plan can run itself, with their bodies.
 
-        What was said of such a node holds for all of it, so it is none of them. What is measured
-        to be best is so with whole nodes.
+        What was said of such a node holds for all of it, so it is none of them.
         """
         from intarsia.place.bodies import list_bodies
-
-        if self.request.placement == "collage":
-            return
 
         for node, models in list_bodies(graph):
             if isinstance(models, str):

@@ -202,6 +202,7 @@ class TuningReport:
             None if that was not limited.
         figure_name: What the figures of the finalists are; empty where their times say it all.
         outcome: What ships, and why, in one line, where that is not said by times.
+        steps: Names of the operators that the plan runs itself, with bodies that are placed.
     """
 
     targets: tuple[str, ...]
@@ -238,6 +239,7 @@ class TuningReport:
     slowdown: float | None = None
     figure_name: str = ""
     outcome: str = ""
+    steps: tuple[str, ...] = ()
 
     @property
     def residual(self) -> float | None:

@@ -36,6 +36,7 @@ def forecast(setting: Setting, options: Options, *, costs: str | None = None) ->
 def _forecast(setting: Setting, database: CostDatabase | None, options: Options) -> Forecast:
     from intarsia.cost.weights import find_weights
 
+    asked, setting = setting, setting.whole
     space = make_space(setting)
     keys = KeyMaker(setting)
     of_plans = {plan.name: keys.key(plan.calls) for plan in space.plans}
@@ -57,7 +58,7 @@ def _forecast(setting: Setting, database: CostDatabase | None, options: Options)
     poisons = database.poisoned(every) if database is not None else {}
     verdict = None
     if database is not None:
-        identity = setting.identity(is_exact=True)
+        identity = asked.identity(is_exact=True)
         verdict = database.verdict(identity.verdict_key(objective.describe()))
     return Forecast(
         nodes=len(setting.graph.nodes),

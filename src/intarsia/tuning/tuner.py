@@ -326,6 +326,7 @@ def tuned_choice(
         UnsupportedError: A node has no target.
     """
     from intarsia.cost.database import CostDatabase
+    from intarsia.tuning.bodies import SHARE, place_bodies
     from intarsia.tuning.report import conclude
 
     with CostDatabase.open(costs, settings=setting.backends.settings) as database:
@@ -336,15 +337,21 @@ def tuned_choice(
         if choice is not None:
             yield choice.reused(), accepted
             return
-        with Tuner(setting, database, options) as tuner:
+        with Tuner(setting.whole, database, options) as tuner:
+            if setting.bodies:
+                tuner.budget.seconds *= 1 - SHARE
             tuner.run()
             calls, report = conclude(tuner)
+            choice = PlanChoice(Policy.COLLAGE, calls, report, store=tuner.store)
+            if setting.bodies:
+                choice = place_bodies(setting, tuner, choice)
+                calls, report = choice.calls or calls, choice.report or report
             accepted = Accepted()
             if tuner.is_proven and (tuner.final is not None or report.seconds is not None):
-                verdict = make_verdict(setting, calls, report, tuner.table.session)
+                verdict = make_verdict(setting.complete, calls, report, tuner.table.session)
                 database.save_verdict(key, verdict)
                 accepted = Accepted(key, verdict)
-            yield PlanChoice(Policy.COLLAGE, calls, report, store=tuner.store), accepted
+            yield choice, accepted
 
 
 def accepted_choice(

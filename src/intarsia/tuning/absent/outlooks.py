@@ -165,6 +165,7 @@ def make_planner(setting: Setting, database: CostDatabase | None) -> Planner:
     Raises:
         UnsupportedError: A node has no target.
     """
+    setting = setting.whole
     space = make_space(setting)
     naming = KeyMaker(setting)
     subjects: dict[tuple[int, int], CostSubject] = {}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.backends.artifact import tensor_spec
@@ -27,10 +28,10 @@ from intarsia.runtime.package import PACKAGE_SUFFIX
 from intarsia.target import list_stand_ins
 from intarsia.tuning.laboratory.model_worker import ModelWorker
 from intarsia.tuning.laboratory.plug_ins import PlugIns, describe_plug_ins
-from intarsia.tuning.laboratory.reference import check_given
+from intarsia.tuning.laboratory.reference import check_given, text_arrays
 from intarsia.tuning.laboratory.sampling import FixedKernel, whole_sample_seconds
 from intarsia.tuning.laboratory.session import ANCHOR
-from intarsia.tuning.laboratory.store import Mark, write_model
+from intarsia.tuning.laboratory.store import Mark, map_values, write_model
 from intarsia.tuning.laboratory.values import (
     OutOfTimeError,
     Preparation,
@@ -303,6 +304,18 @@ class Laboratory(ModelWorker):
         file = self._folder / f"{self._ids.setdefault(probe, len(self._ids))}{PACKAGE_SUFFIX}"
         self._call_with(probe, "save", str(file))
         return file
+
+    def values(self) -> dict[str, Array]:
+        """Return the values of the reference run by name, the model's inputs among them.
+
+        Raises:
+            BackendError: Nothing here can run the model.
+            OutOfTimeError: There is no time for it.
+        """
+        graph, reference = self.setting.graph, self.reference
+        stored = map_values(self._folder, reference.stored)
+        named = {graph.values[i].name: np.asarray(array) for i, array in stored.items()}
+        return named | text_arrays(graph, reference.texts)
 
     def weigh(self, probe: Probe) -> int:
         """Return by how many bytes one more instance of a probe makes the worker grow.

@@ -27,10 +27,12 @@ class Probe:
         calls: Positions of targets in the machine's list, and ascending node ids.
         is_part: Whether it is timed as a part of a model although it may be all of it: without
             copies of the model's inputs and outputs.
+        steps: Ids of nodes that the plan runs itself; such a plan is timed as a package only.
     """
 
     calls: Calls
     is_part: bool = False
+    steps: tuple[int, ...] = ()
 
     @classmethod
     def region(cls, position: int, nodes: Iterable[int]) -> Probe:

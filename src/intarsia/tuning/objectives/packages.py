@@ -22,6 +22,7 @@ import numpy as np
 from intarsia.arrays import Array
 from intarsia.errors import BackendError, ReasonCode
 from intarsia.process.workers import CallOutcome, Limits, Worker
+from intarsia.runtime.package import PACKAGE_SUFFIX
 from intarsia.tuning.laboratory.laboratory import Laboratory
 from intarsia.tuning.laboratory.store import map_values
 from intarsia.tuning.laboratory.values import OutOfTimeError, Probe
@@ -110,6 +111,12 @@ class Packages:
                 return []
             grown.append(int(outcome.value))
         return grown
+
+    def reserve(self, probe: Probe) -> Path:
+        """Return the file in which the caller will write the package of a plan."""
+        file = self.lab.folder / f"given-{len(self._files)}{PACKAGE_SUFFIX}"
+        self._files[probe] = file
+        return file
 
     def _time(self, probe: Probe) -> float:
         file, feeds = self._file(probe), self._feeds()
