@@ -204,6 +204,9 @@ class _FreeModel:
         plans: Which plan is for which sizes, where a package says so.
         shared: The constants that its programs share.
         nominal: Sizes for which the program for all sizes is placed; None if there is none yet.
+
+    Attributes:
+        no_generic: Why there is no program for all sizes; empty if there is one.
     """
 
     def __init__(
@@ -233,6 +236,7 @@ class _FreeModel:
         # Where nodes are meant by name, the model keeps those that it has.
         is_named = bool(request.pins or request.exclude or request.layers)
         self._nominal = None if is_named else nominal
+        self.no_generic = ""
 
     def make(self, shapes: Mapping[str, tuple[int, ...]]) -> PlanExecutable:
         """Return a new program.
@@ -336,18 +340,26 @@ class _FreeModel:
         except InternalError:
             raise
         except IntarsiaError as error:
-            logger.info("no program for all sizes: %s", error.message)
+            self._note_no_generic(error.message)
             return None
         placement = program.placement
-        others = {region.target for region in placement.regions} - set(placement.targets)
+        others = [one for one in placement.regions if one.target not in placement.targets]
         if others:  # the host's: programs for sizes stay where the user wants them
-            logger.info("no program for all sizes: it would need %s", ", ".join(sorted(others)))
+            first = others[0].nodes[0]
+            why = [str(one) for one in placement.refusals if one.node == first.name]
+            self._note_no_generic(why[0] if why else f"it would need {others[0].target}")
             return None
         logger.info("a program for all sizes, placed for %s: %s", sizes_text(nominal), program)
         if setting.constraints.is_empty:  # else nodes are meant by the names that they had
             self._nominal = nominal
         bounds = {name: (symbol.low, symbol.high) for name, symbol in symbols.items()}
-        return GenericProgram(program, bounds, nominal)
+        multiples = {one.name: one.multiple for one in symbols.values() if one.multiple > 1}
+        return GenericProgram(program, bounds, nominal, multiples)
+
+    def _note_no_generic(self, reason: str) -> None:
+        """Remember why there is no program for all sizes."""
+        logger.info("no program for all sizes: %s", reason)
+        self.no_generic = reason
 
     def plans(self) -> PlansBySizes | None:
         """Return which plan is for which sizes: as a package says, else the cost database."""
@@ -571,6 +583,7 @@ def _free_program(
         programs=programs,
         generic=generic,
         buckets=buckets,
+        no_generic=source.no_generic,
     )
 
 

@@ -32,11 +32,13 @@ class Symbol:
         name: Of the dimension in the model, or one made from its input and axis.
         low: The smallest size, inclusive.
         high: The largest size, inclusive; None if there is none.
+        multiple: What every size is a multiple of.
     """
 
     name: str
     low: int = 1
     high: int | None = None
+    multiple: int = 1
 
     def __str__(self) -> str:
         return self.name
@@ -170,6 +172,12 @@ class Expression:
     def __mod__(self, divisor: Extent) -> Extent:
         return self - self // divisor * divisor
 
+    def __divmod__(self, divisor: Extent) -> tuple[Extent, Extent]:
+        return self // divisor, self % divisor
+
+    def __rdivmod__(self, dividend: int) -> tuple[Extent, Extent]:
+        return dividend // self, dividend % self
+
     # Questions
 
     @cached_property
@@ -269,6 +277,37 @@ def extent_of(terms: Mapping[Monomial, int]) -> Extent:
 def symbol(name: str, low: int = 1, high: int | None = None) -> Expression:
     """Return a free dimension as an expression."""
     return Expression.of(Symbol(name, low, high))
+
+
+def extent_of_symbol(symbol: Symbol) -> Expression:
+    """Return a free dimension as an expression: of a multiple, how many times, as one factor.
+
+    So halves of multiples are whole, and two of them are the dimension again.
+    """
+    if symbol.multiple == 1:
+        return Expression.of(symbol)
+    part = Quotient(Expression.of(symbol), symbol.multiple)
+    return Expression((((part,), symbol.multiple),))
+
+
+def substitute(extent: Extent, values: Mapping[str, Extent]) -> Extent:
+    """Return an extent with others for some symbols, by name.
+
+    Raises:
+        UndecidedError: It would be divided by an expression.
+    """
+    if isinstance(extent, int):
+        return extent
+    total: Extent = 0
+    for factors, coefficient in extent.terms:
+        product: Extent = coefficient
+        for factor in factors:
+            if isinstance(factor, Symbol):
+                product = product * values.get(factor.name, Expression.of(factor))
+            else:
+                product = product * (substitute(factor.dividend, values) // factor.divisor)
+        total = total + product
+    return total
 
 
 def _terms(extent: Extent) -> Sequence[tuple[Monomial, int]]:
@@ -420,7 +459,7 @@ def parse_extent(text: str, symbols: Mapping[str, Symbol]) -> Extent:
     try:
         return _read(ast.parse(text.strip(), mode="eval").body, symbols)
     except (SyntaxError, ValueError, RecursionError):
-        return Expression.of(symbols.get(text) or Symbol(text))
+        return extent_of_symbol(symbols.get(text) or Symbol(text))
 
 
 def _read(tree: ast.expr, symbols: Mapping[str, Symbol]) -> Extent:
@@ -433,7 +472,7 @@ def _read(tree: ast.expr, symbols: Mapping[str, Symbol]) -> Extent:
         case ast.Constant(value=int(number)) if not isinstance(number, bool):
             return number
         case ast.Name(id=name):
-            return Expression.of(symbols.get(name) or Symbol(name))
+            return extent_of_symbol(symbols.get(name) or Symbol(name))
         case ast.BinOp(left=left, op=operator, right=right):
             first, second = _read(left, symbols), _read(right, symbols)
             match operator:

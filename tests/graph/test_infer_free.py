@@ -142,3 +142,77 @@ def test_an_operator_that_nobody_knows_is_a_problem_not_an_error():
     )
     shapes = infer_free_shapes(load(model, stays_free=True))
     assert list(shapes.problems.values()) == ["onnx does not know com.microsoft.Unknown"]
+
+
+def _windows(node: str, rank: int = 4, **initializers: np.ndarray) -> onnx.ModelProto:
+    dims = ",".join(["2", "8", "H", "W"][:rank])
+    text = f'<ir_version: 9, opset_import: ["" : 18]> g (float[{dims}] x) => (float[a,b,c,d] y)'
+    model = parser.parse_model(f"{text} {{ y = {node} }}")
+    for name, array in initializers.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("node", "initializers"),
+    [
+        ("ConvTranspose<strides=[2,3], pads=[1,0,1,1], output_padding=[1,0]>(x, w)", (8, 3, 3, 3)),
+        ("ConvTranspose<dilations=[2,1], group=2>(x, w)", (8, 3, 3, 2)),
+        ('ConvTranspose<auto_pad="SAME_UPPER", strides=[2,2]>(x, w)', (8, 3, 3, 3)),
+        ('Resize<mode="linear">(x, , w)', np.array([1, 1, 2, 1.5], np.float32)),
+        ("Resize<axes=[3,2]>(x, , w)", np.array([0.5, 0.25], np.float32)),
+        ("Resize(x, , , w)", np.array([2, 8, 5, 7])),
+        ("MaxPool<kernel_shape=[3,3], strides=[2,2], ceil_mode=1>(x)", None),
+        ("MaxPool<kernel_shape=[3,2], strides=[2,2], pads=[1,1,0,0], ceil_mode=1>(x)", None),
+        ("AveragePool<kernel_shape=[3,3], strides=[2,1], pads=[1,0,1,0], ceil_mode=1>(x)", None),
+        ("DepthToSpace<blocksize=2>(x)", None),
+    ],
+)
+def test_windows_and_resizes_of_free_sizes(node, initializers):
+    if isinstance(initializers, tuple):
+        initializers = np.ones(initializers, np.float32)
+    model = _windows(node, **({} if initializers is None else {"w": initializers}))
+    for sizes in ({"H": 9, "W": 12}, {"H": 16, "W": 7}, {"H": 11, "W": 13}):
+        assert _check(model, sizes) == 1
+
+
+def test_space_to_depth_of_free_sizes():
+    assert _check(_windows("SpaceToDepth<blocksize=4>(x)"), {"H": 8, "W": 12}) == 1
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        "MaxPool<kernel_shape=[2,2], strides=[3,3], ceil_mode=1>(x)",
+        "Resize(x, , w)",
+        'Resize<keep_aspect_ratio_policy="not_larger">(x, , , s)',
+    ],
+)
+def test_what_depends_on_sizes_otherwise_has_no_answer(node):
+    scales, sizes = np.array([1, 1, 1.1, 1.1], np.float32), np.array([2, 8, 5, 7])
+    model = _windows(node, w=scales, s=sizes)
+    shapes = infer_free_shapes(load(model, stays_free=True))
+    assert len(shapes.problems) == 1
+
+
+JOINED = """<ir_version: 9, opset_import: ["" : 17]>
+unet (float[1,4,H,W] x) => (float[1,d,h,w] y) {
+  a = MaxPool<kernel_shape = [2,2], strides = [2,2]>(x)
+  b = AveragePool<kernel_shape = [2,1], strides = [4,1]>(a)
+  c = Resize(b, , scales)
+  d = Add(c, a)
+  e = ConvTranspose<strides = [2,2]>(d, k)
+  y = Concat<axis = 1>(x, e) }"""
+
+
+def test_what_is_pooled_and_resized_back_is_joined_at_multiples():
+    model = parser.parse_model(JOINED)
+    for name, array in (("scales", [1, 1, 4, 1]), ("k", np.ones((4, 4, 2, 2)))):
+        tensor = onnx.numpy_helper.from_array(np.array(array, np.float32), name)
+        model.graph.initializer.append(tensor)
+    shapes = infer_free_shapes(load(model, stays_free=True))
+    assert not shapes.problems
+    found = {name: (one.multiple, one.low) for name, one in shapes.symbols.items()}
+    assert found == {"H": (8, 8), "W": (2, 2)}
+    for sizes in ({"H": 8, "W": 2}, {"H": 64, "W": 30}):
+        assert _check(model, sizes) == 6

@@ -314,7 +314,8 @@ def _load(
     logger.info("the program was compiled before: %s", file)
     if free is None or free.generic is None or shared is None:
         return program
-    generic = GenericProgram(program, free.generic.bounds, free.generic.nominal)
+    kept = free.generic
+    generic = GenericProgram(program, kept.bounds, kept.nominal, kept.multiples)
     return KeptGeneric(free, generic, shared)
 
 

@@ -10,8 +10,9 @@ has an answer before anything runs. What has no answer is left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from math import prod
 from operator import add, mul, sub
 from typing import TypeAlias
@@ -29,9 +30,11 @@ from intarsia.extents import (
     Symbol,
     UndecidedError,
     divide,
+    extent_of_symbol,
     free_symbols,
     is_free,
     parse_extent,
+    substitute,
 )
 from intarsia.graph.contributed import contributed_types, is_contributed
 
@@ -47,8 +50,10 @@ class FreeShapes:
     """What is known of the values of a model before its sizes are.
 
     Attributes:
-        symbols: The free dimensions of the inputs, by name. Their largest sizes are those for which
-            the answers hold: a model that slices a table of 512 positions has no more.
+        symbols: The free dimensions of the inputs, by name. Their largest sizes, and what they are
+            multiples of, are those for which the answers hold: a model that slices a table of 512
+            positions has no more, and one that joins what was pooled and resized to what was not
+            takes multiples.
         extents: The shape of each value that has an answer.
         entries: What small tensors of integers hold, row by row; of rank 0 it is one entry.
         problems: For each node without an answer, why.
@@ -102,7 +107,10 @@ def infer_free_shapes(model: ir.Model, symbols: Mapping[str, Symbol] | None = No
 
 
 class _BoundNeededError(Exception):
-    """A question has an answer if a symbol does not exceed what the model holds rows for."""
+    """A question has an answer if a symbol does not exceed what the model holds rows for.
+
+    Or if it is a multiple of a number.
+    """
 
     def __init__(self, symbol: Symbol) -> None:
         super().__init__(symbol.name)
@@ -200,6 +208,13 @@ class _Call:
             name = value.name if value is not None else position
             raise UndecidedError(f"{what} of {name!r} depend on what is fed")
         return table[value]
+
+    def floats(self, position: int) -> tuple[float, ...]:
+        """Return the entries of an input that is a constant vector of floats."""
+        value = self.node.inputs[position] if self.has(position) else None
+        if value is None or value.const_value is None:
+            raise UndecidedError(f"input {position} is not the same for all sizes")
+        return tuple(map(float, value.const_value.numpy().reshape(-1)))
 
     def number(self, name: str, default: int) -> int:
         """Return an attribute."""
@@ -364,9 +379,32 @@ def broadcast(*shapes: Extents) -> Extents:
     for axis in range(-rank, 0):
         extents = {shape[axis] for shape in shapes if len(shape) >= -axis} - {1}
         if len(extents) > 1:
+            _equal_as_multiples(extents)
             raise UndecidedError(f"{' and '.join(sorted(map(str, extents)))} are broadcast")
         result.append(extents.pop() if extents else 1)
     return tuple(result)
+
+
+def _equal_as_multiples(extents: Collection[Extent]) -> None:
+    """Demand that a symbol is a multiple of a power of two if some extents are equal then.
+
+    What is pooled and resized to where it was has its size again only if that can be halved.
+
+    Raises:
+        _BoundNeededError: Its sizes may be others so far.
+    """
+    for symbol in sorted(free_symbols(extents)):
+        multiple = 2 * symbol.multiple
+        while multiple <= _MOST_HALVED:
+            halved = replace(symbol, low=-(-symbol.low // multiple) * multiple, multiple=multiple)
+            values = {symbol.name: extent_of_symbol(halved)}
+            if len({substitute(extent, values) for extent in extents}) == 1:
+                raise _BoundNeededError(halved)
+            multiple *= 2
+
+
+_MOST_HALVED = 64
+"""The largest power of two that sizes are demanded to be multiples of."""
 
 
 def _elementwise(call: _Call) -> list[Extents]:
@@ -381,6 +419,7 @@ def _concat(call: _Call) -> list[Extents]:
     for dim in range(len(shapes[0])):
         extents = {shape[dim] for shape in shapes}
         if dim != axis and len(extents) > 1:
+            _equal_as_multiples(extents)
             raise UndecidedError(f"{' and '.join(sorted(map(str, extents)))} are joined")
         merged.append(total if dim == axis else shapes[0][dim])
     return [tuple(merged)]
@@ -517,33 +556,6 @@ def _pad(call: _Call) -> list[Extents]:
     return [tuple(shape)]
 
 
-def _resize(call: _Call) -> list[Extents]:
-    """Return the shape of what is resized from operator set 11 on."""
-    shape = list(call.shape(0))
-    axes = call.numbers("axes") or tuple(range(len(shape)))
-    policy = call.node.attributes.get_string("keep_aspect_ratio_policy", "stretch")
-    if call.version < _RESIZE_WITH_SIZES or policy != "stretch":
-        raise UndecidedError(f"operator set {call.version}, {policy}, with free sizes")
-    if call.has(3):
-        for axis, size in zip(axes, call.entries(3), strict=True):
-            shape[axis] = size
-        return [tuple(shape)]
-    given = call.node.inputs[2] if call.has(2) else None
-    scales = None if given is None else given.const_value
-    if scales is None:
-        raise UndecidedError("the scales depend on what is fed")
-    for axis, scale in zip(axes, scales.numpy().tolist(), strict=True):
-        extent = shape[axis]
-        if isinstance(extent, Expression) and not scale.is_integer():
-            raise UndecidedError(f"{extent} times {scale}")
-        shape[axis] = extent * int(scale) if scale.is_integer() else int(extent * scale)
-    return [tuple(shape)]
-
-
-_RESIZE_WITH_SIZES = 11
-"""The operator set in which Resize got its sizes."""
-
-
 def _squeeze(call: _Call) -> list[Extents]:
     shape = call.shape(0)
     axes = call.axes(1, len(shape))
@@ -572,20 +584,79 @@ def _window(call: _Call) -> list[Extents]:
     dilations = call.numbers("dilations") or (1,) * spatial
     pads = call.numbers("pads") or (0,) * (2 * spatial)
     auto = call.node.attributes.get_string("auto_pad", "NOTSET")
-    if call.number("ceil_mode", 0):
-        raise UndecidedError("ceil_mode with free sizes")
+    is_ceil = bool(call.number("ceil_mode", 0))
     result: list[Extent] = []
     for axis in range(spatial):
         extent, stride = shape[2 + axis], strides[axis]
         reach = dilations[axis] * (kernel[axis] - 1) + 1
+        if is_ceil and reach < pads[axis + spatial] + stride:
+            raise UndecidedError("whether the last window begins in the border depends on the size")
         if auto in ("SAME_UPPER", "SAME_LOWER"):
             result.append((extent + (stride - 1)) // stride)
         else:
             border = pads[axis] + pads[axis + spatial] if auto in ("NOTSET", "") else 0
-            result.append((extent + (border - reach)) // stride + 1)
+            rest = stride - 1 if is_ceil else 0
+            result.append((extent + (border - reach + rest)) // stride + 1)
     channels = call.shape(1)[0] if is_convolution else shape[1]
     extents = (shape[0], channels, *result)
     return [extents] * len(call.node.outputs)
+
+
+def _transposed_window(call: _Call) -> list[Extents]:
+    """Return the shape of a ConvTranspose's results (ONNX, ConvTranspose-22)."""
+    shape, weights = call.shape(0), call.shape(1)
+    spatial = len(shape) - 2
+    wanted = call.numbers("output_shape")
+    strides = call.numbers("strides") or (1,) * spatial
+    dilations = call.numbers("dilations") or (1,) * spatial
+    pads = call.numbers("pads") or (0,) * (2 * spatial)
+    more = call.numbers("output_padding") or (0,) * spatial
+    auto = call.node.attributes.get_string("auto_pad", "NOTSET")
+    result: list[Extent] = []
+    for axis in range(spatial):
+        extent, stride = shape[2 + axis], strides[axis]
+        if wanted is not None:
+            result.append(wanted[len(wanted) - spatial + axis])
+        elif auto in ("SAME_UPPER", "SAME_LOWER"):
+            result.append(extent * stride)
+        else:
+            reach = dilations[axis] * (weights[2 + axis] - 1) + 1
+            border = pads[axis] + pads[axis + spatial] if auto in ("NOTSET", "") else 0
+            result.append((extent - 1) * stride + (reach + more[axis] - border))
+    return [(shape[0], weights[1] * call.number("group", 1), *result)]
+
+
+def _resize(call: _Call) -> list[Extents]:
+    """Return the shape of a Resize's or an Upsample's results: its sizes, or by scales."""
+    shape = list(call.shape(0))
+    if call.node.attributes.get_string("keep_aspect_ratio_policy", "stretch") != "stretch":
+        raise UndecidedError("the ratio of the sides depends on the sizes")
+    axes = call.numbers("axes")
+    axes = tuple(range(len(shape))) if axes is None else tuple(i % len(shape) for i in axes)
+    if call.has(3):
+        for axis, extent in zip(axes, call.entries(3), strict=True):
+            shape[axis] = extent
+        return [tuple(shape)]
+    is_alone = call.version < 10 or call.node.op_type == "Upsample"  # noqa: PLR2004
+    scales = call.floats(1 if is_alone or call.version == 10 else 2)  # noqa: PLR2004
+    for axis, scale in zip(axes, scales, strict=True):
+        ratio = Fraction(scale)
+        if ratio.denominator > _MOST_HALVED:
+            raise UndecidedError(f"the scale {scale} is no ratio of small numbers")
+        shape[axis] = shape[axis] * ratio.numerator // ratio.denominator
+    return [tuple(shape)]
+
+
+def _depth_to_space(call: _Call) -> list[Extents]:
+    batch, channels, height, width = call.shape(0)
+    block = call.number("blocksize", 1)
+    return [(batch, channels // (block * block), height * block, width * block)]
+
+
+def _space_to_depth(call: _Call) -> list[Extents]:
+    batch, channels, height, width = call.shape(0)
+    block = call.number("blocksize", 1)
+    return [(batch, channels * (block * block), height // block, width // block)]
 
 
 def _reduce(call: _Call) -> list[Extents]:
@@ -693,13 +764,17 @@ SHAPES: Mapping[str, Callable[[_Call], Sequence[Extents | None]]] = {
     "Tile": _tile,
     "Split": _split,
     "Pad": _pad,
-    "Resize": _resize,
     "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze,
     "Conv": _window,
     "MaxPool": _window,
     "AveragePool": _window,
     "LpPool": _window,
+    "ConvTranspose": _transposed_window,
+    "Resize": _resize,
+    "Upsample": _resize,
+    "DepthToSpace": _depth_to_space,
+    "SpaceToDepth": _space_to_depth,
     "Attention": _attention,
     **dict.fromkeys(_BROADCAST, _elementwise),
     **dict.fromkeys(_REDUCTIONS, _reduce),

@@ -276,6 +276,12 @@ def make_free_setting(
         for node, problem in shapes.problems.items():
             raise UnsupportedError(f"node {node.name!r} ({node.op_type}): {problem}")
         symbols.update(shapes.symbols)
+        for symbol in shapes.symbols.values():
+            if nominal[symbol.name] % symbol.multiple:
+                raise UnsupportedError(
+                    f"dimension {symbol.name!r} is to be a multiple of {symbol.multiple}, and the "
+                    f"size that is taken for it is {nominal[symbol.name]}"
+                )
         return prepared
 
     return _open(request, machine, quiet, prepare_all), symbols

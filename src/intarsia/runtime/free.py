@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -99,18 +99,20 @@ class GenericProgram:
         program: Its plan has free dimensions.
         bounds: The smallest and largest size of each free dimension for which it is right.
         nominal: The sizes that its plan has now.
+        multiples: What the size of a free dimension is to be a multiple of, where it is.
     """
 
     program: PlanExecutable
     bounds: Mapping[str, tuple[int, int | None]]
     nominal: Mapping[str, int]
+    multiples: Mapping[str, int] = field(default_factory=dict)
 
     def takes(self, sizes: Mapping[str, int]) -> bool:
         """Tell whether it is right for sizes."""
         return all(
             low <= sizes.get(name, -1) <= (sizes[name] if high is None else high)
             for name, (low, high) in self.bounds.items()
-        )
+        ) and not any(sizes[name] % number for name, number in self.multiples.items())
 
 
 RUNS_BEFORE = 3
@@ -154,6 +156,7 @@ class FreeExecutable:
         generic: The program for all sizes, if there is one.
         plans: Which plan is for which sizes, where no source knows it.
         buckets: What inputs are padded up to, if the user says so.
+        no_generic: Why there is none, if that is known.
 
     Attributes:
         signature: What the model takes and returns.
@@ -173,9 +176,11 @@ class FreeExecutable:
         generic: GenericProgram | None = None,
         plans: PlansBySizes | None = None,
         buckets: Buckets | None = None,
+        no_generic: str = "",
     ) -> None:
         self.signature = signature
         self.buckets = buckets
+        self._no_generic = no_generic
         self.targets = targets
         self._source = source
         self._is_frozen = is_frozen or source is None
@@ -526,6 +531,14 @@ class FreeExecutable:
         sizes = [one.sizes for one in kept]
         has_generic = self._generic is not None
         text = describe_free(self.signature, sizes[-1], sizes, is_generic=has_generic)
+        if self._generic is not None and self._generic.multiples:
+            every = (f"{name} a multiple of {n}" for name, n in self._generic.multiples.items())
+            text += f" ({', '.join(every)})"
+        if self._no_generic and not self._is_frozen:
+            text += (
+                f" (at most {self._max_shapes}, each compiled when its sizes come for the first "
+                f"time); there is none for all sizes: {self._no_generic}"
+            )
         if self.buckets is not None:
             text = f"{text}; {self.buckets}"
         return explanation.with_free(text, self.plans, sizes[-1], is_generic=kept[-1].is_generic)

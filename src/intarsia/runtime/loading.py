@@ -59,7 +59,8 @@ def load(
     programs = [load_regions(one, used, threads, shared) for one in reversed(package.programs)]
     generic = None
     if free.generic is not None:
-        generic = GenericProgram(programs.pop(), free.generic.bounds, free.generic.nominal)
+        kept = free.generic
+        generic = GenericProgram(programs.pop(), kept.bounds, kept.nominal, kept.multiples)
     return FreeExecutable(
         free.signature,
         None if find_source is None else find_source(free, threads, backends, shared),

@@ -175,6 +175,7 @@ class GenericRecord(msgspec.Struct, frozen=True):
 
     bounds: dict[str, tuple[int, int | None]]
     nominal: dict[str, int]
+    multiples: dict[str, int] = {}
 
 
 class FreeSizesRecord(msgspec.Struct, frozen=True):
@@ -317,7 +318,9 @@ def save_free_package(
         None if model is None else table.add("model.onnx", memoryview(model.payload)),
         () if model is None else tuple(map(table.add_constant, model.tensors)),
         None if model is None else model.recipe,
-        None if generic is None else GenericRecord(dict(generic.bounds), dict(generic.nominal)),
+        None
+        if generic is None
+        else GenericRecord(dict(generic.bounds), dict(generic.nominal), dict(generic.multiples)),
         msgspec.Raw(msgspec.json.encode(plans)),
         {} if buckets is None else dict(buckets.sizes),
         {} if buckets is None else dict(buckets.pads),
