@@ -354,3 +354,22 @@ def test_inputs_too_small_for_a_window_are_an_error(parse_model):
         snapshot(load(model, {"x": (1, 2, 2, 2)}))
     assert caught.value.node
     assert "--shape" in caught.value.hint
+
+
+@pytest.mark.parametrize("equation", ["i.j->ij", "....i->i", "..i->i", "i->i."])
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_a_dot_that_is_no_ellipsis_is_an_error(equation, is_inside):
+    """The inference of shapes of onnx does not return from it."""
+    node = f'[sum] y = Einsum<equation = "{equation}">(x)'
+    if is_inside:
+        node = f"""yes = Constant<value = bool {{1}}>() y = If(yes) <
+            then_branch = t () => (float[2] p) {{ {node} p = Neg(y) }},
+            else_branch = e () => (float[2] q) {{ q = Neg(x) }}>"""
+        node = node.replace("y = Einsum", "s = Einsum").replace("Neg(y)", "Neg(s)")
+    with pytest.raises(ModelError, match="a dot that is not one of the three") as caught:
+        load(model(node))
+    assert caught.value.node == "sum"
+
+
+def test_an_ellipsis_may_have_spaces():
+    load(model('y = Einsum<equation = "... -> ..." >(x)'))

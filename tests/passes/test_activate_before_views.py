@@ -74,6 +74,17 @@ def test_an_activation_moves_before_several_views():
     assert names == ["g", "b", "u", "t", "y"]  # the reshape changes nothing and goes
 
 
+def test_a_move_is_told_although_no_node_goes():
+    model = small_model(
+        "y",
+        GEMM + "u = Relu(r) y = Softmax(u)",
+        {"x": (2, 5, 8)},
+        {name: WEIGHTS[name] for name in ("w", "bias", "rows", "batch")},
+        opset=20,
+    )
+    assert "activate-before-views: 1" in map(str, prepare(load(model)).rewrites)
+
+
 def test_the_name_of_the_result_stays_that_of_its_numbers():
     weights = {name: WEIGHTS[name] for name in ("w", "bias", "rows", "batch")}
     body = GEMM + "u = Relu(r) y = Softmax(u)"

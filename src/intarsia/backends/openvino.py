@@ -221,7 +221,9 @@ class OpenVinoExecutable:
     def __init__(self, artifact: Artifact, compiled: Any) -> None:
         self._artifact = artifact  # the compiled model may refer to its constants
         self._compiled = compiled
-        self._is_free = bool(read_free_border(artifact))
+        # Shapes that OpenVINO finds while running may be too large for the buffers.
+        shapes = [port.get_partial_shape() for port in compiled.outputs]
+        self._is_free = not all(shape.is_static for shape in shapes)
 
     def bind(
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
@@ -254,7 +256,7 @@ class _BoundInference:
 
 
 class _FreeInference:
-    """A request of a model with free dimensions; its first run sees whose shapes are right.
+    """A request of a model whose shapes are found while running; its first run looks at them.
 
     What OpenVINO finds too large for a buffer it does not write, and with one thread it does not
     say so (2026.4). So the first run is into memory of its own.

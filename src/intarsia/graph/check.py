@@ -193,6 +193,8 @@ def _check_operator(node: onnx.NodeProto, versions: dict[str, int]) -> None:
             node=node.name,
             hint="add the domain to opset_import",
         )
+    if not domain and node.op_type == "Einsum":
+        _check_equation(node)
     if not domain and node.op_type in UNDECLARED:
         return
     if node.domain in _ONNX_DOMAINS and not _exists(node.op_type, versions[domain], domain):
@@ -203,6 +205,19 @@ def _check_operator(node: onnx.NodeProto, versions: dict[str, int]) -> None:
             node=node.name,
             hint="check the operator's name and domain, or raise the model's operator set",
         )
+
+
+def _check_equation(node: onnx.NodeProto) -> None:
+    """Refuse dots that are no ellipsis: the inference of shapes of onnx would never end."""
+    texts = (one.s.decode(errors="replace") for one in node.attribute if one.name == "equation")
+    for equation in texts:
+        if "." in equation.replace(" ", "").replace("...", ""):
+            raise ModelError(
+                f"{describe(node)} has the equation {equation!r}, with a dot that is not one "
+                "of the three of an ellipsis",
+                node=node.name,
+                hint="write three dots for the dimensions that have no letters",
+            )
 
 
 @cache

@@ -28,14 +28,17 @@ _ACTIVATIONS = frozenset((
 _PRODUCTS = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul"))
 
 
-def activate_before_views(model: ir.Model) -> None:
-    """Move activations before views where nothing else reads what the view is of."""
+def activate_before_views(model: ir.Model) -> int:
+    """Move activations before views where nothing else reads what the view is of; say how many."""
+    count = 0
     for node in reversed(list(model.graph)):  # of two views in a row, the last one first
         if _is_view(node) and _is_of_product(node.inputs[0]):
             nodes = _find_activation(node)
             result = _only_exit(node, nodes)
             if result is not None:
                 _move_behind(model.graph, node, nodes, result)
+                count += 1
+    return count
 
 
 def _is_view(node: ir.Node) -> bool:

@@ -262,14 +262,14 @@ def prepare(model: ir.Model, passes: Iterable[NamedPass] | None = None) -> Prepa
     done: dict[str, tuple[int, list[str]]] = {}
     for name, rewrite in standard_passes() if passes is None else passes:
         constants = len(model.graph.initializers)
-        _apply(name, rewrite, model)
+        moved = _apply(name, rewrite, model)
         for value in absent:  # the libraries give it a name, and a backend would compute it
             value.name = ""
         after = _names(model)
         gone = [node for node in before if node in original and node not in after]
         merged = constants - len(model.graph.initializers) if name == _ON_CONSTANTS else 0
         count, nodes = done.get(name, (0, []))
-        done[name] = (count + len(gone) + merged, [*nodes, *gone])
+        done[name] = (count + len(gone) + merged + moved, [*nodes, *gone])
         before = after
     rewrites = (Rewrite(name, count, tuple(nodes)) for name, (count, nodes) in done.items())
     applied = tuple(rewrite for rewrite in rewrites if rewrite.count)
@@ -280,14 +280,14 @@ def prepare(model: ir.Model, passes: Iterable[NamedPass] | None = None) -> Prepa
     return PreparedModel(graph, read_model_info(graph), applied)
 
 
-def _apply(name: str, rewrite: Callable[[ir.Model], object], model: ir.Model) -> None:
-    """Rewrite a model in place.
+def _apply(name: str, rewrite: Callable[[ir.Model], object], model: ir.Model) -> int:
+    """Rewrite a model in place, and return how many nodes were moved, if the pass says so.
 
     Raises:
         ModelError: A library's pass failed: onnx checks less of a model than it relies on.
     """
     try:
-        rewrite(model)
+        moved = rewrite(model)
     except IntarsiaError:
         raise
     except Exception as error:
@@ -296,6 +296,7 @@ def _apply(name: str, rewrite: Callable[[ir.Model], object], model: ir.Model) ->
             f"the model cannot be prepared: {name}: {reason}",
             hint="check that its operators' attributes fit the shapes of their inputs",
         ) from error
+    return moved if isinstance(moved, int) else 0
 
 
 def standard_passes() -> Iterator[NamedPass]:

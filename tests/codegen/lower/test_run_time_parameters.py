@@ -173,6 +173,18 @@ def test_sequences_turned_round(run_both, time_axis, is_constant):
     run_both(one_node("ReverseSequence", feeds, [x.shape], fixed, **flags), feeds)
 
 
+def test_lengths_that_no_sequence_has(backends):
+    """A negative length does not count from the end, as an index would; ONNX Runtime refuses it."""
+    x, lengths = numbers(4, 4, 5), np.array([1, 4, 2, 0])
+    feeds = {"a": x, "b": lengths}
+    model = one_node("ReverseSequence", feeds, [x.shape])
+    exe = intarsia.compile(model, "llvm", strict=True, backends=backends)
+    exe.run(feeds)
+    for wrong in (-1, -4, 5):
+        with pytest.raises(InputError, match="'b' does not fit the shapes of node 'n'"):
+            exe.run({"a": x, "b": np.array([1, wrong, 2, 3])})
+
+
 def test_a_range_of_another_length(backends):
     good = {name: np.array(number) for name, number in zip("abc", (1, 9, 2), strict=True)}
     exe = intarsia.compile(one_node("Range", good, [(4,)]), "llvm", strict=True, backends=backends)

@@ -10,6 +10,7 @@ compute units.
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from intarsia.process import selftest
 from intarsia.settings import Settings
 
 BACKEND_NAME = "opencl"
+_FIRST = "Intel's driver shows none once OpenVINO is loaded: list opencl before openvino"
 INSTALL = "pip install 'intarsia[opencl]'"
 OTHER_DRIVER = "pip install intel-opencl-rt intel-cmplr-lib-rt, or apt-get install pocl-opencl-icd"
 """Commands that bring drivers beside the one of the extra, for CPUs that it does not work on."""
@@ -126,6 +128,14 @@ def _require_device(caches: Path) -> None:
             f"no OpenCL device passes its self-test: {'; '.join(failures)}",
             backend=BACKEND_NAME,
             hint=f"{OTHER_DRIVER}; {selftest.FORGET}",
+        )
+    passed = () if selftest.is_inside() else [n for one in vendors(caches) for n in one.passed]
+    if passed:  # alone: what this process has loaded besides is in the way
+        raise BackendError(
+            f"OpenCL shows no device to this process, although {', '.join(passed)} passes its "
+            "self-test in one of its own",
+            backend=BACKEND_NAME,
+            hint=_FIRST if "openvino" in sys.modules else OTHER_DRIVER,
         )
     raise BackendError(
         "OpenCL finds no device", backend=BACKEND_NAME, hint=f"install a driver, or {INSTALL}"

@@ -19,17 +19,21 @@ _TURN_ENTRIES = 1 << 16
 class Bounds:
     """`fault[t]` is 0 if all indices of turn t are in `[-extent, extent)`, else one that is not.
 
+    Counts are in `[0, extent)`.
+
     Attributes:
         count: Indices; at least 1.
         extent: Of the dimension that they index; at least 1, so that 0 is never outside.
         indices: Over (count,); int32 or int64.
         unit: What it is shaped for.
+        are_counts: Whether a negative one is outside.
     """
 
     count: Size
     extent: Size
     indices: Layout
     unit: VectorUnit = AVX512
+    are_counts: bool = False
 
     @property
     def turns(self) -> Size:
@@ -45,7 +49,8 @@ def build(spec: Bounds) -> Function:
     b = Builder("check_indices")
     indices = spec.indices.declare(b, "indices", (spec.count,))
     fault = b.argument("fault", INT64.dtype, (spec.turns,), is_written=True)
-    b.note(f"{spec.count} in [-{spec.extent}, {spec.extent})")
+    least = 0 if spec.are_counts else -spec.extent
+    b.note(f"{spec.count} in [{least}, {spec.extent})")
     dtype = indices.dtype
     lanes = min(spec.unit.lanes(dtype), 1 << (typical(spec.count).bit_length() - 1))
     rest = spec.count % lanes
@@ -74,5 +79,5 @@ def build(spec: Bounds) -> Function:
             for name, value in zip(("min", "max"), extremes, strict=True)
         )
         above = b.select(b.compare("ge", high, spec.extent), high, 0)
-        b.store(b.select(b.compare("lt", low, -spec.extent), low, above), fault, turn)
+        b.store(b.select(b.compare("lt", low, least), low, above), fault, turn)
     return b.finish()

@@ -418,7 +418,9 @@ class Assembler:
         )
         self._calls.append(call)
 
-    def check_indices(self, view: View, extent: Size, node: str, indices: str) -> None:
+    def check_indices(
+        self, view: View, extent: Size, node: str, indices: str, *, are_counts: bool = False
+    ) -> None:
         """Append a call that finds indices outside of a dimension.
 
         Args:
@@ -426,12 +428,14 @@ class Assembler:
             extent: Of the dimension; at least 1.
             node: Name of the node that reads them.
             indices: Their name.
+            are_counts: Whether they count entries, so that negative ones are outside too.
         """
         (count,) = view.shape
         if count == 0:
             return
-        spec = Bounds(count, extent, view.layout, self.unit)
-        place = self._fault(spec.turns, IndexCheck(0, node, indices, extent))
+        spec = Bounds(count, extent, view.layout, self.unit, are_counts)
+        check = IndexCheck(0, node, indices, 0 if are_counts else extent)
+        place = self._fault(spec.turns, check)
         self.call(spec, (view, place), (node,), f"{indices} within {extent}")
 
     def _fault(self, count: Size, check: IndexCheck) -> View:

@@ -319,7 +319,9 @@ def lower_reverse_sequence(assembler: Assembler, group: KernelGroup) -> None:
     shape = (*x.shape[:2], prod(x.shape[2:]))
     if lengths.constant is None:
         extent = shape[order[0]]
-        assembler.check_indices(counts, extent + 1, operation.node.name, lengths.name)
+        assembler.check_indices(
+            counts, extent + 1, operation.node.name, lengths.name, are_counts=True
+        )
     with dense_target(assembler, group) as target:
         data, y = (view.reshaped(shape).permuted(order) for view in (x, target))
         steps, batch, inner = data.shape
