@@ -574,7 +574,7 @@ def _free_program(
     else:
         shapes = [signature.shapes_at(signature.nominal_sizes(some)) for some in sizes]
         programs = [source.make(some) for some in shapes]
-    return FreeExecutable(
+    executable = FreeExecutable(
         signature,
         source,
         targets=targets,
@@ -583,8 +583,9 @@ def _free_program(
         programs=programs,
         generic=generic,
         buckets=buckets,
-        no_generic=source.no_generic,
     )
+    executable.no_generic = source.no_generic
+    return executable
 
 
 def source_of(

@@ -17,17 +17,16 @@ from intarsia.backends.values import Artifact, TensorSpec
 from intarsia.errors import InputError
 from intarsia.graph.model_info import ModelInfo
 from intarsia.plan.plan import HOST, Plan, PlanTensor, TensorStorage
-from intarsia.plan.profile import Profile, make_profile
 from intarsia.runtime.context import Context
 from intarsia.runtime.device_array import DeviceArray, check_device_array
 from intarsia.runtime.feeds import check_array, check_feeds
-from intarsia.runtime.recorder import Recorder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from intarsia.plan.explanation import Explanation
     from intarsia.plan.placement import Placement
+    from intarsia.plan.profile import Profile
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +153,8 @@ class PlanExecutable:
             InputError: A name, dtype or shape is wrong, or `runs` is below 1.
             ExecutionError: A backend failed.
         """
-        from statistics import median  # most runs time nothing
+        from intarsia.plan.profile import make_profile  # most runs time nothing
+        from intarsia.runtime.recorder import Recorder
 
         if runs < 1:
             raise InputError(f"{runs} runs cannot be timed", hint="time at least 1")

@@ -156,12 +156,12 @@ class FreeExecutable:
         generic: The program for all sizes, if there is one.
         plans: Which plan is for which sizes, where no source knows it.
         buckets: What inputs are padded up to, if the user says so.
-        no_generic: Why there is none, if that is known.
 
     Attributes:
         signature: What the model takes and returns.
         targets: Texts of the targets, in the user's order.
         buckets: What inputs are padded up to, if the user says so.
+        no_generic: Why there is no program for all sizes, if that is known.
     """
 
     def __init__(  # noqa: PLR0913 - each is one fact of the program
@@ -176,11 +176,10 @@ class FreeExecutable:
         generic: GenericProgram | None = None,
         plans: PlansBySizes | None = None,
         buckets: Buckets | None = None,
-        no_generic: str = "",
     ) -> None:
         self.signature = signature
         self.buckets = buckets
-        self._no_generic = no_generic
+        self.no_generic = ""
         self.targets = targets
         self._source = source
         self._is_frozen = is_frozen or source is None
@@ -534,10 +533,10 @@ class FreeExecutable:
         if self._generic is not None and self._generic.multiples:
             every = (f"{name} a multiple of {n}" for name, n in self._generic.multiples.items())
             text += f" ({', '.join(every)})"
-        if self._no_generic and not self._is_frozen:
+        if self.no_generic and not self._is_frozen:
             text += (
                 f" (at most {self._max_shapes}, each compiled when its sizes come for the first "
-                f"time); there is none for all sizes: {self._no_generic}"
+                f"time); there is none for all sizes: {self.no_generic}"
             )
         if self.buckets is not None:
             text = f"{text}; {self.buckets}"
