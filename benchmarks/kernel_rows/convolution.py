@@ -19,8 +19,7 @@ from intarsia.codegen.body import Apply, Body, Fused, Layout
 from intarsia.codegen.ir import Function, row_major
 from intarsia.codegen.kernels import conv, convolution, depthwise
 from intarsia.codegen.kernels.window import Window
-from intarsia.codegen.unit import AVX512
-from kernel_rows.row import Area, Array, Call, Row, Sides, aligned, kernel_call, session_call
+from kernel_rows.row import UNIT, Area, Array, Call, Row, Sides, aligned, kernel_call, session_call
 
 RELU = Fused(Body(("float32",), (Apply("Relu", (0,)),), (1,)))
 
@@ -85,7 +84,7 @@ def block_channels(array: Array, lanes: int) -> Array:
 
 def _ours(shape: Shape, image: Array) -> tuple[Call, Array]:
     """Return a call of our kernel, and its output, NCHW."""
-    unit, lanes, pad = AVX512, AVX512.lanes(), shape.pad
+    unit, lanes, pad = UNIT, UNIT.lanes(), shape.pad
     padded = np.pad(image, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
     is_plain = shape.inputs < lanes
     x = aligned(padded[..., None] if is_plain else block_channels(padded, lanes))
@@ -134,7 +133,7 @@ def _build(shape: Shape) -> Sides:
     image = aligned(rng.standard_normal(images).astype(np.float32))
     ours, result = _ours(shape, image)
     single, want = chain([shape], image)
-    if shape.inputs < AVX512.lanes() or shape.stride > 1:
+    if shape.inputs < UNIT.lanes() or shape.stride > 1:
         peers = [(single, 1.0)]
     else:
         back = Shape(shape.outputs, shape.inputs, shape.size, shape.kernel, 1, shape.is_depthwise)

@@ -16,7 +16,7 @@ from intarsia.codegen.kernels.gemm import Gemm, Panels, build, flops, pack, sche
 from intarsia.native.native_target import target_cpu
 from intarsia.native.work import measure_peak
 from intarsia.target import Target
-from kernel_rows.row import Area, Row, Sides, aligned, kernel_call, session_call
+from kernel_rows.row import UNIT, Area, Row, Sides, aligned, kernel_call, session_call
 
 GEMM_SHAPES = (
     (128, 768, 768),
@@ -37,7 +37,7 @@ GEMV_SHAPES = ((1, 1000, 2048), (1, 4096, 25088))
 def product(m: int, n: int, k: int) -> Gemm:
     """Return a dense product with constant weights."""
     layouts = [Layout("float32", (columns, 1), 64) for columns in (k, n)]
-    return Gemm(m, n, k, layouts[0], Panels(), layouts[1])
+    return Gemm(m, n, k, layouts[0], Panels(), layouts[1], unit=UNIT)
 
 
 def sides(m: int, n: int, k: int, **options: Any) -> Sides:

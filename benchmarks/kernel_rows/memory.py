@@ -14,7 +14,7 @@ from onnx import helper
 from intarsia.codegen.body import Apply, Body, Layout, identity
 from intarsia.codegen.ir import Function, row_major
 from intarsia.codegen.kernels import elementwise, reduce, rows
-from kernel_rows.row import Area, Row, Sides, aligned, kernel_call, session_call
+from kernel_rows.row import UNIT, Area, Row, Sides, aligned, kernel_call, session_call
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -51,7 +51,7 @@ def layer_norm(count: int, columns: int) -> Sides:
     """Return LayerNormalization over rows."""
     shape = (count, columns)
     flat = Layout("float32", (0, 1), 64)
-    spec = rows.Rows(shape, (1,), "Normalize", dense(shape), dense(shape), flat, flat)
+    spec = rows.Rows(shape, (1,), "Normalize", dense(shape), dense(shape), flat, flat, unit=UNIT)
     node = helper.make_node("LayerNormalization", ["x", "s", "b"], ["y"])
     constants = {"s": numbers(columns), "b": numbers(columns)}
     return compared(rows.build(spec), {"x": numbers(*shape)}, constants, [node], shape)
@@ -60,7 +60,7 @@ def layer_norm(count: int, columns: int) -> Sides:
 def softmax(count: int, columns: int) -> Sides:
     """Return Softmax over rows."""
     shape = (count, columns)
-    spec = rows.Rows(shape, (1,), "Softmax", dense(shape), dense(shape))
+    spec = rows.Rows(shape, (1,), "Softmax", dense(shape), dense(shape), unit=UNIT)
     node = helper.make_node("Softmax", ["x"], ["y"])
     return compared(rows.build(spec), {"x": numbers(*shape)}, {}, [node], shape)
 
@@ -68,7 +68,7 @@ def softmax(count: int, columns: int) -> Sides:
 def gelu(count: int, columns: int) -> Sides:
     """Return Gelu by the error function."""
     shape = (count, columns)
-    spec = elementwise.Elementwise(shape, (dense(shape),), (dense(shape),), GELU)
+    spec = elementwise.Elementwise(shape, (dense(shape),), (dense(shape),), GELU, unit=UNIT)
     node = helper.make_node("Gelu", ["x"], ["y"])
     return compared(elementwise.build(spec), {"x": numbers(*shape)}, {}, [node], shape)
 
@@ -76,7 +76,7 @@ def gelu(count: int, columns: int) -> Sides:
 def add_relu(count: int) -> Sides:
     """Return Relu of a sum."""
     shape = (count,)
-    spec = elementwise.Elementwise(shape, (dense(shape),) * 2, (dense(shape),), ADD_RELU)
+    spec = elementwise.Elementwise(shape, (dense(shape),) * 2, (dense(shape),), ADD_RELU, unit=UNIT)
     nodes = [helper.make_node("Add", ["a", "b"], ["t"]), helper.make_node("Relu", ["t"], ["y"])]
     inputs = {"a": numbers(count), "b": numbers(count)}
     return compared(elementwise.build(spec), inputs, {}, nodes, shape)
@@ -87,7 +87,9 @@ def transpose(*shape: int, perm: tuple[int, ...]) -> Sides:
     moved = tuple(shape[axis] for axis in perm)
     steps = row_major(shape)
     layout = Layout("float32", tuple(steps[axis] for axis in perm), 64)
-    spec = elementwise.Elementwise(moved, (layout,), (dense(moved),), identity("float32"))
+    spec = elementwise.Elementwise(
+        moved, (layout,), (dense(moved),), identity("float32"), unit=UNIT
+    )
     node = helper.make_node("Transpose", ["x"], ["y"], perm=perm)
     return compared(elementwise.build(spec), {"x": numbers(*shape)}, {}, [node], moved)
 
@@ -95,7 +97,7 @@ def transpose(*shape: int, perm: tuple[int, ...]) -> Sides:
 def mean(*shape: int, axes: tuple[int, ...]) -> Sides:
     """Return ReduceMean without the reduced dimensions."""
     extents = tuple(extent for axis, extent in enumerate(shape) if axis not in axes)
-    spec = reduce.Reduction(shape, axes, "Mean", dense(shape), dense(extents))
+    spec = reduce.Reduction(shape, axes, "Mean", dense(shape), dense(extents), unit=UNIT)
     node = helper.make_node("ReduceMean", ["x", "axes"], ["y"], keepdims=0)
     x = numbers(*shape)
     ours, theirs = (aligned(np.zeros(extents, np.float32)) for _ in range(2))

@@ -18,9 +18,14 @@ from intarsia.codegen.ir import Function
 from intarsia.codegen.verifier import verify
 from intarsia.native.callpath import make_step
 from intarsia.native.machine import LoadedCode, compile_object, host_machine
+from intarsia.native.native_target import target_cpu
+from intarsia.target import Target
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Call = Callable[[], Any]
+
+UNIT = target_cpu(Target("llvm"))[1]
+"""The vector unit of this machine."""
 
 
 @dataclass(frozen=True)

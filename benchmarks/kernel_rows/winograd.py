@@ -18,16 +18,15 @@ from intarsia.codegen.ir import Function, row_major
 from intarsia.codegen.kernels import conv, convolution, winograd
 from intarsia.codegen.kernels.window import Window
 from intarsia.codegen.kernels.winograd.schedules import choose_winograd
-from intarsia.codegen.unit import AVX512
 from kernel_rows.convolution import RELU, Shape, block_channels, chain
-from kernel_rows.row import Area, Array, Call, Row, Sides, aligned, kernel_call
+from kernel_rows.row import UNIT, Area, Array, Call, Row, Sides, aligned, kernel_call
 
 _LENGTH = 5
 
 
 def _ours(shape: Shape, image: Array, *, is_direct: bool) -> tuple[Call, Array]:
     """Return a call of a chain of our kernels, and its output, NCHW."""
-    lanes, channels, extent = AVX512.lanes(), shape.inputs, shape.size + 2
+    lanes, channels, extent = UNIT.lanes(), shape.inputs, shape.size + 2
     empty = np.zeros((1, channels // lanes, extent, extent, lanes), np.float32)
     tensors = [aligned(empty) for _ in range(_LENGTH + 1)]
     inner = (slice(None), slice(None), slice(1, -1), slice(1, -1))
@@ -37,14 +36,14 @@ def _ours(shape: Shape, image: Array, *, is_direct: bool) -> tuple[Call, Array]:
     function: Function
     if is_direct:
         extents = (1, 1, channels, channels)
-        direct = conv.Conv(*extents, window, layout, layout, True, RELU, AVX512, x_block=lanes)
+        direct = conv.Conv(*extents, window, layout, layout, True, RELU, UNIT, x_block=lanes)
         function, packed = conv.build(direct), conv.pack(direct, shape.weights)
     else:
-        outputs = choose_winograd(window, 1, 1, channels, channels, AVX512)
+        outputs = choose_winograd(window, 1, 1, channels, channels, UNIT)
         assert outputs is not None, f"{shape} is direct"
         extents = (1, 1, channels, channels)
         spec = winograd.Winograd(
-            *extents, window, layout, layout, True, RELU, AVX512, outputs=outputs
+            *extents, window, layout, layout, True, RELU, UNIT, outputs=outputs
         )
         function, packed = winograd.build(spec), winograd.pack(spec, shape.weights)
     first = (extent + 1) * lanes  # beyond the border

@@ -5,7 +5,15 @@ import pytest
 
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Type
-from intarsia.codegen.tile import mma_step
+from intarsia.codegen.tile import (
+    WIDTHS,
+    asks_ahead,
+    crowding,
+    mma_step,
+    tile_rows,
+    unrolled_steps,
+)
+from intarsia.codegen.unit import AVX2, AVX512, NEON
 
 
 @pytest.mark.parametrize("lanes", [1, 4, 16])
@@ -36,3 +44,19 @@ def test_tile_multiplies_matrices(run_kernel, lanes):
     c = rng.standard_normal((depth, vectors * lanes)).astype("float32")
     _, _, got = run_kernel(b.finish(), [a, c, np.zeros((rows, vectors * lanes), "float32")])
     np.testing.assert_allclose(got, a @ c, rtol=1e-5, atol=1e-6)
+
+
+def test_a_turn_takes_whole_blocks_of_few_channels():
+    assert [unrolled_steps(unit) for unit in (AVX512, AVX2, NEON)] == [4, 8, 4]
+
+
+@pytest.mark.parametrize("vectors", WIDTHS)
+@pytest.mark.parametrize("unit", [AVX512, NEON], ids=["avx512", "neon"])
+def test_tiles_of_many_registers_ask_for_weights_ahead(unit, vectors):
+    assert asks_ahead(tile_rows(vectors, unit), vectors)
+    assert not asks_ahead(tile_rows(vectors, AVX2), vectors)
+
+
+def test_a_tile_that_leaves_no_register_free_costs_more():
+    assert crowding(3, AVX2) > crowding(2, AVX2) == 1  # 4 rows of 3 vectors, 6 of 2
+    assert {crowding(vectors, AVX512) for vectors in WIDTHS if vectors > 1} == {1}

@@ -9,7 +9,15 @@ from dataclasses import replace
 
 from intarsia.codegen.kernels.conv.spec import Conv, ConvSchedule
 from intarsia.codegen.kernels.window import Split, Tiling, Window, even_parts
-from intarsia.codegen.tile import around, fitting_widths, step_cost, tile_rows
+from intarsia.codegen.tile import (
+    around,
+    asks_ahead,
+    crowding,
+    fitting_widths,
+    step_cost,
+    tile_rows,
+    unrolled_steps,
+)
 from intarsia.codegen.unit import VectorUnit
 from intarsia.extents import least
 
@@ -51,7 +59,7 @@ def choose_schedule(
     is_reread = tiling.rows.count * tiling.columns.count > 1
     prefetch = chunk = 0
     # Twice: beside the weights of a tile, half of a cache is for inputs and outputs.
-    if is_reread and 2 * tile_bytes > unit.l1_bytes:
+    if is_reread and 2 * tile_bytes > unit.l1_bytes and asks_ahead(pixels, vectors):
         prefetch = max(1, _PREFETCH_BYTES // step_bytes)
     if is_reread and 2 * tile_bytes > unit.l2_bytes:  # keep in L2 what each tile of pixels reads
         wanted = _CHUNK_BYTES // (step_bytes * window.taps) // unit.lanes()
@@ -78,7 +86,8 @@ def choose_schedule(
     if not chunk and inputs * window.taps >= 2 * _CHAIN:  # rounded less than one long chain
         x_blocks = inputs // unit.lanes()
         chunk = -(-x_blocks // even_parts(x_blocks, inputs * window.taps // _CHAIN))
-    return ConvSchedule(pixels, vectors, 4, prefetch, chunk, max(1, bands), is_channels_first)
+    unroll = unrolled_steps(unit)
+    return ConvSchedule(pixels, vectors, unroll, prefetch, chunk, max(1, bands), is_channels_first)
 
 
 _PREFETCH_BYTES = 8 << 10
@@ -97,10 +106,10 @@ _VECTORS = (2, 4, 3, 1, 6, 8)
 tenths of the peak on Cascade Lake."""
 
 
-def _cost(window: Window, blocks: int, vectors: int, unit: VectorUnit) -> int:
+def _cost(window: Window, blocks: int, vectors: int, unit: VectorUnit) -> float:
     """Return half cycles of a tap of an input channel, over all positions and outputs."""
     tiling = Tiling.of(window.out, tile_rows(vectors, unit), 1)
-    return sum(
+    return crowding(vectors, unit) * sum(
         (channels.end - channels.first)
         * (rows.end - rows.first)
         * (columns.end - columns.first)

@@ -16,8 +16,7 @@ class ConvSchedule:
     Attributes:
         pixels: Positions of a register tile, at most.
         vectors: Blocks of output channels of a register tile, at most.
-        unroll: Input channels of an iteration of the innermost loop, at most. On Cascade Lake 2 or
-            4 were as fast as 16, at a fourth of the code.
+        unroll: Input channels of an iteration of the innermost loop, at most.
         prefetch: How many input channels ahead weights are asked for; 0 for not at all.
         chunk: Blocks of input channels that are summed before the next tile; 0 for all.
         bands: Shares of an image's tiles, for turns of their own.

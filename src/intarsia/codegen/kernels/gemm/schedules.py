@@ -10,7 +10,7 @@ import numpy as np
 
 from intarsia.codegen.kernels.gemm.spec import Gemm, GemmSchedule, PanelSource, merged
 from intarsia.codegen.kernels.window import Split
-from intarsia.codegen.tile import WIDTHS, around, fitting_widths, step_cost, tile_rows
+from intarsia.codegen.tile import WIDTHS, around, crowding, fitting_widths, step_cost, tile_rows
 from intarsia.extents import UndecidedError, is_free, typical
 
 
@@ -192,8 +192,8 @@ def _best_vectors(product: Gemm, lanes: int) -> int:
     """Return how many vectors wide a tile should be."""
     total = -(-product.n // lanes)
 
-    def cost(vectors: int) -> int:
-        return sum(
+    def cost(vectors: int) -> float:
+        return crowding(vectors, product.unit) * sum(
             (columns.end - columns.first)
             * (rows.end - rows.first)
             * step_cost(rows.size, columns.size)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from intarsia.codegen.kernels.window import Split, Window, even_parts
 from intarsia.codegen.kernels.winograd.spec import Winograd, WinogradSchedule
 from intarsia.codegen.kernels.winograd.transform import OUTPUTS, TAPS
-from intarsia.codegen.tile import fitting_widths, tile_rows
+from intarsia.codegen.tile import asks_ahead, fitting_widths, tile_rows, unrolled_steps
 from intarsia.codegen.unit import VectorUnit
 from intarsia.extents import least
 
@@ -71,9 +71,10 @@ def choose_schedule(
     tile_bytes = scratch_bytes(outputs, inputs, vectors, unit)
     block = block_of_tiles(grid, max(1, min(limit, SCRATCH_BYTES // tile_bytes)))
     blocks_of_tiles = block_count(grid, block)
+    tiles = register_tiles(vectors, unit)
     prefetch = 0
     # Points and sums of the block take the other half.
-    if 2 * weight_bytes > unit.l2_bytes:
+    if 2 * weight_bytes > unit.l2_bytes and asks_ahead(tiles, vectors):
         prefetch = max(1, _PREFETCH_BYTES // (4 * lanes * vectors))
     wanted = min(_TURNS // blocks_of_tiles, 1 + blocks * lanes // _SHARE_CHANNELS)
     shares = even_parts(panels, wanted) if panels else 1
@@ -83,9 +84,8 @@ def choose_schedule(
         transform = -(-inputs // lanes) * _TRANSFORM_OPERATIONS
         shares = _shares(panels, blocks_of_tiles, threads, transform / (inputs * vectors))
     chunk = max(1, _CHUNK_CHANNELS // lanes)
-    tiles = register_tiles(vectors, unit)
-    is_streamed = weight_bytes > unit.l2_bytes
-    return WinogradSchedule(*block, tiles, vectors, 4, prefetch, shares, chunk, is_streamed)
+    unroll, is_streamed = unrolled_steps(unit), weight_bytes > unit.l2_bytes
+    return WinogradSchedule(*block, tiles, vectors, unroll, prefetch, shares, chunk, is_streamed)
 
 
 def _most_tiles(tiles: int, outputs: int, weight_bytes: int, unit: VectorUnit) -> int:
@@ -141,8 +141,7 @@ def block_count(grid: tuple[int, int, int], block: tuple[int, int, int]) -> int:
 
 def register_tiles(vectors: int, unit: VectorUnit) -> int:
     """Return the tiles of a register tile; sums of a chunk stand beside the total."""
-    tiles = tile_rows(vectors, unit)
-    return tiles // 2 + 1 if unit.registers >= _MANY_REGISTERS else tiles
+    return tile_rows(vectors, unit) // 2 + 1
 
 
 # Room for 28 tiles of F(4) with 512 input channels (2.1 MiB), as `_STREAMED_TILES` has it.
@@ -158,8 +157,6 @@ _FEW_BLOCKS = 3
 """Blocks for which reading weights that nearly fit the second cache costs little."""
 _CHUNK_CHANNELS = 16
 """Few, so that rounding errors grow with the square root of channels less than in one long sum."""
-_MANY_REGISTERS = 32
-"""With fewer, totals go through memory, and larger tiles are worth that."""
 _PREFETCH_BYTES = 8 << 10
 _TURNS = 8
 """Turns that keep some threads busy; more would cost one thread too much."""
