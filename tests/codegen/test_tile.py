@@ -7,8 +7,8 @@ from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Type
 from intarsia.codegen.tile import (
     WIDTHS,
-    asks_ahead,
     crowding,
+    is_long_step,
     mma_step,
     tile_rows,
     unrolled_steps,
@@ -52,9 +52,9 @@ def test_a_turn_takes_whole_blocks_of_few_channels():
 
 @pytest.mark.parametrize("vectors", WIDTHS)
 @pytest.mark.parametrize("unit", [AVX512, NEON], ids=["avx512", "neon"])
-def test_tiles_of_many_registers_ask_for_weights_ahead(unit, vectors):
-    assert asks_ahead(tile_rows(vectors, unit), vectors)
-    assert not asks_ahead(tile_rows(vectors, AVX2), vectors)
+def test_tiles_of_many_registers_have_long_steps(unit, vectors):
+    assert is_long_step(tile_rows(vectors, unit), vectors)
+    assert not is_long_step(tile_rows(vectors, AVX2), vectors)
 
 
 def test_a_tile_that_leaves_no_register_free_costs_more():

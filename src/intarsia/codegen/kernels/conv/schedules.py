@@ -11,9 +11,9 @@ from intarsia.codegen.kernels.conv.spec import Conv, ConvSchedule
 from intarsia.codegen.kernels.window import Split, Tiling, Window, even_parts
 from intarsia.codegen.tile import (
     around,
-    asks_ahead,
     crowding,
     fitting_widths,
+    is_long_step,
     step_cost,
     tile_rows,
     unrolled_steps,
@@ -59,7 +59,7 @@ def choose_schedule(
     is_reread = tiling.rows.count * tiling.columns.count > 1
     prefetch = chunk = 0
     # Twice: beside the weights of a tile, half of a cache is for inputs and outputs.
-    if is_reread and 2 * tile_bytes > unit.l1_bytes and asks_ahead(pixels, vectors):
+    if is_reread and 2 * tile_bytes > unit.l1_bytes and is_long_step(pixels, vectors):
         prefetch = max(1, _PREFETCH_BYTES // step_bytes)
     if is_reread and 2 * tile_bytes > unit.l2_bytes:  # keep in L2 what each tile of pixels reads
         wanted = _CHUNK_BYTES // (step_bytes * window.taps) // unit.lanes()

@@ -10,7 +10,15 @@ import numpy as np
 
 from intarsia.codegen.kernels.gemm.spec import Gemm, GemmSchedule, PanelSource, merged
 from intarsia.codegen.kernels.window import Split
-from intarsia.codegen.tile import WIDTHS, around, crowding, fitting_widths, step_cost, tile_rows
+from intarsia.codegen.tile import (
+    WIDTHS,
+    around,
+    crowding,
+    fitting_widths,
+    is_long_step,
+    step_cost,
+    tile_rows,
+)
 from intarsia.extents import UndecidedError, is_free, typical
 
 
@@ -91,6 +99,7 @@ def _choose(product: Gemm) -> GemmSchedule:
         vectors,
         source,
         depth,
+        unroll=1 if is_long_step(tile_rows(vectors, unit), vectors) else 4,
         prefetch=prefetch,
         row_blocks=row_blocks,
         is_rows_first=is_rows_first,

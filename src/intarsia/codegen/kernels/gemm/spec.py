@@ -46,8 +46,8 @@ class GemmSchedule:
     vectors: int
     source: PanelSource
     depth: int = 0
-    # A step already is loads, broadcasts and multiply-adds alone, with displacements for addresses;
-    # on Cascade Lake unrolling gained nothing, as a tile is 24 to 28 products long.
+    # On Cascade Lake unrolling gained nothing, as a tile is 24 to 28 products long: see
+    # `is_long_step`.
     unroll: int = 1
     prefetch: int = 0
     row_blocks: int = 1 << 30

@@ -14,7 +14,7 @@ from dataclasses import replace
 from intarsia.codegen.kernels.window import Split, Window, even_parts
 from intarsia.codegen.kernels.winograd.spec import Winograd, WinogradSchedule
 from intarsia.codegen.kernels.winograd.transform import OUTPUTS, TAPS
-from intarsia.codegen.tile import asks_ahead, fitting_widths, tile_rows, unrolled_steps
+from intarsia.codegen.tile import fitting_widths, is_long_step, tile_rows, unrolled_steps
 from intarsia.codegen.unit import VectorUnit
 from intarsia.extents import least
 
@@ -74,7 +74,7 @@ def choose_schedule(
     tiles = register_tiles(vectors, unit)
     prefetch = 0
     # Points and sums of the block take the other half.
-    if 2 * weight_bytes > unit.l2_bytes and asks_ahead(tiles, vectors):
+    if 2 * weight_bytes > unit.l2_bytes and is_long_step(tiles, vectors):
         prefetch = max(1, _PREFETCH_BYTES // (4 * lanes * vectors))
     wanted = min(_TURNS // blocks_of_tiles, 1 + blocks * lanes // _SHARE_CHANNELS)
     shares = even_parts(panels, wanted) if panels else 1
