@@ -52,6 +52,19 @@ CASES = {
         {"x": (2, 3, 47, 51)},
         {"w": (20, 3, 3, 3), "v": (20, 1, 3, 3), "p": (12, 20, 1, 1)},
     ),
+    "a chain that ends where another one would begin": small_model(
+        "y",
+        f"a = Conv(x, w) b = Conv<group = 24, {SAME}>(a, v) c = Conv(b, p)"
+        f" d = Conv<group = 24, {SAME}>(c, u) y = Conv(d, q)",
+        {"x": SHAPE},
+        {
+            "w": (24, 16, 1, 1),
+            "v": (24, 1, 3, 3),
+            "p": (24, 24, 1, 1),
+            "u": (24, 1, 3, 3),
+            "q": (12, 24, 1, 1),
+        },
+    ),
     "biases that are not constant": small_model(
         "y",
         f"a = Conv(x, w, b) c = Relu(a) d = Conv<group = 24, {SAME}>(c, v, u) e = Conv(d, p, q)"

@@ -88,9 +88,14 @@ def find_chains(
         return tuple(linked)
 
     chains: dict[int, FusedChain] = {}
+    taken: set[int] = set()
     for shape in shapes:
         for first in groups:
             linked = chain(shape, first)
-            if len(linked) >= shape.least:
-                chains.setdefault(linked[-1].result, FusedChain(shape, linked))
+            results = {group.result for group in linked}
+            # What one chain ends with may begin another, which would read what the first one does
+            # not keep.
+            if len(linked) >= shape.least and taken.isdisjoint(results):
+                chains[linked[-1].result] = FusedChain(shape, linked)
+                taken |= results
     return chains
