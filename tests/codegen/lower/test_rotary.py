@@ -192,3 +192,42 @@ def test_other_halves_stay_several_kernels(run_both, lower_model, halves, case):
     program, _ = lower_model(model)
     assert max(len(call.nodes) for call in program.calls) < len(model.graph.node) - 4
     run_both(model, feeds_of(model), rtol=1e-5)
+
+
+PAIRS = (
+    "a = Slice(x, zero, end, last, two) b = Slice(x, one, end, last, two) n = Neg(b)"
+    " u = Unsqueeze(n, last) v = Unsqueeze(a, last) k = Concat<axis = -1>(u, v) r = Reshape(k, all)"
+    " p = Mul(x, c) q = Mul(r, s) y = Add(p, q)"
+)
+OTHER_PAIRS = {
+    "both even": PAIRS.replace("one", "zero"),
+    "the other way round": PAIRS.replace("(u, v)", "(v, u)"),
+    "one after the other": PAIRS.replace("axis = -1", "axis = 3"),
+}
+
+
+def pairs_model(text, angles=(5, 16)):
+    """Return a model with heads behind a product, and an activation behind them."""
+    heads = "m = MatMul(i, w) h = Reshape(m, to) x = Transpose<perm = [0, 2, 1, 3]>(h)"
+    weights = {"w": (8, 48), "to": np.array([2, 5, 3, 16]), "all": np.array([2, 3, 5, 16])}
+    weights |= {name: NUMBERS[name] for name in ("zero", "end", "last")}
+    weights |= {"one": np.array([1]), "two": np.array([2])}
+    used = {name: array for name, array in weights.items() if name in f"{heads} {text}"}
+    inputs = {"i": (2, 5, 8), "c": angles, "s": angles}
+    return small_model("z", f"{heads} {text} z = Neg(y)", inputs, used)
+
+
+@pytest.mark.parametrize("angles", [(1, 1, 5, 16), (2, 1, 5, 16), (5, 16)])
+def test_pairs_side_by_side_that_change_places_are_one_kernel(run_both, lower_model, angles):
+    model = pairs_model(PAIRS, angles)
+    program, _ = lower_model(model)
+    assert max(len(call.nodes) for call in program.calls) == len(model.graph.node) - 4
+    run_both(model, feeds_of(model), rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", OTHER_PAIRS)
+def test_other_pairs_stay_several_kernels(run_both, lower_model, case):
+    model = pairs_model(OTHER_PAIRS[case])
+    program, _ = lower_model(model)
+    assert max(len(call.nodes) for call in program.calls) < len(model.graph.node) - 4
+    run_both(model, feeds_of(model), rtol=1e-5)

@@ -84,7 +84,7 @@ def _read(operation: Operation) -> _Rotary | str:
 
 def refuse_rotary(operation: Operation) -> str | None:
     """Say why a rotary embedding is not taken."""
-    if operation.attribute("rotates_halves", 0):
+    if operation.attribute("full_angles", 0):
         dtypes = {value.dtype for value in operation.inputs}
         return "its angles are of another dtype" if len(dtypes) > 1 else None
     if operation.attribute("scale", 1.0) != 1:
@@ -140,8 +140,8 @@ def _positions(operation: Operation, positions: Value) -> Array:
 def lower_rotary(assembler: Assembler, group: KernelGroup) -> None:
     """Append one kernel that turns all pairs, behind those that pick their angles."""
     operation = group.anchor
-    if operation.attribute("rotates_halves", 0):
-        _lower_halves(assembler, group)
+    if operation.attribute("full_angles", 0):
+        _lower_full(assembler, group)
         return
     rotary = _read(operation)
     assert isinstance(rotary, _Rotary)
@@ -189,13 +189,14 @@ def turn_pairs(
         assembler.copy(x, y, names, "not turned")
 
 
-def _lower_halves(assembler: Assembler, group: KernelGroup) -> None:
+def _lower_full(assembler: Assembler, group: KernelGroup) -> None:
     """Append `x * cos + (-x2, x1) * sin`, of angles for all entries, in one kernel."""
     operation = group.anchor
     x, y = assembler.read(operation.node.inputs[0]), assembler.target(group.result)
     angles = [operand(assembler, i, x.shape, 0) for i in operation.node.inputs[1:]]
-    last, half = len(x.shape) - 1, x.shape[-1] // 2
-    parts = [(view.part(last, 0, half), view.part(last, half, half)) for view in (x, *angles, y)]
+    is_interleaved = bool(operation.attribute("interleaved", 0))
+    half = x.shape[-1] // 2
+    parts = [_halves(view, half, is_interleaved=is_interleaved) for view in (x, *angles, y)]
     (x1, x2), (cos1, cos2), (sin1, sin2), results = parts
     views = (x1, x2, cos1, cos2, sin1, sin2, *results)
     products = ((0, 2), (1, 4), (1, 3), (0, 5))
@@ -224,9 +225,10 @@ def _as_heads(view: View, rotary: _Rotary) -> View:
 
 def _halves(view: View, pairs: int, *, is_interleaved: bool) -> tuple[View, View]:
     """Return the first and the second entries of all pairs."""
+    last = len(view.shape) - 1
     if is_interleaved:
-        return view.part(3, 0, pairs, 2), view.part(3, 1, pairs, 2)
-    return view.part(3, 0, pairs), view.part(3, pairs, pairs)
+        return view.part(last, 0, pairs, 2), view.part(last, 1, pairs, 2)
+    return view.part(last, 0, pairs), view.part(last, pairs, pairs)
 
 
 def _pick_angles(
