@@ -109,7 +109,7 @@ tenths of the peak on Cascade Lake."""
 def _cost(window: Window, blocks: int, vectors: int, unit: VectorUnit) -> float:
     """Return half cycles of a tap of an input channel, over all positions and outputs."""
     tiling = Tiling.of(window.out, tile_rows(vectors, unit), 1)
-    return crowding(vectors, unit) * sum(
+    half_cycles: int = sum(
         (channels.end - channels.first)
         * (rows.end - rows.first)
         * (columns.end - columns.first)
@@ -118,6 +118,7 @@ def _cost(window: Window, blocks: int, vectors: int, unit: VectorUnit) -> float:
         for rows in tiling.rows.runs
         for columns in tiling.columns.runs
     )
+    return crowding(vectors, unit) * half_cycles
 
 
 def candidates(spec: Conv) -> Iterator[ConvSchedule]:

@@ -202,13 +202,14 @@ def _best_vectors(product: Gemm, lanes: int) -> int:
     total = -(-product.n // lanes)
 
     def cost(vectors: int) -> float:
-        return crowding(vectors, product.unit) * sum(
+        half_cycles: int = sum(
             (columns.end - columns.first)
             * (rows.end - rows.first)
             * step_cost(rows.size, columns.size)
             for columns in Split.of(total, vectors).runs
             for rows in Split.of(product.m, _most_rows(product, vectors)).runs
         )
+        return crowding(vectors, product.unit) * half_cycles
 
     is_copied = product.b_strides is not None and product.b_strides[-1] not in (0, 1)
     fitting = [
