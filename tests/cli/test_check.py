@@ -12,7 +12,6 @@ from intarsia.backends.onnxruntime import OnnxRuntimeBackend
 from intarsia.backends.registry import collect, load_backends
 from intarsia.cost import fingerprint
 from intarsia.errors import BackendError
-from intarsia.plan import identity
 from intarsia.plan.checking import CheckFinding, CheckReport, CheckVerdict
 from intarsia.settings import Settings
 
@@ -51,8 +50,8 @@ def test_no_file_is_bad_input(call, folder):
 def test_what_changed_is_named_and_does_not_matter(call, package, monkeypatch):
     real = fingerprint.this_machine()
     other = dataclasses.replace(real, cpu="Some other CPU")
-    monkeypatch.setattr(identity, "this_machine", lambda: other)
-    monkeypatch.setattr(identity, "version", lambda name: "99.0")
+    monkeypatch.setattr(fingerprint, "this_machine", lambda: other)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "99.0")
     answer = call("check", package, "--threads", 7)
     assert answer.code == 0
     assert "works here, but something has changed since it was compiled" in answer.out
