@@ -154,11 +154,13 @@ def locked_choice(setting: Setting, lock: Lock) -> PlanChoice:
 def fitted_choice(setting: Setting, regions: Sequence[Assigned]) -> PlanChoice | None:
     """Return the choice of a plan that was measured at other sizes; None if it cannot be had.
 
+    Targets have If, Loop and Scan whole in it.
+
     Args:
         setting: The model at these sizes, and the machine.
         regions: The plan, by names.
     """
-    calls = fit_calls(setting, regions)
+    calls = fit_calls(setting.whole, regions)
     return None if calls is None else PlanChoice(Policy.COLLAGE, calls)
 
 

@@ -332,6 +332,7 @@ def race_plans(
         OutOfTimeError: There is no time for it.
         BackendError: Nothing here can run the model.
     """
+    setting = setting.whole
     fitted = [fit_calls(setting, plan) for plan in plans]
     known = [
         PlanCandidate(str(index), calls) for index, calls in enumerate(fitted) if calls is not None
