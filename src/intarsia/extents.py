@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd, inf, prod
 from typing import Any, NoReturn, TypeAlias
@@ -33,12 +33,14 @@ class Symbol:
         low: The smallest size, inclusive.
         high: The largest size, inclusive; None if there is none.
         multiple: What every size is a multiple of.
+        is_late: Whether the data decides it: it is known when the step has run that finds it.
     """
 
     name: str
     low: int = 1
     high: int | None = None
     multiple: int = 1
+    is_late: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -389,6 +391,23 @@ def common_divisor(number: int, extent: Extent) -> int:
     return gcd(number, *(coefficient for _, coefficient in _terms(extent)))
 
 
+def nonempty(extent: Extent) -> Extent:
+    """Return an extent whose symbols are at least 1."""
+    if not isinstance(extent, Expression):
+        return extent
+
+    def raised(factor: Factor) -> Factor:
+        if isinstance(factor, Symbol):
+            return replace(factor, low=max(factor.low, 1))
+        dividend = nonempty(factor.dividend)
+        assert isinstance(dividend, Expression)
+        return Quotient(dividend, factor.divisor)
+
+    return extent_of(
+        {tuple(map(raised, factors)): coefficient for factors, coefficient in extent.terms}
+    )
+
+
 def evaluate(extent: Extent, sizes: Mapping[str, int]) -> int:
     """Return what an extent is for sizes, given by the symbols' names."""
     return extent.evaluate(sizes) if isinstance(extent, Expression) else extent
@@ -419,6 +438,28 @@ def to_data(expression: Expression) -> Data:
     ]
 
 
+def read_data(stored: Any) -> Any:
+    """Return a stored expression as `to_data` made it, from what JSON makes of it; an int stays."""
+    if not isinstance(stored, list):
+        return stored
+    return [
+        (
+            coefficient,
+            [one if isinstance(one, str) else (read_data(one[0]), one[1]) for one in factors],
+        )
+        for coefficient, factors in stored
+    ]
+
+
+def data_symbols(data: Data) -> frozenset[str]:
+    """Return the names of the symbols of a stored expression."""
+    names: set[str] = set()
+    for _, factors in data:
+        for factor in factors:
+            names |= {factor} if isinstance(factor, str) else data_symbols(factor[0])
+    return frozenset(names)
+
+
 def evaluate_data(data: Data, sizes: Mapping[str, int]) -> int:
     """Return what a stored expression is for sizes.
 
@@ -447,6 +488,11 @@ def free_symbols(extents: Iterable[Extent]) -> frozenset[Symbol]:
     """Return what some extents depend on."""
     parts = [extent.symbols for extent in extents if isinstance(extent, Expression)]
     return frozenset().union(*parts)
+
+
+def late_symbols(extents: Iterable[Extent]) -> frozenset[Symbol]:
+    """Return those on which some extents depend that the data decides."""
+    return frozenset(symbol for symbol in free_symbols(extents) if symbol.is_late)
 
 
 def parse_extent(text: str, symbols: Mapping[str, Symbol]) -> Extent:

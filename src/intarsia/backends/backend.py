@@ -165,6 +165,12 @@ class RegisteredBackend:
     returns then runs at all sizes as it is, with buffers of the shapes of a run, unless it has
     `at`. Without it such nodes are not offered to it."""
 
+    takes_late: bool = False
+    """Whether it takes nodes whose values have sizes that the data decides (`Value.extents`, with
+    `Value.shape` None) as it takes those with free dimensions: what `load` returns then has `at`,
+    which is given these sizes as soon as they are known, and is bound to dense tensors. Without it
+    such a value is one of unknown shape, which is handed over in a `ValueSlot`."""
+
     identity: Callable[[BuildContext], CodeIdentity] | None = None
     """Returns what decides beside the version which code a target runs: costs, accepted plans and
     kept programs are filed under it. It raises a `BackendError` if there is no such device."""

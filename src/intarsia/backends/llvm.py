@@ -9,25 +9,37 @@ in the artifact's constants as the kernels want them, shared by all contexts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
-from intarsia.arrays import Array
+from intarsia.arrays import Array, np_dtype
 from intarsia.backends.backend import ConfiguredBackend
 from intarsia.backends.borders import blocked_border
-from intarsia.backends.device import Buffer, Device, HostDevice, Step, ThreadOptions
+from intarsia.backends.device import (
+    Buffer,
+    Device,
+    HostDevice,
+    Step,
+    ThreadOptions,
+    ValueSlot,
+)
 from intarsia.backends.native import (
     CallRecord,
     CheckRecord,
+    FoundRecord,
     FreeRecord,
     argument_counts,
     call_records,
     check_records,
     damaged,
+    found_records,
     make_faults,
     native_artifact,
     native_groups,
@@ -54,6 +66,7 @@ from intarsia.backends.values import (
 )
 from intarsia.codegen.storage import StorageKind
 from intarsia.errors import BackendError
+from intarsia.graph.arena import aligned_bytes
 from intarsia.native.callpath import make_step
 from intarsia.native.machine import LoadedCode, NativeCpu, compile_assembly, driver, llvm_version
 from intarsia.native.native_target import (
@@ -109,6 +122,48 @@ class _Payload(msgspec.Struct, frozen=True):
     """The checks of indices, in the order of their calls."""
     free: FreeRecord | None = None
     """What depends on sizes that are known when it runs; None if nothing does."""
+    found: list[FoundRecord] = []
+    """The outputs whose sizes are found, in the order of their calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class _FoundSlot:
+    """An output whose size is found when it runs.
+
+    Attributes:
+        slot: Where it is handed over.
+        room: Memory for as many entries as there may be.
+        count: Where its size is left.
+        shape: Its extents; that of `axis` does not count.
+        axis: Which of them is found.
+    """
+
+    slot: ValueSlot
+    room: Array
+    count: Array
+    shape: tuple[int, ...]
+    axis: int
+
+    def fill(self) -> None:
+        """Put what is there into the slot; the next run writes over it."""
+        size = int(self.count[0])
+        shape = (*self.shape[: self.axis], size, *self.shape[self.axis + 1 :])
+        self.slot.value = self.room[: math.prod(shape)].reshape(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Memory for outputs, with what is put into slots after a run.
+
+    Attributes:
+        outputs: A buffer for each.
+        counts: The sizes that are found.
+        slots: The outputs that have one of these.
+    """
+
+    outputs: Sequence[Buffer]
+    counts: Array
+    slots: Sequence[_FoundSlot]
 
 
 class NativeExecutable:
@@ -148,10 +203,12 @@ class NativeExecutable:
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
     ) -> Step:
         """Return the call that runs the region on these arrays; it releases the lock of Python."""
-        faults = make_faults(self._payload)
-        calls, chunks = self._calls(inputs, outputs, scratch, faults)
-        keep_alive = (self, tuple(inputs), tuple(outputs), scratch, faults)
+        faults, found = make_faults(self._payload), self._found(outputs)
+        calls, chunks = self._calls(inputs, found.outputs, scratch, (faults, found.counts))
+        keep_alive = (self, tuple(inputs), found, scratch, faults)
         step = make_step(calls, keep_alive, self._pool, chunks, self._caches)
+        if found.slots:
+            return partial(self._run_and_tell, step, faults, faults.tobytes(), found)
         if self.never_fails:
             return step
         # Kernels return nothing; an index outside of its axis is left in memory.
@@ -164,13 +221,42 @@ class NativeExecutable:
 
         return checked
 
+    def _found(self, outputs: Sequence[Buffer]) -> _Found:
+        """Return memory for the outputs, that of those whose sizes are found among them."""
+        payload, buffers, slots = self._payload, list(outputs), []
+        counts = np.zeros(len(payload.found), np.int64)
+        room = {
+            index: nbytes for kind, index, nbytes in payload.storages if kind == StorageKind.OUTPUT
+        }
+        for number, record in enumerate(payload.found):
+            spec = self._artifact.outputs[record.output]
+            buffers[record.output] = aligned_bytes(room[record.output])
+            slots.append(
+                _FoundSlot(
+                    outputs[record.output],
+                    buffers[record.output].view(np_dtype(spec.dtype)),
+                    counts[number : number + 1],
+                    tuple(record.shape),
+                    record.axis,
+                )
+            )
+        return _Found(buffers, counts, slots)
+
+    def _run_and_tell(self, step: Step, faults: Array, clean: bytes, found: _Found) -> None:
+        """Run, and put what was found into its slots."""
+        step()
+        if faults.tobytes() != clean:
+            raise_fault(self._payload, faults, self._artifact.target)
+        for slot in found.slots:
+            slot.fill()
+
     def kernel_steps(
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
     ) -> list[tuple[KernelCall, Step]]:
         """Return the calls that `bind` runs, each by itself, in order."""
-        faults = make_faults(self._payload)
-        calls, chunks = self._calls(inputs, outputs, scratch, faults)
-        keep_alive = (self, tuple(inputs), tuple(outputs), scratch, faults)
+        faults, found = make_faults(self._payload), self._found(outputs)
+        calls, chunks = self._calls(inputs, found.outputs, scratch, (faults, found.counts))
+        keep_alive = (self, tuple(inputs), found, scratch, faults)
         names = [name for name, _ in self._payload.kernels]
         return [
             (
@@ -193,15 +279,25 @@ class NativeExecutable:
         inputs: Sequence[Buffer],
         outputs: Sequence[Buffer],
         scratch: Buffer | None,
-        faults: Array,
+        told: tuple[Array, Array],
     ) -> tuple[list[tuple[int, list[int], int]], list[int]]:
-        """Return each call's code, arguments and turns, and into how many chunks it is cut."""
+        """Return each call's code, arguments and turns, and into how many chunks it is cut.
+
+        Args:
+            inputs: Of the region.
+            outputs: Of the region.
+            scratch: Memory for what is in between.
+            told: Memory for faults, and for sizes that are found.
+        """
+        faults, counts = told
         bases = []
         for kind, index, _ in self._payload.storages:
             if kind == StorageKind.SCRATCH:
                 bases.append(scratch.ctypes.data + index if scratch is not None else 0)
             elif kind == StorageKind.FAULT:
                 bases.append(faults.ctypes.data + index)
+            elif kind == StorageKind.COUNT:
+                bases.append(counts.ctypes.data + index)
             elif kind == StorageKind.CONSTANT:
                 bases.append(self._artifact.constants[index].data.ctypes.data)
             else:
@@ -243,6 +339,7 @@ class LlvmBackend(ConfiguredBackend):
     name = "llvm"
     kinds = ("llvm",)
     takes_free = True
+    takes_late = True
     defects = native_defects("llvm")
 
     def version(self) -> str:
@@ -267,7 +364,7 @@ class LlvmBackend(ConfiguredBackend):
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
         """Return one rule: every operator that lowering knows."""
-        return (Rule("native", refuse_unknown),)
+        return (Rule("native", partial(refuse_unknown, takes_late=True)),)
 
     def yields(self, graph: Graph) -> str | None:
         """Let others run attention whose scores no cache holds and no pattern of ours finds.
@@ -373,6 +470,7 @@ class LlvmBackend(ConfiguredBackend):
             target.attrs.get("num-cores") or 0,
             check_records(program),
             free_record(program),
+            found_records(program),
         )
         about = {ABOUT: program.summary(), SCRATCH: str(program.scratch_bytes)}
         return native_artifact(

@@ -22,8 +22,9 @@ from intarsia.backends.index_checks import misfit, outside
 from intarsia.backends.values import Artifact, ArtifactConstant, FusedGroup, Refusal
 from intarsia.codegen.storage import StorageKind
 from intarsia.errors import PackageError, ReasonCode
-from intarsia.extents import typical
+from intarsia.extents import Expression, to_data, typical
 from intarsia.graph.arena import align_array
+from intarsia.graph.late_sizes import touched
 
 if TYPE_CHECKING:
     from intarsia.backends.values import BuildContext, Candidate
@@ -87,6 +88,22 @@ class CheckRecord(msgspec.Struct, frozen=True, array_like=True):
     extent: int
 
 
+class FoundRecord(msgspec.Struct, frozen=True, array_like=True):
+    """An output whose size a call finds.
+
+    Attributes:
+        output: Which output.
+        count: The storage of its size.
+        shape: Its extents, free ones as `intarsia.extents.to_data` writes them.
+        axis: Which of them is found.
+    """
+
+    output: int
+    count: int
+    shape: list[Any]
+    axis: int
+
+
 class FreeCall(msgspec.Struct, frozen=True, array_like=True):
     """What is free of a call: numbers in the table of extents, -1 for what is not.
 
@@ -143,6 +160,10 @@ class Calls(Protocol):
         """The checks of indices, in the order of their calls."""
 
     @property
+    def found(self) -> list[FoundRecord]:
+        """The outputs whose sizes are found, in the order of their calls."""
+
+    @property
     def free(self) -> FreeRecord | None:
         """What depends on sizes that are known when it runs; None if nothing does."""
 
@@ -182,6 +203,22 @@ def check_records(program: Program) -> list[CheckRecord]:
     return [
         CheckRecord(check.storage, check.node, check.indices, typical(check.extent))
         for check in program.checks
+    ]
+
+
+def found_records(program: Program) -> list[FoundRecord]:
+    """Return the outputs of a program whose sizes are found, for a payload."""
+    return [
+        FoundRecord(
+            one.output,
+            one.count,
+            [
+                0 if axis == one.axis else to_data(item) if isinstance(item, Expression) else item
+                for axis, item in enumerate(one.shape)
+            ],
+            one.axis,
+        )
+        for one in program.found
     ]
 
 
@@ -318,24 +355,40 @@ def problem_of(payload: Calls, sizes_by_kind: Mapping[str, Sequence[int]] | None
         payload: Of fixed sizes.
         sizes_by_kind: The bytes of inputs, outputs and constants; None if they are not known yet.
     """
-    faults = 0
+    faults = counts = 0
+    found = {one.output for one in payload.found}
     for kind, index, nbytes in payload.storages:
         if kind == StorageKind.SCRATCH:
             is_sound = 0 <= index <= index + nbytes <= payload.scratch_bytes
         elif kind == StorageKind.FAULT:
-            is_sound = index == faults and nbytes > 0 and not nbytes % _FAULT.itemsize
+            is_sound = index == faults and nbytes >= 0 and not nbytes % _FAULT.itemsize
             faults += nbytes
-        elif sizes_by_kind is None:
+        elif kind == StorageKind.COUNT:
+            is_sound = index == counts and nbytes == _FAULT.itemsize
+            counts += nbytes
+        elif sizes_by_kind is None or (kind == StorageKind.OUTPUT and index in found):
             is_sound = index >= 0 <= nbytes
         else:
             sizes = sizes_by_kind.get(kind, [])
             is_sound = 0 <= index < len(sizes) and sizes[index] == nbytes
         if not is_sound:
             return "a storage"
+    if not _is_found(payload):
+        return "an output whose size is found"
     held = [i for i, storage in enumerate(payload.storages) if storage[0] == StorageKind.FAULT]
     if held != [check.storage for check in payload.checks]:
         return "its checks"
     return next(filter(None, (_problem_of(call, payload) for call in payload.calls)), "")
+
+
+def _is_found(payload: Calls) -> bool:
+    """Tell whether each output whose size is found has a size of its own and one storage."""
+    kinds = [(kind, index) for kind, index, _ in payload.storages]
+    counts = [i for i, (kind, _) in enumerate(kinds) if kind == StorageKind.COUNT]
+    return counts == [one.count for one in payload.found] and all(
+        kinds.count((str(StorageKind.OUTPUT), one.output)) == 1 and 0 <= one.axis < len(one.shape)
+        for one in payload.found
+    )
 
 
 def _problem_of(call: CallRecord, payload: Calls) -> str:
@@ -376,13 +429,24 @@ def unpack_text(artifact: Artifact, code: bytes) -> str:
         raise damaged(artifact, str(error)) from error
 
 
-def refuse_unknown(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
-    """Refuse nodes that lowering does not take."""
+def refuse_unknown(
+    graph: Graph, context: BuildContext, *, takes_late: bool = False
+) -> Mapping[int, Refusal]:
+    """Refuse nodes that lowering does not take.
+
+    Args:
+        graph: Its nodes are asked for.
+        context: Names the target.
+        takes_late: Whether sizes that the data decides are given before code runs.
+    """
     from intarsia.codegen.lower.region import refuse_node
 
     refusals = {}
     for node in graph.nodes:
         problem = refuse_node(graph, node)
+        if problem is None and not takes_late and (sizes := touched(graph, node)):
+            names = ", ".join(sorted(symbol.name for symbol in sizes))
+            problem = "shape", f"the data decides sizes of {node.op_type}: {names}"
         if problem is not None:
             refusals[node.id] = refuse(node, context, _CODES[problem[0]], problem[1])
     return refusals

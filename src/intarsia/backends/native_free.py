@@ -63,7 +63,7 @@ def fix_sizes(payload: Payload, sizes: Mapping[str, int], target: str) -> Payloa
     assert free is not None
     try:
         values = [evaluate_data(item, sizes) for item in free.extents]
-        fixed = _fix(payload, free, values)
+        fixed = _fix(payload, free, values, sizes)
     except (KeyError, IndexError, ValueError, TypeError, ZeroDivisionError) as error:
         raise PackageError(
             f"the native code of {target} is damaged: its sizes: {error!r}"
@@ -74,7 +74,9 @@ def fix_sizes(payload: Payload, sizes: Mapping[str, int], target: str) -> Payloa
     return fixed
 
 
-def _fix(payload: Payload, free: FreeRecord, values: list[int]) -> Payload:
+def _fix(
+    payload: Payload, free: FreeRecord, values: list[int], sizes: Mapping[str, int]
+) -> Payload:
     def value(number: int, known: int) -> int:
         return known if number < 0 else values[number]
 
@@ -85,13 +87,13 @@ def _fix(payload: Payload, free: FreeRecord, values: list[int]) -> Payload:
     # In the order in which they are first used, which is not always that of the storages.
     lives = sorted((*life, i) for i, life in enumerate(free.lives) if life is not None)
     offsets, scratch_bytes = assign_offsets([(first, last, nbytes[i]) for first, last, i in lives])
-    places = {i: offset for (_, _, i), offset in zip(lives, offsets, strict=True)}
+    starts = {i: offset for (_, _, i), offset in zip(lives, offsets, strict=True)}
     storages, faults = [], 0
     if not lives:  # all scratch memory is of known sizes, and has its places
         scratch_bytes = payload.scratch_bytes
     for i, (kind, index, _) in enumerate(payload.storages):
         if kind == StorageKind.SCRATCH and lives:
-            storages.append((kind, places.get(i, 0), nbytes[i] if i in places else 0))
+            storages.append((kind, starts.get(i, 0), nbytes[i] if i in starts else 0))
         elif kind == StorageKind.FAULT:
             storages.append((kind, faults, nbytes[i]))
             faults += nbytes[i]
@@ -102,11 +104,14 @@ def _fix(payload: Payload, free: FreeRecord, values: list[int]) -> Payload:
         extent = value(item.extent, call.extent)
         # Operations grow with the turns; they only decide between one thread and several.
         share = extent / max(1, call.extent)
-        pairs = zip(call.arguments, item.offsets, strict=True)
+        places = [
+            (storage, value(number, known) if nbytes[storage] else 0)  # nothing has no inside
+            for (storage, known), number in zip(call.arguments, item.offsets, strict=True)
+        ]
         calls.append(
             msgspec.structs.replace(
                 call,
-                arguments=[(storage, value(number, known)) for (storage, known), number in pairs],
+                arguments=places,
                 extent=extent,
                 flop=int(call.flop * share),
                 nbytes=int(call.nbytes * share),
@@ -117,5 +122,12 @@ def _fix(payload: Payload, free: FreeRecord, values: list[int]) -> Payload:
         msgspec.structs.replace(check, extent=value(number, check.extent))
         for check, number in zip(payload.checks, free.checks, strict=True)
     ]
-    fields = {"storages": storages, "scratch_bytes": scratch_bytes, "calls": calls}
+    found = [
+        msgspec.structs.replace(
+            one,
+            shape=[n if isinstance(n, int) else evaluate_data(n, sizes) for n in one.shape],
+        )
+        for one in payload.found
+    ]
+    fields = {"storages": storages, "scratch_bytes": scratch_bytes, "calls": calls, "found": found}
     return msgspec.structs.replace(payload, **fields, checks=checks, free=None)  # type: ignore[type-var]

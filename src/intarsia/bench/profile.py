@@ -149,6 +149,7 @@ def profile_kernels(
         raise SettingError(f"{rounds} rounds cannot be timed", hint="time at least 1")
     context = executable.context()
     context.write_inputs([feeds[spec.name] for spec in executable.inputs])
+    context.run()  # sizes that the data decides are known then
     recorder = Recorder(context, by_kernel=True)
     recorder.run()
     whole: list[float] = []

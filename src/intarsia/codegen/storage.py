@@ -14,3 +14,4 @@ class StorageKind(StrEnum):
     CONSTANT = "constant"
     SCRATCH = "scratch"
     FAULT = "fault"
+    COUNT = "count"

@@ -65,7 +65,8 @@ class Value:
         is_tensor: False for sequences, optionals, maps and sparse tensors.
         ir: The value that it was made from; not to be changed.
         extents: In a graph with free dimensions, the dimensions for all sizes; `shape` has what
-            they are for nominal ones. None if they are those of `shape`.
+            they are for nominal ones. None if they are those of `shape`. Where the data decides one
+            of them, `shape` is None.
         entries: What a small vector or scalar of integers holds for all sizes, if that is known.
     """
 

@@ -5,7 +5,9 @@
 it computes with them (`Reshape`, `Concat`, `Slice`, windows, ...) is said here, a rule for each
 operator. Small tensors of integers that shapes consist of are followed entry by entry (`Shape`,
 `Gather`, `Concat`, arithmetic, paddings in pairs), so that what exporters write to compute a shape
-has an answer before anything runs. What has no answer is left out.
+has an answer before anything runs. Where the data decides an extent (`NonZero`, a `Slice` whose end
+is computed), the result gets a symbol of its own, which is known when the node has run. What has no
+answer is left out.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ Extents: TypeAlias = tuple[Extent, ...]
 
 _MOST_ENTRIES = 64
 """Most entries of a vector that is followed; shapes have a few."""
+_NO_ANSWER = (UndecidedError, IndexError, ValueError, TypeError, AttributeError, ArithmeticError)
+"""What rules raise where there is no answer, or the model is odd."""
 _INTEGERS = frozenset((ir.DataType.INT64, ir.DataType.INT32))
 
 
@@ -57,12 +61,14 @@ class FreeShapes:
         extents: The shape of each value that has an answer.
         entries: What small tensors of integers hold, row by row; of rank 0 it is one entry.
         problems: For each node without an answer, why.
+        late: The extents that the data decides, in the order in which they are found.
     """
 
     symbols: dict[str, Symbol] = field(default_factory=dict)
     extents: dict[ir.Value, Extents] = field(default_factory=dict)
     entries: dict[ir.Value, Extents] = field(default_factory=dict)
     problems: dict[ir.Node, str] = field(default_factory=dict)
+    late: list[Symbol] = field(default_factory=list)
 
 
 def name_free_dimensions(model: ir.Model) -> None:
@@ -88,12 +94,16 @@ def name_free_dimensions(model: ir.Model) -> None:
         value.shape = ir.Shape(dims)
 
 
-def infer_free_shapes(model: ir.Model, symbols: Mapping[str, Symbol] | None = None) -> FreeShapes:
+def infer_free_shapes(
+    model: ir.Model, symbols: Mapping[str, Symbol] | None = None, *, is_fixed: bool = False
+) -> FreeShapes:
     """Return the shapes of all values as far as they follow from those of the inputs.
 
     Args:
         model: Its nodes are in topological order; each input has a rank.
         symbols: Those that have bounds; other free dimensions are at least 1.
+        is_fixed: Whether the model has no free dimensions: what is not known of the shapes of its
+            inputs (it may be a body) is then found when it runs.
 
     Raises:
         ModelError: An input has no shape.
@@ -101,7 +111,7 @@ def infer_free_shapes(model: ir.Model, symbols: Mapping[str, Symbol] | None = No
     narrowed = dict(symbols or {})
     while True:
         try:
-            return _infer(model, narrowed)
+            return _infer(model, narrowed, is_fixed=is_fixed)
         except _BoundNeededError as error:  # each time a symbol's largest size gets smaller
             narrowed[error.symbol.name] = error.symbol
 
@@ -117,11 +127,15 @@ class _BoundNeededError(Exception):
         self.symbol = symbol
 
 
-def _infer(model: ir.Model, symbols: Mapping[str, Symbol]) -> FreeShapes:
+def _infer(model: ir.Model, symbols: Mapping[str, Symbol], *, is_fixed: bool) -> FreeShapes:
     shapes = FreeShapes(dict(symbols))
     for value in model.graph.inputs:
-        if value.const_value is None and isinstance(value.type, ir.TensorType | None):
+        if value.const_value is not None or not isinstance(value.type, ir.TensorType | None):
+            continue
+        if not is_fixed:
             shapes.extents[value] = _declared(value, shapes.symbols)
+        elif value.shape is not None:
+            shapes.extents[value] = found_extents(value, shapes)
     for value in model.graph.initializers.values():
         _read_constant(value, shapes)
     walk = _Inference(model, shapes)
@@ -146,6 +160,26 @@ def _declared(value: ir.Value, symbols: dict[str, Symbol]) -> Extents:
     for symbol in free_symbols(extents):
         symbols.setdefault(symbol.name, symbol)
     return tuple(extents)
+
+
+def found_extents(value: ir.Value, shapes: FreeShapes) -> Extents:
+    """Return the extents of a value of known rank; those that nothing says are found later."""
+    return tuple(
+        int(dim) if isinstance(dim, int) else _late(value, axis, shapes)
+        for axis, dim in enumerate(value.shape or ())
+    )
+
+
+def _late(
+    value: ir.Value | None, axis: int, shapes: FreeShapes, high: Extent | None = None
+) -> Expression:
+    """Return a new symbol for an extent that the data decides."""
+    name = f"{value.name if value is not None else ''}.{axis}"
+    while name in shapes.symbols or any(name == one.name for one in shapes.late):
+        name += "_"
+    symbol = Symbol(name, 0, high if isinstance(high, int) else None, is_late=True)
+    shapes.late.append(symbol)
+    return Expression.of(symbol)
 
 
 def _read_constant(value: ir.Value, shapes: FreeShapes) -> None:
@@ -216,6 +250,16 @@ class _Call:
             raise UndecidedError(f"input {position} is not the same for all sizes")
         return tuple(map(float, value.const_value.numpy().reshape(-1)))
 
+    def found(self, output: int, axis: int, high: Extent | None = None) -> Extent:
+        """Return the extent of a result that the data decides.
+
+        Args:
+            output: Which result.
+            axis: Of it.
+            high: The largest that it may be.
+        """
+        return _late(self.node.outputs[output], axis, self._shapes, high)
+
     def number(self, name: str, default: int) -> int:
         """Return an attribute."""
         return self.node.attributes.get_int(name, default)
@@ -241,34 +285,32 @@ class _Inference:
         """Say what is known of the results of a node."""
         call = _Call(node, self._shapes, self._model.opset_imports.get(node.domain, 1))
         is_main = node.domain in ("", "ai.onnx")
+        problem = ""
         try:
             rule = (SHAPES if is_main else CONTRIBUTED_SHAPES).get(node.op_type)
             rule = rule if is_main or is_contributed(node) else None
             results = rule(call) if rule is not None else self._ask_onnx(call)
-        except (UndecidedError, IndexError, ValueError, TypeError) as error:
-            self._shapes.problems[node] = str(error)
+        except (*_NO_ANSWER, onnx.defs.SchemaError) as error:
+            problem = str(error)
             results = [None] * len(node.outputs)
         for value, extents in zip(node.outputs, results, strict=False):
-            if extents is None:
-                self._adopt_static(value)
-            else:
+            if extents is not None:
                 self._shapes.extents[value] = tuple(extents)
+            elif value.shape is not None:
+                self._shapes.extents[value] = found_extents(value, self._shapes)
+            elif problem:
+                self._shapes.problems[node] = problem
         follow = ENTRIES.get(node.op_type) if is_main else None
         if follow is not None:
             try:
                 entries = follow(call)
-            except (UndecidedError, IndexError, ValueError, TypeError, ZeroDivisionError):
+            except _NO_ANSWER:
                 return
             extents = self._shapes.extents.get(node.outputs[0])
             if entries is None or extents is None or is_free(extents):
                 return
             if len(entries) == prod(extents) and len(entries) <= _MOST_ENTRIES:
                 self._shapes.entries[node.outputs[0]] = tuple(entries)
-
-    def _adopt_static(self, value: ir.Value) -> None:
-        """Take over a shape without symbols, which the inference of the whole model found."""
-        if value.shape is not None and value.shape.is_static():
-            self._shapes.extents[value] = value.shape.numpy()
 
     def _ask_onnx(self, call: _Call) -> list[Extents | None]:
         """Return what onnx makes of named dimensions, those that it leaves open as None."""
@@ -286,7 +328,7 @@ class _Inference:
                 data[value.name or ""] = ir.serde.serialize_tensor(value.const_value)
         if is_contributed(node):
             made = contributed_types(ir.serde.serialize_node(node), types)
-            return [self._read(made.get(value.name or "")) for value in node.outputs]
+            return [self._read(made.get(value.name or ""), value) for value in node.outputs]
         try:
             made = onnx.shape_inference.infer_node_outputs(
                 onnx.defs.get_schema(node.op_type, call.version, node.domain),
@@ -300,7 +342,7 @@ class _Inference:
             )
         except (onnx.shape_inference.InferenceError, RuntimeError) as error:
             raise UndecidedError(str(error)) from None
-        return [self._read(made.get(value.name or "")) for value in node.outputs]
+        return [self._read(made.get(value.name or ""), value) for value in node.outputs]
 
     def _type_of(self, value: ir.Value) -> onnx.TypeProto:
         if not isinstance(value.type, ir.TensorType):
@@ -319,17 +361,17 @@ class _Inference:
                     dim.dim_value = extent
         return info
 
-    def _read(self, info: onnx.TypeProto | None) -> Extents | None:
+    def _read(self, info: onnx.TypeProto | None, value: ir.Value) -> Extents | None:
         if info is None or not info.tensor_type.HasField("shape"):
             return None
         extents: list[Extent] = []
-        for dim in info.tensor_type.shape.dim:
+        for axis, dim in enumerate(info.tensor_type.shape.dim):
             if dim.HasField("dim_value"):
                 extents.append(dim.dim_value)
             elif dim.dim_param in self._texts:
                 extents.append(self._texts[dim.dim_param])
             else:
-                raise UndecidedError("onnx does not say all extents of the result")
+                extents.append(_late(value, axis, self._shapes))
         return tuple(extents)
 
 
@@ -365,14 +407,13 @@ def _flatten(call: _Call) -> list[Extents]:
 
 
 def _expand(call: _Call) -> list[Extents]:
-    return [broadcast(call.shape(0), call.entries(1))]
+    return [_broadcast(call, call.shape(0), call.entries(1))]
 
 
-def broadcast(*shapes: Extents) -> Extents:
+def _broadcast(call: _Call, *shapes: Extents) -> Extents:
     """Return what shapes are broadcast to (ONNX, "Broadcasting in ONNX").
 
-    Raises:
-        UndecidedError: It depends on the sizes.
+    An extent that is 1 at some sizes and not at others is found when the node has run.
     """
     rank = max(map(len, shapes))
     result: list[Extent] = []
@@ -380,8 +421,9 @@ def broadcast(*shapes: Extents) -> Extents:
         extents = {shape[axis] for shape in shapes if len(shape) >= -axis} - {1}
         if len(extents) > 1:
             _equal_as_multiples(extents)
-            raise UndecidedError(f"{' and '.join(sorted(map(str, extents)))} are broadcast")
-        result.append(extents.pop() if extents else 1)
+            result.append(call.found(0, axis + rank))
+        else:
+            result.append(extents.pop() if extents else 1)
     return tuple(result)
 
 
@@ -393,7 +435,7 @@ def _equal_as_multiples(extents: Collection[Extent]) -> None:
     Raises:
         _BoundNeededError: Its sizes may be others so far.
     """
-    for symbol in sorted(free_symbols(extents)):
+    for symbol in sorted(one for one in free_symbols(extents) if not one.is_late):
         multiple = 2 * symbol.multiple
         while multiple <= _MOST_HALVED:
             halved = replace(symbol, low=-(-symbol.low // multiple) * multiple, multiple=multiple)
@@ -408,7 +450,7 @@ _MOST_HALVED = 64
 
 
 def _elementwise(call: _Call) -> list[Extents]:
-    return [broadcast(*(call.shape(i) for i in range(len(call.node.inputs)) if call.has(i)))]
+    return [_broadcast(call, *(call.shape(i) for i in range(len(call.node.inputs)) if call.has(i)))]
 
 
 def _concat(call: _Call) -> list[Extents]:
@@ -491,6 +533,8 @@ def _bound(place: Expression, extent: int) -> None:
     if len(symbols) != 1 or symbols[0][1] != 1 or not isinstance(symbols[0][0], Symbol):
         return
     symbol = symbols[0][0]
+    if symbol.is_late:
+        return  # the data keeps to no bound
     rest = place - Expression.of(symbol)
     assert isinstance(rest, int)
     most = extent - rest
@@ -740,6 +784,38 @@ def _packed_attention(call: _Call) -> list[Extents]:
     return [(batch, length, width), present][: len(call.node.outputs)]
 
 
+def _nonzero(call: _Call) -> list[Extents]:
+    shape = call.shape(0)
+    return [(len(shape) or 1, call.found(0, 1, _product(shape)))]
+
+
+def _compress(call: _Call) -> list[Extents]:
+    shape = call.shape(0)
+    axis = call.node.attributes.get_int("axis", None)
+    if axis is None:
+        return [(call.found(0, 0, _product(shape)),)]
+    axis %= len(shape)
+    return [(*shape[:axis], call.found(0, axis, shape[axis]), *shape[axis + 1 :])]
+
+
+def _unique(call: _Call) -> list[Extents]:
+    shape = call.shape(0)
+    axis = call.node.attributes.get_int("axis", None)
+    every = _product(shape) if axis is None else shape[axis]
+    at = 0 if axis is None else axis % len(shape)
+    count = call.found(0, at, every)
+    result = (count,) if axis is None else (*shape[:at], count, *shape[at + 1 :])
+    return [result, (count,), (every,), (count,)][: len(call.node.outputs)]
+
+
+def _non_max_suppression(call: _Call) -> list[Extents]:
+    boxes, scores = call.shape(0), call.shape(1)
+    most: Extent = boxes[1]
+    if call.knows(2) and isinstance(call.entries(2)[0], int):
+        most = call.entries(2)[0] if not isinstance(most, int) else min(most, call.entries(2)[0])
+    return [(call.found(0, 0, boxes[0] * scores[1] * most), 3)]
+
+
 _BROADCAST = (
     "Add", "Sub", "Mul", "Div", "Pow", "Mod", "Equal", "Greater", "GreaterOrEqual", "Less",
     "LessOrEqual", "And", "Or", "Xor", "Where", "Min", "Max", "Sum", "Mean", "BitwiseAnd",
@@ -776,6 +852,10 @@ SHAPES: Mapping[str, Callable[[_Call], Sequence[Extents | None]]] = {
     "DepthToSpace": _depth_to_space,
     "SpaceToDepth": _space_to_depth,
     "Attention": _attention,
+    "NonZero": _nonzero,
+    "Compress": _compress,
+    "Unique": _unique,
+    "NonMaxSuppression": _non_max_suppression,
     **dict.fromkeys(_BROADCAST, _elementwise),
     **dict.fromkeys(_REDUCTIONS, _reduce),
 }

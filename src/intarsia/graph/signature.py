@@ -182,7 +182,8 @@ def structure_digest(graph: Graph) -> str:
     A model that was only trained further keeps it: of constants only dtypes and shapes count.
     """
     values = (
-        f"{value.name} {value.dtype} {value.extents or value.shape}" for value in graph.values
+        f"{value.name} {value.dtype} {value.shape and (value.extents or value.shape)}"
+        for value in graph.values
     )
     nodes = (
         f"{node.name} {node_signature(graph, node.id, content=False).digest.hex()} "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from intarsia.errors import InternalError, ModelError
-from intarsia.extents import evaluate_all, is_free
+from intarsia.extents import evaluate_all, is_free, late_symbols
 from intarsia.graph.graph import ABSENT, Graph, Node, Value
 from intarsia.graph.metadata import DEVICE_KEY, ORIGIN_KEY
 
@@ -30,8 +30,9 @@ def snapshot(
 
     Args:
         model: What `load` returned, or what passes made of it.
-        free: Of a model with free dimensions, its shapes for all sizes.
-        nominal: The sizes of its symbols for which `Value.shape` is.
+        free: The shapes of a model for all sizes, if it has free dimensions or sizes that the data
+            decides.
+        nominal: The sizes of its free dimensions for which `Value.shape` is.
 
     Raises:
         ModelError: A result would have a negative extent: inputs are too small for the model.
@@ -77,9 +78,14 @@ def _free(value: Value, free: FreeShapes | None, nominal: Mapping[str, int] | No
         return value
     extents, entries = free.extents.get(value.ir), free.entries.get(value.ir)
     if value.constant is None and extents is not None and value.is_tensor:
-        shape = evaluate_all(extents, nominal or {})
-        value = replace(value, shape=shape, extents=extents if is_free(extents) else None)
-    return value if entries is None else replace(value, entries=entries)
+        if late_symbols(extents):
+            value = replace(value, shape=None, extents=extents)
+        elif nominal is not None:
+            shape = evaluate_all(extents, nominal)
+            value = replace(value, shape=shape, extents=extents if is_free(extents) else None)
+    if entries is None or (nominal is None and not is_free(entries)):
+        return value
+    return replace(value, entries=entries)
 
 
 def _node(position: int, source: ir.Node, ids: dict[ir.Value, int], values: list[ir.Value]) -> Node:

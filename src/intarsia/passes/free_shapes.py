@@ -10,6 +10,7 @@ computed their shapes are no longer needed.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,6 +62,19 @@ def prepare_free(
     shapes = infer_free_shapes(prepared.model, known)
     graph = snapshot(prepared.model, shapes, nominal)
     return PreparedModel(graph, read_model_info(graph), prepared.rewrites), shapes
+
+
+def with_late_sizes(prepared: PreparedModel) -> PreparedModel:
+    """Return a prepared model without free dimensions with the sizes that the data decides.
+
+    Args:
+        prepared: Whose values of unknown size have no shape.
+    """
+    graph = prepared.graph
+    if all(value.shape is not None or not value.is_tensor for value in graph.values):
+        return prepared
+    shapes = infer_free_shapes(graph.model, is_fixed=True)
+    return replace(prepared, graph=snapshot(graph.model, shapes)) if shapes.late else prepared
 
 
 def write_shapes(model: ir.Model, shapes: FreeShapes) -> None:

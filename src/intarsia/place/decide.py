@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from intarsia.backends.calling import calling
 from intarsia.backends.values import Piece
 from intarsia.errors import IntarsiaError, InternalError
+from intarsia.graph.late_sizes import ends_regions
 from intarsia.place.assign import (
     Assignment,
     Policy,
@@ -285,7 +286,10 @@ def arrange(
         if entry.text == MERGE_REGIONS:
             if is_formed:
                 continue
-            pieces = merge_regions(graph, pieces, steps)
+            takers = {one.target for one in setting.capabilities if one.backend.takes_late}
+            sized = [node for node, choice in enumerate(choices) if choice in takers]
+            ends = ends_regions(graph, set(sized).difference(steps))
+            pieces = merge_regions(graph, pieces, steps, ends)
         else:
             context = pipeline.contexts[entry.target]
             with calling(entry.owner, context, f"in its pass {entry.name!r}"):
@@ -298,9 +302,19 @@ def arrange(
 
 
 def merge_regions(
-    graph: Graph, pieces: Sequence[Piece], steps: Collection[int] = ()
+    graph: Graph,
+    pieces: Sequence[Piece],
+    steps: Collection[int] = (),
+    ends: Collection[int] = (),
 ) -> list[Piece]:
-    """Return the fewest pieces with the same targets; some nodes stay alone."""
+    """Return the fewest pieces with the same targets.
+
+    Args:
+        graph: The nodes and their order.
+        pieces: What is merged.
+        steps: Nodes that stay alone.
+        ends: Nodes whose readers are in later pieces.
+    """
     targets = list(dict.fromkeys(piece.target for piece in pieces))
     choices = [0] * len(graph.nodes)
     for piece in pieces:
@@ -309,7 +323,7 @@ def merge_regions(
             if node in steps:  # a choice of its own merges with nothing
                 choices[node] = len(targets)
                 targets.append(piece.target)
-    return [Piece(targets[i], tuple(nodes)) for i, nodes in cut_regions(graph, choices)]
+    return [Piece(targets[i], tuple(nodes)) for i, nodes in cut_regions(graph, choices, ends)]
 
 
 def _pieces_problem(
@@ -333,7 +347,9 @@ def _pieces_problem(
     return "" if len(done) == len(graph.nodes) else "it left nodes out"
 
 
-def cut_regions(graph: Graph, choices: Sequence[int]) -> list[tuple[int, list[int]]]:
+def cut_regions(
+    graph: Graph, choices: Sequence[int], ends: Collection[int] = ()
+) -> list[tuple[int, list[int]]]:
     """Return regions in the order in which they run, as (choice, ascending node ids).
 
     Each region takes every node of its target whose inputs are there, so for two targets the
@@ -344,11 +360,13 @@ def cut_regions(graph: Graph, choices: Sequence[int]) -> list[tuple[int, list[in
     Args:
         graph: The nodes and their order.
         choices: By node id, the position of its target.
+        ends: Nodes whose readers are in later regions.
     """
     units, before, after = _units(graph)
+    last = frozenset(i for i, nodes in enumerate(units) if not frozenset(ends).isdisjoint(nodes))
     of_units = [choices[nodes[0]] for nodes in units]
     starts = sorted({choice for choice, those in zip(of_units, before, strict=True) if not those})
-    cuts = (_Cutter(of_units, before, after).cut(start) for start in starts)
+    cuts = (_Cutter(of_units, before, after, last).cut(start) for start in starts)
     return [
         (choice, sorted(node for unit in found for node in units[unit]))
         for choice, found in min(cuts, key=len, default=[])
@@ -379,8 +397,15 @@ def _units(graph: Graph) -> tuple[_Neighbours, _Neighbours, _Neighbours]:
 class _Cutter:
     """The state of one sweep over the units of a graph."""
 
-    def __init__(self, choices: Sequence[int], before: _Neighbours, after: _Neighbours) -> None:
+    def __init__(
+        self,
+        choices: Sequence[int],
+        before: _Neighbours,
+        after: _Neighbours,
+        last: Collection[int] = (),
+    ) -> None:
         self.successors = after
+        self.last = last
         self.choices = choices
         self.waiting = [len(those) for those in before]
         self.ready: dict[int, list[int]] = {choice: [] for choice in sorted(set(choices))}
@@ -410,6 +435,8 @@ class _Cutter:
         nodes = list(self.ready[choice])
         waiting: dict[int, int] = {}
         for node in nodes:  # grows while it is walked
+            if node in self.last:
+                continue
             for successor in self.successors[node]:
                 if self.choices[successor] == choice:
                     left = waiting.get(successor, self.waiting[successor]) - 1
@@ -420,8 +447,9 @@ class _Cutter:
 
     def take(self, choice: int, nodes: Sequence[int]) -> None:
         self.ready[choice] = []
+        taken = frozenset(nodes)
         for node in nodes:
             for successor in self.successors[node]:
                 self.waiting[successor] -= 1
-                if self.waiting[successor] == 0 and self.choices[successor] != choice:
+                if self.waiting[successor] == 0 and successor not in taken:
                     self.ready[self.choices[successor]].append(successor)

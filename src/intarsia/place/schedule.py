@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from intarsia.backends.calling import calling
 from intarsia.backends.values import Candidate
 from intarsia.errors import IntarsiaError, InternalError
-from intarsia.extents import to_data
+from intarsia.extents import Expression, Symbol, late_symbols, to_data
+from intarsia.graph.late_sizes import needed_by
 from intarsia.graph.per_graph import per_graph
 from intarsia.graph.region import Region
 from intarsia.graph.state import BLOCKS, PLAIN, blocked_shape, can_block
@@ -20,6 +21,7 @@ from intarsia.plan.placement import CONTROL_FLOW, NodePlacement, PlacedRegion, P
 from intarsia.plan.plan import (
     HOST,
     CopyStep,
+    LateSize,
     Plan,
     PlanStep,
     PlanTensor,
@@ -38,12 +40,22 @@ if TYPE_CHECKING:
     from intarsia.target.placed import MemoryDomain, VirtualDevice
 
 
+_SIZED = -1
+"""In the place of a memory: a tensor of the host whose size code is given before it runs."""
+
+
+def _is_late(value: Value) -> bool:
+    """Tell whether the data decides the size of a value, which has expressions for it."""
+    return value.extents is not None and value.shape is None and value.dtype != "string"
+
+
 @dataclass(slots=True)
 class _PlanWriter:
     """The tensors and steps of a plan that is being written.
 
     A value is copied to another memory domain at most once. Values that live in an arena share
-    its bytes when they are not needed at the same time.
+    its bytes when they are not needed at the same time. A value whose size the data decides is in a
+    slot, and in an arena as well for code that is given sizes before it runs.
 
     Attributes:
         graph: What the plan runs.
@@ -60,17 +72,27 @@ class _PlanWriter:
     tensor_of: dict[tuple[int, int], int] = field(default_factory=dict)
     home: dict[int, int] = field(default_factory=dict)
     extents: dict[int, tuple[int | Data, ...]] = field(default_factory=dict)
+    needed: set[Symbol] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         for value_id in self.graph.inputs:
             self.place(value_id, self.border(value_id), TensorStorage.INPUT)
 
-    def run(self, region: Region, device: int) -> None:
-        """Add the step that runs the next region, after the copies that it needs."""
-        inputs = tuple(self.at(value_id, device) for value_id in region.inputs)
-        outputs = tuple(self.define(value_id, device) for value_id in region.outputs)
+    def run(self, region: Region, device: int, *, is_sized: bool = False) -> None:
+        """Add the step that runs the next region, after the copies that it needs.
+
+        Args:
+            region: What runs.
+            device: Position of its memory.
+            is_sized: Whether its code is given the sizes that the data decides before it runs.
+        """
+        sizes = needed_by(self.graph, region.nodes) if is_sized else frozenset()
+        inputs = tuple(self.at(i, device, is_sized=is_sized) for i in region.inputs)
+        outputs = tuple(self.define(i, device, sizes) for i in region.outputs)
         position = sum(isinstance(step, RegionStep) for step in self.steps)
-        self.steps.append(RegionStep(position, inputs, outputs))
+        names = tuple(sorted(symbol.name for symbol in sizes))
+        self.steps.append(RegionStep(position, inputs, outputs, names))
+        self.needed |= sizes
 
     def finish(self, placement: Placement, devices: Sequence[str], rewrites: Sequence[str]) -> Plan:
         """Return the plan, when every region has its step.
@@ -94,13 +116,31 @@ class _PlanWriter:
             arena_bytes=arena_bytes,
             rewrites=tuple(rewrites),
             extents=self.extents,
+            late=tuple(self.late()),
         )
+
+    def late(self) -> Iterator[LateSize]:
+        """Yield the sizes that code is given while it runs, each with the slot that tells it."""
+        waiting = {Expression.of(symbol): symbol for symbol in self.needed}
+        for (value_id, device), position in self.tensor_of.items():
+            for axis, extent in enumerate(self.graph.values[value_id].extents or ()):
+                symbol = (
+                    None
+                    if device == _SIZED or isinstance(extent, int)
+                    else waiting.pop(extent, None)
+                )
+                if symbol is not None:
+                    yield LateSize(symbol.name, position, axis, symbol.high)
+        if waiting:
+            raise InternalError(f"nothing tells the size {', '.join(map(str, waiting))}")
 
     def border(self, value_id: int) -> int:
         """Return the memory in which an input is given or an output taken."""
         return self.borders.get(value_id, HOST)
 
-    def place(self, value_id: int, device: int, storage: TensorStorage) -> int:
+    def place(
+        self, value_id: int, device: int, storage: TensorStorage, *, is_sized: bool = False
+    ) -> int:
         value = self.graph.values[value_id]
         shape = value.shape if value.is_static else None
         layout = self.layouts.get(value_id, PLAIN)
@@ -110,16 +150,18 @@ class _PlanWriter:
             PlanTensor(value.name, value.dtype, shape, device, storage, layout=layout)
         )
         position = len(self.tensors) - 1
-        if value.extents is not None and shape is not None:
+        if value.extents is not None and (shape is not None or is_sized):
             self.extents[position] = tuple(
                 one if isinstance(one, int) else to_data(one) for one in value.extents
             )
-        self.tensor_of[value_id, device] = position
+        self.tensor_of[value_id, _SIZED if is_sized else device] = position
         self.home.setdefault(value_id, position)
         return position
 
-    def define(self, value_id: int, device: int) -> int:
+    def define(self, value_id: int, device: int, sizes: Collection[Symbol] = ()) -> int:
         value = self.graph.values[value_id]
+        if _is_late(value) and late_symbols(value.extents or ()) <= frozenset(sizes):
+            return self.place(value_id, device, TensorStorage.ARENA, is_sized=True)
         if not value.is_static or value.dtype == "string":
             storage = TensorStorage.SLOT
         elif device == self.border(value_id) and value_id in self.graph.output_set:
@@ -128,15 +170,19 @@ class _PlanWriter:
             storage = TensorStorage.ARENA
         return self.place(value_id, device, storage)
 
-    def at(self, value_id: int, device: int) -> int:
+    def at(self, value_id: int, device: int, *, is_sized: bool = False) -> int:
         """Return the tensor of a value in a domain, with a copy step if it is not there yet."""
-        present = self.tensor_of.get((value_id, device))
+        is_late = _is_late(self.graph.values[value_id])
+        is_sized = is_sized and is_late
+        present = self.tensor_of.get((value_id, _SIZED if is_sized else device))
         if present is not None:
             return present
         source = self.home[value_id]
         is_output = device == self.border(value_id) and value_id in self.graph.output_set
         storage = TensorStorage.OUTPUT if is_output else TensorStorage.ARENA
-        destination = self.place(value_id, device, storage)
+        if is_late:
+            storage = TensorStorage.ARENA if is_sized else TensorStorage.SLOT
+        destination = self.place(value_id, device, storage, is_sized=is_sized)
         nbytes = self.tensors[destination].spec.nbytes
         self.steps.append(CopyStep(source, destination, nbytes))
         return destination
@@ -220,7 +266,8 @@ def make_draft(setting: Setting, decision: Decision, *, is_frozen: bool = False)
         graph, layouts, {value: domains.index(domain) for value, domain in ends.items()}
     )
     for assigned in regions:
-        writer.run(assigned.region, domains.index(assigned.domain))
+        is_sized = assigned.capability.backend.takes_late and assigned.bodies is None
+        writer.run(assigned.region, domains.index(assigned.domain), is_sized=is_sized)
     assignment = decision.assignment
     placement = Placement(
         decision.policy.value,

@@ -336,6 +336,7 @@ class _Scene:
             annotations: That, for the whole model.
             prepare_all: Of a model with free dimensions, does all that `prepare` does.
         """
+        from intarsia.passes.free_shapes import with_late_sizes
         from intarsia.passes.prepare import prepare
 
         backends = self.machine.backends
@@ -345,6 +346,9 @@ class _Scene:
         said = annotations.of(loaded)
         if prepare_all is None:
             prepared = prepare(loaded, self.pipeline.before(passes))
+            # What is measured has known sizes, and so has exported code.
+            if self.request.is_here and self.request.placement != "collage":
+                prepared = with_late_sizes(prepared)
         else:
             prepared = prepare_all(loaded)
         self.tell("place", 0, 1)
@@ -443,7 +447,7 @@ def _ask(graph: Graph, backend: RegisteredBackend, context: BuildContext) -> Ans
             node.id: refuse(node, context, ReasonCode.UNAVAILABLE, missing.message, missing.hint)
             for node in graph.nodes
         }, {}
-    if not backend.takes_free and any(value.is_free for value in graph.values):
+    if not backend.takes_free and any(value.is_free and value.is_static for value in graph.values):
         return {
             node.id: refuse(
                 node,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from intarsia.backends.values import ABOUT, SCRATCH, Artifact
 from intarsia.plan.device_view import DeviceView, view_devices
 from intarsia.plan.placement import CONTROL_FLOW, Placement
-from intarsia.plan.plan import CopyStep, PassRun, Plan
+from intarsia.plan.plan import CopyStep, LateSize, PassRun, Plan, RegionStep
 from intarsia.plan.profile import Profile
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ class Explanation:
         free: One line on free dimensions and the sizes that this is for; empty if there are none.
         bodies: What runs where in If, Loop and Scan, where the plan runs them itself.
         by_sizes: Which plan is for which sizes of free dimensions, if that was measured.
+        late: A line for each size that is found while it runs and given to the code behind.
     """
 
     placement: Placement
@@ -117,6 +118,7 @@ class Explanation:
     free: str = ""
     bodies: tuple[BodyExplanation, ...] = ()
     by_sizes: PlansBySizes | None = None
+    late: tuple[str, ...] = ()
 
     def with_free(
         self,
@@ -159,6 +161,7 @@ class Explanation:
             self.summary,
             *([self.free] if self.free else []),
             *([str(self.by_sizes)] if self.by_sizes else []),
+            *self.late,
             *([self.tuning.summary] if self.tuning else []),
             *([self.shortfall] if self.shortfall else []),
             *self.placement.passed_over,
@@ -234,7 +237,21 @@ def explain_plan(
             BodyExplanation(body.region, body.name, inner, *_ran(profile, number))
             for number, (body, inner) in enumerate(zip(plan.bodies, bodies, strict=True))
         ),
+        late=tuple(_late_line(plan, size) for size in plan.late),
     )
+
+
+def _late_line(plan: Plan, size: LateSize) -> str:
+    """Say of a size that the data decides what finds it."""
+    makers = (
+        plan.placement.regions[step.region]
+        for step in plan.steps
+        if isinstance(step, RegionStep) and size.tensor in step.outputs
+    )
+    maker = next((f"when {one.operators} has run on {one.target}" for one in makers), "as an input")
+    bound = "" if size.high is None else f", at most {size.high}"
+    name = plan.tensors[size.tensor].name
+    return f"size {size.name}: dimension {size.axis} of {name!r}, found {maker}{bound}"
 
 
 def _count(number: int, singular: str, plural: str = "") -> str:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
 from intarsia.backends.values import TensorSpec
-from intarsia.extents import Data, evaluate_data
+from intarsia.extents import Data, data_symbols, evaluate_data
 from intarsia.graph.arena import assign_offsets
 from intarsia.graph.model_info import ModelInfo
 from intarsia.graph.state import PLAIN
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 2
 """Version of plans and packages; it rises when older readers could not read newer files."""
 
-READ_VERSIONS = (1, FORMAT_VERSION)
+LATE_VERSION = 3
+"""The version of those that have sizes that the data decides."""
+
+READ_VERSIONS = (1, FORMAT_VERSION, LATE_VERSION)
 """Versions that can be read; those of version 1 have one plan and no free dimensions."""
 
 HOST = 0
@@ -30,7 +33,10 @@ HOST = 0
 
 
 class TensorStorage(StrEnum):
-    """Where a tensor of a plan lives."""
+    """Where a tensor of a plan lives.
+
+    One whose size is only known while running is in a slot, and for native code in an arena.
+    """
 
     INPUT = "input"
     OUTPUT = "output"
@@ -76,16 +82,20 @@ class RegionStep:
         region: Position in `Plan.placement.regions`.
         inputs: Positions in `Plan.tensors`, in the order in which the region takes them.
         outputs: Likewise.
+        sizes: Names of the sizes that the data decides and its code is given before it runs.
     """
 
     region: int
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    sizes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CopyStep:
     """Copy one value to another memory domain; once per value and destination.
+
+    In the host's memory, a value whose size the data decides is copied between a slot and an arena.
 
     Attributes:
         source: Position in `Plan.tensors`.
@@ -99,6 +109,23 @@ class CopyStep:
 
 
 PlanStep: TypeAlias = RegionStep | CopyStep
+
+
+@dataclass(frozen=True, slots=True)
+class LateSize:
+    """A size that the data decides: known as soon as a tensor is there.
+
+    Attributes:
+        name: What expressions call it.
+        tensor: Position in `Plan.tensors`; in a slot.
+        axis: Which of its dimensions it is.
+        high: The largest that it may be; None if nothing is known.
+    """
+
+    name: str
+    tensor: int
+    axis: int
+    high: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +184,11 @@ class Plan:
         bodies: The plans of the bodies of operators that are steps of it.
         extents: By position in `tensors`, the dimensions of those that have free ones: the plan is
             for nominal sizes then, and `at` returns that for others. Expressions are as
-            `intarsia.extents.to_data` writes them.
+            `intarsia.extents.to_data` writes them. Tensors whose size the data decides have no
+            shape until `at` is given that too.
+        late: The sizes that the data decides and code is given, in the order in which they are
+            found.
+        sizes: Those that `at` was given, as far as expressions are left.
     """
 
     placement: Placement
@@ -174,11 +205,23 @@ class Plan:
     model: ModelInfo | None = None
     bodies: tuple[BodyPlan, ...] = ()
     extents: Mapping[int, tuple[int | Data, ...]] = field(default_factory=dict)
+    late: tuple[LateSize, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     def at(self, sizes: Mapping[str, int]) -> Plan:
-        """Return the plan for sizes of free dimensions, by name: other shapes, other offsets."""
+        """Return the plan for sizes of free dimensions, by name: other shapes, other offsets.
+
+        What depends on sizes that the data decides stays open until these are given too.
+        """
+        sizes = {**self.sizes, **sizes}
         tensors = list(self.tensors)
+        still_open = {}
+        unknown = {one.name for one in self.late} - sizes.keys()
         for position, extents in self.extents.items():
+            names = [data_symbols(one) for one in extents if not isinstance(one, int)]
+            if not unknown.isdisjoint(frozenset().union(*names)):
+                still_open[position] = extents
+                continue
             shape = [one if isinstance(one, int) else evaluate_data(one, sizes) for one in extents]
             tensors[position] = replace(tensors[position], shape=tuple(shape))
         steps = tuple(
@@ -188,7 +231,14 @@ class Plan:
             for step in self.steps
         )
         arenas = tuple(fill_arena(tensors, steps, i) for i in range(len(self.devices)))
-        return replace(self, tensors=tuple(tensors), steps=steps, arena_bytes=arenas, extents={})
+        return replace(
+            self,
+            tensors=tuple(tensors),
+            steps=steps,
+            arena_bytes=arenas,
+            extents=still_open,
+            sizes=sizes if unknown else {},
+        )
 
     @property
     def copies(self) -> tuple[CopyStep, ...]:
@@ -240,6 +290,16 @@ class Plan:
         )
 
 
+def needed_sizes(plan: Plan, step: PlanStep) -> frozenset[str]:
+    """Return the sizes that the data decides and that have to be known before a step is bound."""
+    if isinstance(step, RegionStep):
+        return frozenset(step.sizes)
+    ends = [plan.extents.get(i, ()) for i in (step.source, step.destination)]
+    data = [one for extents in ends for one in extents if not isinstance(one, int)]
+    late = {one.name for one in plan.late}
+    return frozenset(name for one in data for name in data_symbols(one) if name in late)
+
+
 def fill_arena(tensors: list[PlanTensor], steps: Sequence[PlanStep], device: int) -> int:
     """Give every arena tensor of a device its offset and return the arena's size, in bytes.
 
@@ -257,7 +317,8 @@ def fill_arena(tensors: list[PlanTensor], steps: Sequence[PlanStep], device: int
             used = (*step.inputs, *step.outputs)
         for position in used:
             tensor = tensors[position]
-            if tensor.device == device and tensor.storage is TensorStorage.ARENA:
+            is_placed = tensor.storage is TensorStorage.ARENA and tensor.shape is not None
+            if tensor.device == device and is_placed:
                 first.setdefault(position, when)
                 last[position] = when
     sizes = {position: tensors[position].spec.nbytes for position in first}

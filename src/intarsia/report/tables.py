@@ -173,6 +173,7 @@ def explanation_view(explanation: Explanation, *, complete: bool) -> RenderableT
     parts: list[RenderableType] = [
         Text(explanation.summary),
         *([Text(explanation.free)] if explanation.free else []),
+        *map(Text, explanation.late),
         *([Text(explanation.shortfall)] if explanation.shortfall else []),
         *map(Text, placement.passed_over),
         placement_table(placement, explanation.region_seconds),

@@ -19,6 +19,7 @@ import numpy as np
 from numpy import ndarray
 
 from intarsia.arrays import Array, np_dtype
+from intarsia.backends.artifact import fill
 from intarsia.backends.device import (
     Buffer,
     Device,
@@ -30,7 +31,7 @@ from intarsia.backends.device import (
     profiled,
     queue_of,
 )
-from intarsia.backends.values import KernelCall
+from intarsia.backends.values import KernelCall, TensorSpec
 from intarsia.errors import ExecutionError, InputError, IntarsiaError, InternalError
 from intarsia.graph.arena import aligned_bytes
 from intarsia.plan.plan import HOST, CopyStep, Plan, PlanStep, RegionStep, TensorStorage
@@ -53,11 +54,14 @@ class Context:
         executables: Sequence[Executable],
         devices: Sequence[Device],
         constants: Mapping[str, Array],
-        given: Mapping[int, Array | DeviceArray],
+        given: Mapping[int, Buffer | DeviceArray],
+        *,
+        is_part: bool = False,
     ) -> None:
         self.plan = plan
         self._opened = tuple(devices)
-        self._devices = tuple(map(own_queue, devices))
+        # Parts of one run share its queues.
+        self._devices = tuple(devices) if is_part else tuple(map(own_queue, devices))
         self._kept = (tuple(executables), self._devices)  # a context may outlive its program
         arenas = [
             _allocate(device, nbytes, "an arena", text) if nbytes else None
@@ -261,7 +265,7 @@ class Context:
         named = ((self.plan.tensors[i].name, self._arrays.get(i)) for i in self.plan.outputs)
         return {name: array for name, array in named if array is not None}
 
-    def _given_buffer(self, position: int, array: Array | DeviceArray) -> Buffer:
+    def _given_buffer(self, position: int, array: Buffer | DeviceArray) -> Buffer:
         """Return the buffer that code reads or writes in place of an array of the caller."""
         if not isinstance(array, DeviceArray):
             return array
@@ -297,6 +301,10 @@ class Context:
             return self._kept[0][step.region].bind(*self._bound_to(step))
         source, destination = plan.tensors[step.source], plan.tensors[step.destination]
         from_buffer, to_buffer = self._buffers[step.source], self._buffers[step.destination]
+        if isinstance(to_buffer, ValueSlot):
+            return partial(_put, from_buffer, to_buffer)
+        if isinstance(from_buffer, ValueSlot):
+            return partial(_take, from_buffer, to_buffer, destination.spec)
         side = queued_side(plan, step, self._queued_positions())
         queued = None if side is None else queue_of(self._devices[side])
         if queued is not None:
@@ -397,6 +405,16 @@ class Context:
         )
 
 
+def _put(source: Array, slot: ValueSlot) -> None:
+    """Put a copy of an array into a slot: its memory is used again."""
+    slot.value = source.copy()
+
+
+def _take(slot: ValueSlot, destination: Array, spec: TensorSpec) -> None:
+    """Copy what is in a slot to where code reads it."""
+    fill(destination, slot.value, spec, "")
+
+
 def _waiting(step: Step, device: QueuedDevice) -> Step:
     def run() -> None:
         step()
@@ -408,9 +426,10 @@ def _waiting(step: Step, device: QueuedDevice) -> Step:
 def scratch_sizes(plan: Plan, of_regions: Sequence[int]) -> list[int]:
     """Return the bytes of scratch memory on each device, given those of each region."""
     sizes = [0] * len(plan.devices)
-    for region, nbytes in zip(plan.placement.regions, of_regions, strict=True):
-        device = plan.devices.index(region.device)
-        sizes[device] = max(sizes[device], nbytes)
+    for step in plan.steps:
+        if isinstance(step, RegionStep):
+            device = plan.devices.index(plan.placement.regions[step.region].device)
+            sizes[device] = max(sizes[device], of_regions[step.region])
     return sizes
 
 

@@ -16,10 +16,11 @@ from intarsia.backends.device import Device, Executable, Resizable, Step
 from intarsia.backends.values import Artifact, TensorSpec
 from intarsia.errors import InputError
 from intarsia.graph.model_info import ModelInfo
-from intarsia.plan.plan import HOST, Plan, PlanTensor, TensorStorage
+from intarsia.plan.plan import HOST, Plan, PlanTensor, RegionStep, TensorStorage
 from intarsia.runtime.context import Context
 from intarsia.runtime.device_array import DeviceArray, check_device_array
 from intarsia.runtime.feeds import check_array, check_feeds
+from intarsia.runtime.stages import Stage, StagedContext, split_stages
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,9 +105,14 @@ class PlanExecutable:
         Args:
             sizes: By free dimension.
         """
+        late = {
+            step.region for step in self.plan.steps if isinstance(step, RegionStep) and step.sizes
+        }
         executables = [
-            executable.at(sizes) if isinstance(executable, Resizable) else executable
-            for executable in self._executables
+            executable.at(sizes)
+            if isinstance(executable, Resizable) and number not in late
+            else executable
+            for number, executable in enumerate(self._executables)
         ]
         plan = self.plan.at(sizes)
         return PlanExecutable(plan, self.artifacts, executables, self._devices, self.constants)
@@ -160,8 +166,8 @@ class PlanExecutable:
             raise InputError(f"{runs} runs cannot be timed", hint="time at least 1")
         context = self.context()
         context.write_inputs(check_feeds(self.inputs, feeds))
+        context.run()  # sizes that the data decides are known then
         recorder = Recorder(context)
-        recorder.run()
         return make_profile(self.plan, [recorder.run() for _ in range(runs)])
 
     def save(self, path: str | Path) -> None:
@@ -401,7 +407,15 @@ class PlanExecutable:
                 check = _check_writeable if storage is TensorStorage.OUTPUT else _check_in_place
                 by_position[specs[name]] = check(tensor.spec, array)
         _refuse_overlap([(self.plan.tensors[i], array) for i, array in by_position.items()])
-        return Context(self.plan, self._executables, self._devices, self.constants, by_position)
+        parts = (self._executables, self._devices, self.constants, by_position)
+        if self._stages:
+            return StagedContext(self.plan, self._stages, *parts)
+        return Context(self.plan, *parts)
+
+    @cached_property
+    def _stages(self) -> tuple[Stage, ...]:
+        """The parts of the plan between which sizes are found; none if that is never."""
+        return split_stages(self.plan) if self.plan.late else ()
 
     def _check_device(self, tensor: PlanTensor, array: Array | DeviceArray) -> DeviceArray:
         text = self.plan.devices[tensor.device]

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package: a zip with a JSON manifest and blobs, self-contained and opened as plain data.
 
-Format 2. `manifest.json` holds the plan, the artifacts' facts and a digest for every chunk of
-every blob; blobs are stored uncompressed at multiples of 4096 bytes, so that they are used where
-they are mapped, and constants are stored once for all regions. No pickle, no code, no path that
-leaves the package. A digest finds corruption; it is not a signature.
+Format 2, or 3 if a plan has sizes that the data decides. `manifest.json` holds the plan, the
+artifacts' facts and a digest for every chunk of every blob; blobs are stored uncompressed at
+multiples of 4096 bytes, so that they are used where they are mapped, and constants are stored once
+for all regions. No pickle, no code, no path that leaves the package. A digest finds corruption; it
+is not a signature.
 
 A model with free dimensions is kept itself, and has a plan for each sizes that were compiled.
 Format 1 had neither, and is read as what it is.
@@ -30,6 +31,7 @@ import numpy as np
 from intarsia.arrays import Array, np_dtype
 from intarsia.backends.values import Artifact, ArtifactConstant, TensorSpec
 from intarsia.errors import InputError, PackageError
+from intarsia.extents import read_data
 from intarsia.files import whole_file
 from intarsia.graph.free_sizes import (
     FreeSignature,
@@ -43,9 +45,11 @@ from intarsia.plan.identity import Identity
 from intarsia.plan.placement import CONTROL_FLOW, Placement
 from intarsia.plan.plan import (
     FORMAT_VERSION,
+    LATE_VERSION,
     READ_VERSIONS,
     BodyPlan,
     CopyStep,
+    LateSize,
     PassRun,
     Plan,
     PlanTensor,
@@ -151,6 +155,7 @@ class PlanRecord(msgspec.Struct, frozen=True):
     world: Identity | None = None
     model: ModelInfo | None = None
     extents: dict[int, tuple[Any, ...]] = {}
+    late: tuple[LateSize, ...] = ()
 
 
 class ProgramRecord(msgspec.Struct, frozen=True):
@@ -359,13 +364,19 @@ def _program_record(
     return ProgramRecord(_plan_record(executable.plan), artifacts, constants, bodies)
 
 
+def _is_late(program: ProgramRecord) -> bool:
+    """Tell whether a program, or a body in it, finds sizes while it runs."""
+    return bool(program.plan.late) or any(_is_late(body.program) for body in program.bodies)
+
+
 def _write(
     path: str | Path, table: _BlobTable, program: ProgramRecord, free: FreeSizesRecord | None = None
 ) -> None:
     from importlib.metadata import version
 
+    programs = (program, *(() if free is None else free.programs))
     manifest = Manifest(
-        FORMAT_VERSION,
+        LATE_VERSION if any(map(_is_late, programs)) else FORMAT_VERSION,
         version("intarsia"),
         program.plan,
         program.artifacts,
@@ -734,6 +745,7 @@ def _plan_record(plan: Plan) -> PlanRecord:
         plan.identity,
         plan.model,
         dict(plan.extents),
+        plan.late,
     )
 
 
@@ -766,7 +778,8 @@ def _plan(record: PlanRecord) -> Plan:
         _tuning(record.tuning),
         record.world,
         record.model,
-        extents=record.extents,
+        extents={i: tuple(map(read_data, one)) for i, one in record.extents.items()},
+        late=record.late,
     )
 
 

@@ -15,7 +15,15 @@ from intarsia.graph.arena import ALIGNMENT
 from intarsia.graph.state import BLOCKS, PLAIN
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
 from intarsia.plan.placement import CONTROL_FLOW
-from intarsia.plan.plan import HOST, CopyStep, Plan, PlanTensor, RegionStep, TensorStorage
+from intarsia.plan.plan import (
+    HOST,
+    CopyStep,
+    Plan,
+    PlanTensor,
+    RegionStep,
+    TensorStorage,
+    needed_sizes,
+)
 
 _BLOCKED_RANK = 5
 
@@ -39,6 +47,7 @@ def verify_plan(plan: Plan, artifacts: Sequence[Artifact], constants: Mapping[st
         or _borders_problem(plan)
         or _steps_problem(plan, artifacts)
         or _bodies_problem(plan, artifacts)
+        or _late_problem(plan)
     )
     if problem:
         raise ValueError(problem)
@@ -64,7 +73,7 @@ def _regions_problem(plan: Plan, artifacts: Sequence[Artifact]) -> str:
 
 
 def _tensors_problem(plan: Plan, constants: Mapping[str, Array]) -> str:
-    for tensor in plan.tensors:
+    for position, tensor in enumerate(plan.tensors):
         if not 0 <= tensor.device < len(plan.devices):
             return f"tensor {tensor.name!r} is on no device"
         is_movable = tensor.storage in (
@@ -77,6 +86,9 @@ def _tensors_problem(plan: Plan, constants: Mapping[str, Array]) -> str:
         if tensor.layout != PLAIN and not _is_blocked(tensor):
             return f"tensor {tensor.name!r} cannot be in the layout {tensor.layout!r}"
         if tensor.shape is None:
+            is_late = tensor.storage is TensorStorage.ARENA and tensor.device == HOST
+            if is_late and position in plan.extents and _is_dtype(tensor.dtype):
+                continue
             if tensor.storage not in (TensorStorage.SLOT, TensorStorage.INPUT):
                 return f"tensor {tensor.name!r} has no shape"
         elif min(tensor.shape, default=0) < 0 or not _is_dtype(tensor.dtype):
@@ -170,6 +182,9 @@ def _copy_problem(plan: Plan, step: CopyStep) -> str:
     types = [(end.dtype, end.shape, end.layout) for end in (source, destination)]
     if types[0] != types[1]:
         return f"the copy of {source.name!r} changes its type"
+    is_host = source.device == destination.device == HOST
+    if source.shape is None and is_host and source.dtype != "string":  # between slot and arena
+        return ""
     if source.shape is None or source.dtype == "string":
         return f"{source.name!r} is copied, and is not a dense tensor"
     return ""
@@ -186,6 +201,24 @@ def _run_problem(plan: Plan, step: RegionStep, artifacts: Sequence[Artifact]) ->
         return f"region {step.region} is bound to tensors that do not fit"
     if any(plan.devices[item.device] != region.device for item in (*inputs, *outputs)):
         return f"region {step.region} is bound to tensors of another device"
+    return ""
+
+
+def _late_problem(plan: Plan) -> str:
+    """Return what does not fit of the sizes that the data decides."""
+    names = [one.name for one in plan.late]
+    if len(set(names)) < len(names) or any(one.axis < 0 for one in plan.late):
+        return "a size is found twice, or nowhere"
+    if not set(names) <= {one.name for one in plan.late if 0 <= one.tensor < len(plan.tensors)}:
+        return "a size is that of a tensor that does not exist"
+    written = {i for i in plan.inputs if plan.tensors[i].shape is None}
+    for step in plan.steps:
+        found = {one.name for one in plan.late if one.tensor in written}
+        if not needed_sizes(plan, step) <= found:
+            return "a step needs a size that is not found yet"
+        written.update(
+            i for i in _traffic(step)[1] if plan.tensors[i].storage is TensorStorage.SLOT
+        )
     return ""
 
 

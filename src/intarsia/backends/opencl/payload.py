@@ -12,6 +12,7 @@ import msgspec
 from intarsia.backends.native import (
     CallRecord,
     CheckRecord,
+    FoundRecord,
     argument_counts,
     call_records,
     check_records,
@@ -61,6 +62,8 @@ class Payload(msgspec.Struct, frozen=True):
     scratch_bytes: int
     counts: list[int]
     checks: list[CheckRecord] = []
+    found: list[FoundRecord] = []
+    """Empty, as sizes are not found here."""
     free: None = None
     """It takes known sizes only."""
 

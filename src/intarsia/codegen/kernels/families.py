@@ -18,6 +18,7 @@ from intarsia.codegen.kernels import (
     attention,
     bounds,
     cache,
+    compaction,
     conv,
     conv_plain,
     depthwise,
@@ -39,6 +40,7 @@ from intarsia.codegen.kernels import (
     scatter,
     sizes,
     steering,
+    suppression,
     top_k,
     winograd,
 )
@@ -119,6 +121,7 @@ FAMILIES: tuple[KernelFamily, ...] = (
     attention,
     bounds,
     cache,
+    compaction,
     elementwise,
     entry_tables,
     fill,
@@ -135,6 +138,7 @@ FAMILIES: tuple[KernelFamily, ...] = (
     scatter,
     sizes,
     steering,
+    suppression,
     top_k,
 )
 

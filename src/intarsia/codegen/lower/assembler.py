@@ -29,6 +29,7 @@ from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.program import (
     Argument,
     Call,
+    FoundOutput,
     IndexCheck,
     MemoryBlock,
     Program,
@@ -41,7 +42,7 @@ from intarsia.codegen.scalar_ops.narrow import storage_of
 from intarsia.codegen.storage import StorageKind
 from intarsia.codegen.unit import VectorUnit, WinogradMode
 from intarsia.codegen.verifier import verify
-from intarsia.extents import Expression, Size, typical
+from intarsia.extents import Expression, Size, UndecidedError, is_free, typical
 from intarsia.graph.extract import constant_array
 from intarsia.graph.graph import Graph, Node, Value
 from intarsia.graph.ops import node_flop
@@ -130,6 +131,7 @@ class Assembler:
     _storages: list[MemoryBlock] = field(default_factory=list)
     _calls: list[Call] = field(default_factory=list)
     _checks: list[IndexCheck] = field(default_factory=list)
+    _found: list[FoundOutput] = field(default_factory=list)
     _kernels: list[Function] = field(default_factory=list)
     _by_spec: dict[tuple[Hashable, int | None], tuple[int, _FreeArguments]] = field(
         default_factory=dict
@@ -254,6 +256,32 @@ class Assembler:
         index, block = self.region.outputs.index(value_id), self.outputs.get(value_id, 0)
         return self._border_view(StorageKind.OUTPUT, index, self.graph.values[value_id], block)
 
+    def found(self, value_id: int, entries: Size, axis: int) -> tuple[View, View]:
+        """Return where a value whose size the data decides is to be written, and its size.
+
+        Args:
+            value_id: Of the value.
+            entries: Most that it has.
+            axis: Which of its extents is found.
+
+        Returns:
+            Memory for so many entries, without gaps; and for one int64.
+        """
+        value = self.graph.values[value_id]
+        dtype = storage_of(value.dtype)
+        item_bytes, word = np.dtype(dtype).itemsize, np.dtype(INT64.dtype).itemsize
+        assert value.shape is not None
+        if value_id not in self.region.outputs:  # nobody reads it
+            return self.scratch(dtype, (entries,)), self.scratch(INT64.dtype, (1,))
+        count = self._storage(StorageKind.COUNT, word * len(self._found), word)
+        size = View(count, INT64.dtype, (1,), (1,), align=word)
+        output = self.region.outputs.index(value_id)
+        storage = self._storage(StorageKind.OUTPUT, output, entries * item_bytes)
+        view = View(storage, dtype, (entries,), (1,), align=item_bytes)
+        self._forms[value_id] = [_Form(view)]
+        self._found.append(FoundOutput(output, count, value.shape, axis))
+        return view, size
+
     def lies_at(self, value_id: int, view: View) -> bool:
         """Tell whether a value was written there."""
         return any(form.view == view for form in self._forms.get(value_id, ()))
@@ -306,9 +334,15 @@ class Assembler:
     def copy(
         self, source: View, destination: View, nodes: Sequence[str] = (), note: str = ""
     ) -> None:
-        """Append a kernel that copies, whatever the layouts are."""
+        """Append a kernel that copies, whatever the layouts are.
+
+        Raises:
+            UndecidedError: Whether both have one shape depends on the sizes.
+        """
         if 0 in source.shape:
             return
+        if source.shape != destination.shape and is_free((*source.shape, *destination.shape)):
+            raise UndecidedError(f"whether {source.shape} is {destination.shape} is not known")
         ragged = None
         old, new = source, destination
         if source.block != destination.block:
@@ -568,7 +602,8 @@ class Assembler:
         )
         storages, size = place_scratch(self._storages, calls)
         checks = tuple(self._checks)
-        return Program(tuple(self._kernels), calls, storages, self.constants, size, checks)
+        found = tuple(self._found)
+        return Program(tuple(self._kernels), calls, storages, self.constants, size, checks, found)
 
 
 def _shapes(function: Function, arguments: Sequence[View]) -> str:

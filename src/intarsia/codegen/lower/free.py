@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from intarsia.extents import Size, UndecidedError, is_free
+from intarsia.extents import Size, UndecidedError, is_free, nonempty, typical
 from intarsia.graph.per_graph import per_graph
 from intarsia.graph.region import Region
 
@@ -20,9 +20,32 @@ if TYPE_CHECKING:
 
 @per_graph
 def with_extents(graph: Graph) -> Graph:
-    """Return the graph whose values have their extents as shapes."""
+    """Return the graph whose values have their extents as shapes.
+
+    Kernels may take every extent to be at least 1 when they choose how to run: what is decided so
+    is right where there is nothing too, as loops do not turn then.
+    """
     values = (
-        value if value.extents is None else _with_shape(value, value.extents)
+        value if value.extents is None else _with_shape(value, tuple(map(nonempty, value.extents)))
+        for value in map(_with_entries, graph.values)
+    )
+    return replace(graph, values=tuple(values), viewed=None)
+
+
+def _with_entries(value: Value) -> Value:
+    if not has_free_entries(value):
+        return value
+    assert value.entries is not None
+    return replace(value, entries=tuple(map(nonempty, value.entries)))
+
+
+@per_graph
+def with_sizes(graph: Graph) -> Graph:
+    """Return the graph whose values have shapes also where the data decides them: likely ones."""
+    values = (
+        _with_shape(value, tuple(map(typical, value.extents)))
+        if value.extents is not None and value.shape is None
+        else value
         for value in graph.values
     )
     return replace(graph, values=tuple(values), viewed=None)

@@ -16,6 +16,7 @@ from intarsia.codegen.lower import (
     contraction,
     convolution,
     embedding,
+    found,
     group_query,
     indices,
     movement,
@@ -37,6 +38,7 @@ from intarsia.codegen.scalar_ops.narrow import WITH_NARROW
 from intarsia.codegen.scalar_ops.operator import ANY, BOOL, WIDE
 from intarsia.codegen.unit import VectorUnit
 from intarsia.errors import InternalError
+from intarsia.graph.late_sizes import finders
 from intarsia.graph.ops import ViewKind, names_of
 
 
@@ -58,6 +60,7 @@ class Operator:
         refuse: Says why a node is not taken, or nothing; shapes and dtypes are known by then.
         wish: Says which layouts it wants.
         has_epilogue: Whether elementwise operators may join it.
+        finds_size: Whether it finds the size of its result, which the data decides.
     """
 
     lower: Callable[[Assembler, KernelGroup], None]
@@ -65,6 +68,7 @@ class Operator:
     refuse: Callable[[Operation], str | None] = _takes
     wish: Callable[[Operation, VectorUnit], Wish] = _plain
     has_epilogue: bool = False
+    finds_size: bool = False
 
 
 def _follow(operation: Operation, _unit: VectorUnit) -> Wish:
@@ -120,6 +124,8 @@ def refuse_operation(operation: Operation) -> tuple[str, str] | None:
     for value in (*operation.inputs[:1], *operation.outputs):
         if value.dtype not in entry.dtypes:
             return "dtype", f"{node.op_type} of {value.dtype} has no native code"
+    if not entry.finds_size and finders(operation.graph).get(node.id):
+        return "shape", f"the data decides the size of what {node.op_type} makes"
     problem = entry.refuse(operation)
     return None if problem is None else ("op", problem)
 
@@ -181,6 +187,7 @@ OPERATORS: dict[str, Operator] = {
     "AffineGrid": Operator(sampling.lower_affine_grid, _REAL, sampling.refuse_affine_grid),
     "AveragePool": _POOL,
     "CenterCropPad": Operator(movement.lower_pad, ANY, wish=movement.wish_pad),
+    "Compress": Operator(found.lower_compress, WITH_NARROW, found.refuse_compress, finds_size=True),
     "Concat": Operator(movement.lower_concat, WITH_NARROW, wish=_follow),
     "Conv": Operator(
         convolution.lower_conv,
@@ -234,6 +241,15 @@ OPERATORS: dict[str, Operator] = {
         has_epilogue=True,
     ),
     "MeanVarianceNormalization": _normalization(reductions.lower_mean_variance),
+    "NonMaxSuppression": Operator(
+        found.lower_suppression,
+        frozenset(("float32", "int64")),
+        found.refuse_suppression,
+        finds_size=True,
+    ),
+    "NonZero": Operator(
+        found.lower_nonzero, ANY - frozenset(("float16",)), found.refuse_found, finds_size=True
+    ),
     "OneHot": Operator(indices.lower_one_hot, WITH_NARROW, indices.refuse_one_hot),
     "Pad": Operator(movement.lower_pad, ANY, movement.refuse_pad, movement.wish_pad),
     "RMSNormalization": _ROWS,

@@ -19,7 +19,7 @@ from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import ANCHOR, Recipe, Source, fuse, over
 from intarsia.codegen.lower.views import View
-from intarsia.extents import is_free
+from intarsia.extents import Expression, UndecidedError, is_free
 from intarsia.graph.extract import constant_array
 from intarsia.graph.graph import Value
 
@@ -60,6 +60,8 @@ def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
         weights = operation.array(1).transpose(b_order)
         weights = weights if alpha == 1 else (weights * alpha).astype(dtype)
         weights = weights[:, None] if is_column else weights
+        if isinstance(k, Expression):
+            raise UndecidedError(f"whether {k} is {weights.shape[-2]} depends on the sizes")
         spec = replace(spec, b=Panels(dtype, weights.shape[:-2]))
         is_plain = alpha == 1 and b_order == tuple(range(len(b_order)))
         order = "" if is_plain else f"{'x'.join(map(str, b_order))}/{alpha}/"

@@ -28,7 +28,7 @@ class MemoryBlock:
 
     Attributes:
         kind: Whose it is.
-        index: Which input, output or constant; of scratch and faults, the offset in bytes.
+        index: Which input, output or constant; of scratch, faults and counts, the offset in bytes.
         nbytes: Its size.
         life: Of scratch in a program of free sizes, the first and the last call that use it: its
             offset is found when the sizes are known.
@@ -97,6 +97,23 @@ class IndexCheck:
 
 
 @dataclass(frozen=True, slots=True)
+class FoundOutput:
+    """An output whose size a call finds; its storage has room for as much as there may be.
+
+    Attributes:
+        output: Which output of the region.
+        count: Number of the storage of the size, int64[1].
+        shape: Its extents; that of `axis` does not count.
+        axis: Which of them the size is.
+    """
+
+    output: int
+    count: int
+    shape: tuple[Size, ...]
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """Kernel calls in order.
 
@@ -107,6 +124,7 @@ class Program:
         constants: Weights as the kernels want them, by a name that says of what and how.
         scratch_bytes: Size of the arena, planned by liveness.
         checks: Of indices, in the order of their calls.
+        found: The outputs whose sizes are found, in the order of their calls.
     """
 
     kernels: tuple[Function, ...]
@@ -115,6 +133,7 @@ class Program:
     constants: Mapping[str, Array] = field(default_factory=dict)
     scratch_bytes: int = 0
     checks: tuple[IndexCheck, ...] = ()
+    found: tuple[FoundOutput, ...] = ()
 
     @property
     def is_free(self) -> bool:

@@ -12,6 +12,7 @@ from intarsia.codegen.lower.free import (
     touches_free,
     why_not_free,
     with_extents,
+    with_sizes,
 )
 from intarsia.codegen.lower.fusion import fuse_region
 from intarsia.codegen.lower.layouts import Borders
@@ -33,7 +34,7 @@ def refuse_node(graph: Graph, node: Node) -> tuple[str, str] | None:
     is_free = touches_free(graph, node)
     if is_free and has_free_entries(graph.values[node.outputs[0]]):
         return None
-    problem = refuse_operation(Operation(graph, node))
+    problem = refuse_operation(Operation(with_sizes(graph) if is_free else graph, node))
     if problem is None and is_free:
         reason = why_not_free(graph, node.id)
         return None if reason is None else ("shape", f"{node.op_type} of free sizes: {reason}")
@@ -68,6 +69,7 @@ def lower_region(
     nominal = region.graph
     if any(touches_free(nominal, nominal.nodes[node]) for node in region.nodes):
         region = Region(with_extents(nominal), region.bits)
+        nominal = with_sizes(nominal)
     fused = fuse_region(region, unit, borders)
     assembler = Assembler(
         graph=region.graph,

@@ -15,7 +15,7 @@ import numpy as np
 
 from intarsia.codegen.body import Layout
 from intarsia.codegen.ir import row_major
-from intarsia.extents import Size, common_divisor, divide
+from intarsia.extents import Size, UndecidedError, common_divisor, divide, is_free
 
 CHANNELS = 1
 """The dimension of the channels."""
@@ -90,9 +90,16 @@ class View:
         return replace(self.at(starts), shape=shape, strides=tuple(strides))
 
     def reshaped(self, shape: Sequence[Size]) -> View:
-        """Return a dense tensor under another shape."""
+        """Return a dense tensor under another shape.
+
+        Raises:
+            UndecidedError: Whether that has as many entries depends on the sizes.
+        """
         assert self.is_dense
-        assert prod(shape) == prod(self.shape)
+        given, wanted = prod(self.shape), prod(shape)
+        if given != wanted and is_free((given, wanted)):
+            raise UndecidedError(f"{given} entries as {wanted}")
+        assert given == wanted
         return replace(self, shape=tuple(shape), strides=row_major(tuple(shape)))
 
     def viewed_as(self, shape: Sequence[Size]) -> View | None:
@@ -147,8 +154,15 @@ class View:
         return replace(self, shape=shape, strides=strides)
 
     def expanded(self, shape: Sequence[Size]) -> View:
-        """Return a plain tensor broadcast to a shape."""
+        """Return a plain tensor broadcast to a shape.
+
+        Raises:
+            UndecidedError: Whether it can be depends on the sizes.
+        """
         missing = len(shape) - len(self.shape)
+        for extent, wanted in zip(self.shape, shape[missing:], strict=True):
+            if extent not in (1, wanted) and is_free((extent, wanted)):
+                raise UndecidedError(f"whether {extent} is 1 or {wanted} depends on the sizes")
         strides = [0] * missing + [
             0 if extent == 1 else stride
             for extent, stride in zip(self.shape, self.strides, strict=True)
