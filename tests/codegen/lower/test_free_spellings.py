@@ -108,6 +108,17 @@ CASES = {
             "minus": np.array(-1),
         },
     ),
+    "first of each row": (  # the lanes of a vector would lie S entries apart
+        "float[B,S] x",
+        "a = Slice(x, zero, one, one) c = Sub(a, b) y = Concat<axis = 1>(c, x)",
+        {"zero": np.array([0]), "one": np.array([1]), "b": np.float32(1)},
+    ),
+    "a row for each": (
+        "float[B,S] x",
+        "a = Slice(x, zero, one, zero) h = Shape<end = 1>(x) r = Concat<axis = 0>(h, two)"
+        " y = Tile(a, r)",
+        {"zero": np.array([0]), "one": np.array([1]), "two": np.array([2])},
+    ),
     "positions": (
         TOKENS,
         "h = Shape<start = 1, end = 2>(x) l = Squeeze(h) r = Range(one, l, two)"

@@ -29,7 +29,7 @@ from intarsia.codegen.kernels.domain import (
 )
 from intarsia.codegen.kernels.lane_transpose import transpose_lanes
 from intarsia.codegen.unit import AVX512, VectorUnit
-from intarsia.extents import Size, typical
+from intarsia.extents import Expression, Size, typical
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +122,11 @@ def pick_schedule(
     steps = len(spec.body.steps)
     budget = 1 << 14 if steps <= _SHORT_BODY else 1 << 12
     square = _square_dim(domain, len(spec.inputs), lengths, lanes)
+    if any(
+        isinstance(strides[last], Expression) and (square is None or strides[square] != 1)
+        for strides in domain.strides
+    ):  # one after the other: lanes of a vector lie a known number of entries apart
+        lanes, square = 1, None
     if square is not None:
         # A square and its transpose are in registers together.
         lanes = min(lanes, spec.unit.registers // 2, _covering(min(lengths[last], lengths[square])))
@@ -257,7 +262,8 @@ class _ElementwiseKernel:
         for number, result in enumerate(self._spec.body.evaluate(self._b, values)):
             buffer = self._outputs[number]
             place = self._place(first + number, at)
-            self._b.store(result, buffer, place, stride=buffer.strides[-1] or 1, count=count)
+            stride = buffer.strides[-1] if result.type.lanes > 1 else 1
+            self._b.store(result, buffer, place, stride=stride or 1, count=count)
 
     def _squares(
         self, at: dict[int, Index], counts: dict[int, int], schedule: ElementwiseSchedule

@@ -22,7 +22,7 @@ from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import fuse
 from intarsia.codegen.lower.views import CHANNELS, View
 from intarsia.codegen.unit import VectorUnit
-from intarsia.extents import is_free
+from intarsia.extents import Size, divide, is_free
 from intarsia.graph.ops import ViewKind, operator_of
 
 
@@ -702,16 +702,26 @@ _TILE_BY_REPEATS = 6
 """The operator set in which Tile got all repeats as one input."""
 
 
+def _times(new: Size, old: Size) -> Size:
+    """Return how often an extent is in another one, once if it is 0."""
+    if old == 0:
+        return new
+    times = divide(new, old)
+    assert times is not None
+    return times
+
+
 def lower_tile(assembler: Assembler, group: KernelGroup) -> None:
     """Copy a tensor that is broadcast along a new dimension before each one."""
     operation = group.anchor
     x, y = assembler.read(operation.node.inputs[0]), assembler.target(group.result)
-    repeats = [new // max(1, old) for new, old in zip(y.shape, x.shape, strict=True)]
+    repeats = [_times(new, old) for new, old in zip(y.shape, x.shape, strict=True)]
     given = operation.value(1)
-    if given is not None and given.constant is None and 0 not in (*x.shape, *y.shape):
+    is_open = given is not None and given.constant is None and given.entries is None
+    if given is not None and is_open and 0 not in (*x.shape, *y.shape):
         assembler.check_numbers(given, repeats, operation.node)
-    shape: list[int] = []
-    strides: list[int] = []
+    shape: list[Size] = []
+    strides: list[Size] = []
     for dim, (count, extent, step) in enumerate(zip(repeats, x.shape, x.strides, strict=True)):
         shape += [count, extent]
         # The new dimension has a stride of 0: each repetition reads the same entries.
