@@ -159,6 +159,9 @@ class SizesTuner:
                 if left:
                     self._notes.append(f"interrupted: not measured at {left}")
                 break
+        late = "; ".join(sizes_text(point.sizes) for point in points if not point.is_proven)
+        if late:
+            self._notes.append(f"not measured to the end at {late}, so not kept: tune again")
         return tuple(points), tuple(plans)
 
     def _compare_generic(self, sizes: Mapping[str, int], program: PlanExecutable) -> float | None:
@@ -192,7 +195,7 @@ class SizesTuner:
             switches = (*found.switches[:index], measured, *found.switches[index + 1 :])
             found = replace(found, switches=switches)
             self.keep(found)
-        if not found.is_settled:
+        if any(switch is not None and not switch.is_settled for switch in found.switches):
             note = "there was no time to look closer where plans change: tune again to go on"
             found = replace(found, notes=(*found.notes, note))
             self.keep(found)
