@@ -11,10 +11,10 @@ from tests.opencl import first_device
 
 import intarsia
 from intarsia.backends.registry import collect
+from intarsia.cost import fingerprint
 from intarsia.cost.fingerprint import this_machine
 from intarsia.cost.records import Assigned
 from intarsia.errors import LockError, SettingError, UnsupportedError
-from intarsia.plan import identity
 from intarsia.plan.compare import Cut, MovedNodes, Relayout, compare_plans
 from intarsia.plan.identity import Identity, compare_identities
 from intarsia.plan.lock import Lock, decode_lock, lock_plan, read_lock, write_lock
@@ -115,7 +115,7 @@ def test_every_change_of_the_environment_is_named(lock, again, backends, parse_m
     assert "-> 9.9" in message(backends=patched)
     monkeypatch.undo()
     elsewhere = dataclasses.replace(this_machine(), cpu="Another CPU", cpus=64)
-    monkeypatch.setattr(identity, "this_machine", lambda: elsewhere)
+    monkeypatch.setattr(fingerprint, "this_machine", lambda: elsewhere)
     assert f"machine: {this_machine().text} -> Another CPU" in message()
 
 
