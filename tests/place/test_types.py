@@ -114,6 +114,7 @@ def test_a_backend_that_cannot_tell_types_costs_no_more_than_a_line(model, monke
     def fail(*_):
         raise BackendError("it is ill", backend="onnxruntime")
 
+    monkeypatch.setattr("intarsia.graph.contributed.CONTRIBUTED", {})  # or nobody is asked
     monkeypatch.setattr(OnnxRuntimeBackend, "infer_types", fail)
     backends = load_backends(Settings.from_environment())
     with caplog.at_level(logging.INFO, "intarsia"):
