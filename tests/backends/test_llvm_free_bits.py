@@ -187,7 +187,7 @@ def test_images(data):
     for _ in range(data.draw(st.integers(1, 3))):
         kind = data.draw(
             st.sampled_from(
-                ("direct", "direct", "depthwise", "pointwise", "strided", "turned", "pool", "norm")
+                ("direct", "direct", "depthwise", "pointwise", "strided", "turned", "pool")
             )
         )
         after = data.draw(st.sampled_from((8, 32, 200, 520)))
@@ -197,15 +197,6 @@ def test_images(data):
                 value,
                 kernel_shape=[3, 3],
                 pads=[1] * 4,
-            )
-        elif kind == "norm":
-            groups = channels // data.draw(st.sampled_from([1, channels]))
-            value = sketch.add(
-                "GroupNormalization",
-                value,
-                sketch.weight(channels),
-                sketch.weight(channels),
-                num_groups=groups,
             )
         else:
             taps = 1 if kind == "pointwise" else 3
