@@ -86,10 +86,12 @@ class Context:
         self._queued = tuple(filter(None, map(queue_of, self._devices)))
         if self._queued:
             self._sequence, self._positions = self._with_waits()
-        self.run_plain = self._plain_run()
 
-    def _plain_run(self) -> PlainRun | None:
-        """Return what runs on arrays as they usually come; None where the border is not plain."""
+    def plain_run(self) -> PlainRun | None:
+        """Return what runs on arrays as they usually come; None where the border is not plain.
+
+        A context does not hold it: the two would wait for a collection of garbage, arena and all.
+        """
         plain_inputs, plain_outputs = (
             self._plain(self.plan.inputs),
             self._plain(self.plan.outputs),

@@ -17,7 +17,7 @@ from intarsia.backends.values import Artifact, TensorSpec
 from intarsia.errors import InputError
 from intarsia.graph.model_info import ModelInfo
 from intarsia.plan.plan import HOST, Plan, PlanTensor, RegionStep, TensorStorage
-from intarsia.runtime.context import Context
+from intarsia.runtime.context import Context, PlainRun
 from intarsia.runtime.device_array import DeviceArray, check_device_array
 from intarsia.runtime.feeds import check_array, check_feeds
 from intarsia.runtime.stages import Stage, StagedContext, split_stages
@@ -63,7 +63,7 @@ class PlanExecutable:
         self._outputs = tuple(plan.tensors[i].spec for i in plan.outputs)
         # Last in, first out: the buffers that were used last are in the caches. `append` and `pop`
         # need no lock of ours.
-        self._idle: deque[Context] = deque()
+        self._idle: deque[tuple[Context, PlainRun | None]] = deque()
         self._claims = plan.model.claims if plan.model is not None else {}
 
     @property
@@ -200,11 +200,11 @@ class PlanExecutable:
         """
         if self._idle and type(feeds) is dict:
             try:
-                context = self._idle.pop()
+                idle = self._idle.pop()
             except IndexError:  # another thread was quicker
                 return self._run(feeds, {})
-            outputs = None if context.run_plain is None else context.run_plain(feeds)
-            self._idle.append(context)
+            outputs = None if idle[1] is None else idle[1](feeds)
+            self._idle.append(idle)
             if outputs is not None:
                 return outputs
         return self._run(feeds, {})
@@ -215,14 +215,15 @@ class PlanExecutable:
             return self._run_on_devices(feeds, given)
         arrays = check_feeds(self.inputs, feeds)
         try:
-            context = self._idle.pop()
+            context, plain = self._idle.pop()
         except IndexError:
             context = self.context()
+            plain = context.plain_run()
         # A context whose run fails is not put back: its buffers may be half written.
         context.write_inputs(arrays)
         context.run()
         outputs = context.read_outputs(given)
-        self._idle.append(context)
+        self._idle.append((context, plain))
         if self._claims:
             self._compare(outputs)
         return outputs
