@@ -298,3 +298,17 @@ def test_an_output_that_no_memory_holds_is_an_error_that_names_it(target, dims):
         return
     with pytest.raises(ExecutionError, match="no memory for 'y'"):
         exe.run({"x": np.zeros(10, np.float32)})
+
+
+def test_the_buffers_of_a_program_go_with_it(parse_model):
+    exe = intarsia.compile(
+        parse_model("g (float[2,3] x) => (float[2,3] y) { y = Relu (x) }"), "llvm", num_threads=1
+    )
+    exe.run({"x": np.ones((2, 3), np.float32)})
+    context = weakref.ref(exe._idle[0][0])
+    gc.disable()  # arenas are too large to wait for a collection
+    try:
+        del exe
+        assert context() is None
+    finally:
+        gc.enable()
