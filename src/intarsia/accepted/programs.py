@@ -34,6 +34,7 @@ from intarsia.backends.artifact import shared_sizes
 from intarsia.cache import make_cache_folder, write_entry
 from intarsia.cost.records import PlanVerdict, VerdictKey
 from intarsia.cost.storage import has_database
+from intarsia.decoding import decode_json
 from intarsia.errors import (
     BackendError,
     CostDatabaseError,
@@ -327,7 +328,7 @@ def _read(request: Request, file: Path) -> tuple[Package, Warned] | None:
     """
     is_accepted = request.placement == "collage"
     try:
-        record = msgspec.json.decode(_record_of(file).read_bytes(), type=_Record)
+        record = decode_json(_record_of(file).read_bytes(), _Record)
         verdict = None
         is_by_cost = request.way == BY_COST and not record.is_generic
         if is_by_cost and has_database(request.costs, request.settings):

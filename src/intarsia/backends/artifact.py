@@ -15,6 +15,7 @@ import numpy as np
 from intarsia.backends.device import Buffer, ValueSlot
 from intarsia.backends.index_checks import border_checks
 from intarsia.backends.values import Artifact, ArtifactConstant, Refusal, TensorSpec
+from intarsia.decoding import decode_json
 from intarsia.errors import ExecutionError, ModelError, PackageError, ReasonCode
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def read_free_border(artifact: Artifact) -> dict[str, list[int]]:
         PackageError: The artifact is damaged.
     """
     try:
-        return msgspec.json.decode(artifact.metadata.get(_FREE, "{}"), type=dict[str, list[int]])
+        return decode_json(artifact.metadata.get(_FREE, "{}"), dict[str, list[int]])
     except msgspec.DecodeError as error:
         raise PackageError(f"the shapes of a region of {artifact.target} are damaged") from error
 

@@ -16,6 +16,7 @@ import msgspec
 
 from intarsia.arrays import Array
 from intarsia.backends.device import Buffer, Step, ValueSlot
+from intarsia.decoding import decode_json
 from intarsia.errors import InputError, PackageError
 from intarsia.graph.indices import find_outside
 
@@ -110,7 +111,7 @@ def _read(artifact: Artifact) -> list[BorderCheck]:
         PackageError: They are damaged.
     """
     try:
-        checks = msgspec.json.decode(artifact.metadata.get(_KEY, "[]"), type=list[BorderCheck])
+        checks = decode_json(artifact.metadata.get(_KEY, "[]"), list[BorderCheck])
     except msgspec.DecodeError as error:
         raise PackageError(f"the checks of a region of {artifact.target} are damaged") from error
     if any(not 0 <= check.position < len(artifact.inputs) for check in checks):

@@ -21,6 +21,7 @@ from intarsia.backends.borders import border_specs, read_blocks
 from intarsia.backends.index_checks import misfit, outside
 from intarsia.backends.values import Artifact, ArtifactConstant, FusedGroup, Refusal
 from intarsia.codegen.storage import StorageKind
+from intarsia.decoding import decode_msgpack
 from intarsia.errors import PackageError, ReasonCode
 from intarsia.extents import Expression, to_data, typical
 from intarsia.graph.arena import align_array
@@ -325,7 +326,7 @@ def read_payload(artifact: Artifact, form: type[Payload]) -> Payload:
     if hashlib.sha256(content).digest() != digest:
         raise damaged(artifact, "its digest is wrong")
     try:
-        payload = msgspec.msgpack.decode(content, type=form)
+        payload = decode_msgpack(content, form)
     except (msgspec.DecodeError, ValueError) as error:
         raise damaged(artifact, str(error)) from error
     if payload.scratch_bytes < 0:

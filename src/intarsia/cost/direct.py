@@ -31,6 +31,7 @@ from intarsia.cost.storage import (
     is_local,
     make_folder,
 )
+from intarsia.decoding import decode_json
 from intarsia.settings import DEFAULTS, Settings
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ def verdict_of(row: Mapping[str, Any]) -> PlanVerdict:
         msgspec.DecodeError: It is damaged.
     """
     columns = {field.name: row[field.name] for field in fields(PlanVerdict)}
-    columns["regions"] = msgspec.json.decode(row["regions"], type=tuple[Assigned, ...])
+    columns["regions"] = decode_json(row["regions"], tuple[Assigned, ...])
     return msgspec.convert(columns | {"is_mixed": bool(row["is_mixed"])}, PlanVerdict)
 
 

@@ -20,6 +20,7 @@ import msgspec
 from intarsia.cache import make_cache_folder, write_entry
 from intarsia.codegen.lower.schedules import HEURISTICS, ScheduleChoice, Schedules
 from intarsia.codegen.sources import source_digest
+from intarsia.decoding import decode_json
 from intarsia.errors import SettingError
 from intarsia.native.machine import NativeCpu, host_machine, llvm_version
 from intarsia.native.native_target import target_cpu, target_threads
@@ -98,7 +99,7 @@ class ScheduleTable:
     def entries(self) -> dict[str, TunedSchedule]:
         """Return all entries by key; none if there is no file, or it is damaged."""
         try:
-            return msgspec.json.decode(self.file.read_bytes(), type=_File).entries
+            return decode_json(self.file.read_bytes(), _File).entries
         except FileNotFoundError:
             return {}
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

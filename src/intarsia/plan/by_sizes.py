@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from intarsia.cost.records import Assigned
+from intarsia.decoding import decode_json
 from intarsia.graph.free_sizes import sizes_text
 from intarsia.plan.tuning import time_text
 
@@ -288,7 +289,7 @@ def to_json(plans: PlansBySizes) -> str:
 def from_json(text: str) -> PlansBySizes | None:
     """Return the plans of a JSON text; nothing if it is of another version, or inconsistent."""
     try:
-        plans = msgspec.json.decode(text, type=PlansBySizes)
+        plans = decode_json(text, PlansBySizes)
     except (msgspec.DecodeError, ValueError, RecursionError):
         return None
     return plans if is_consistent(plans) else None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 import msgspec
 
 from intarsia.cost.records import Assigned
+from intarsia.decoding import decode_json
 from intarsia.errors import LockError
 from intarsia.files import whole_file
 from intarsia.graph.state import PLAIN
@@ -146,7 +147,7 @@ def decode_lock(data: bytes | str, name: str) -> Lock:
         LockError: It is not a lock, or of a newer version.
     """
     try:
-        head = msgspec.json.decode(data, type=_Head)
+        head = decode_json(data, _Head)
     except _UNREADABLE as error:
         raise _wrong(name, str(error)) from error
     if head.format != _FORMAT:
@@ -158,7 +159,7 @@ def decode_lock(data: bytes | str, name: str) -> Lock:
             hint="upgrade Intarsia",
         )
     try:
-        return msgspec.json.decode(data, type=Lock)
+        return decode_json(data, Lock)
     except _UNREADABLE as error:
         raise _wrong(name, str(error)) from error
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from intarsia.decoding import decode_json
+
 
 @dataclass(frozen=True, slots=True)
 class Finalist:
@@ -362,7 +364,7 @@ def to_json(report: TuningReport) -> str:
 def from_json(text: str) -> TuningReport | None:
     """Return the report of a JSON text; nothing if it is of another version."""
     try:
-        return msgspec.json.decode(text, type=TuningReport)
+        return decode_json(text, TuningReport)
     except (msgspec.DecodeError, ValueError, RecursionError):
         return None
 

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from intarsia.arrays import Array, np_dtype
+from intarsia.decoding import decode_msgpack
 
 _HEADER = struct.Struct("<QI")
 # Linux passes at most 253 in one message (SCM_MAX_FD).
@@ -98,7 +99,7 @@ def receive(channel: socket.socket, kind: type[_MESSAGE]) -> tuple[_MESSAGE, dic
             raise EOFError
         files += descriptors
         channel.sendall(b".")
-    envelope = msgspec.msgpack.decode(body, type=_Envelope)
+    envelope = decode_msgpack(body, _Envelope)
     message = msgspec.convert(envelope.message, kind)
     arrays = {
         head.name: _view(file, head) for head, file in zip(envelope.heads, files, strict=True)

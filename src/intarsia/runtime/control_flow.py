@@ -18,6 +18,7 @@ import numpy as np
 from intarsia.arrays import Array, np_dtype
 from intarsia.backends.artifact import fill
 from intarsia.backends.device import Buffer, Step, ValueSlot
+from intarsia.decoding import decode_json
 from intarsia.errors import ExecutionError, PackageError
 from intarsia.graph.arena import aligned_bytes
 from intarsia.plan.placement import CONTROL_FLOW
@@ -134,7 +135,7 @@ class ControlExecutable:
         self.artifact = artifact
         self.bodies = dict(bodies)
         try:
-            self.spec = msgspec.json.decode(artifact.payload, type=ControlSpec)
+            self.spec = decode_json(artifact.payload, ControlSpec)
         except msgspec.MsgspecError as error:
             raise PackageError(
                 f"a control flow operator of the package is malformed: {error}",

@@ -30,6 +30,7 @@ import numpy as np
 
 from intarsia.arrays import Array, np_dtype
 from intarsia.backends.values import Artifact, ArtifactConstant, TensorSpec
+from intarsia.decoding import decode_json
 from intarsia.errors import InputError, PackageError
 from intarsia.extents import read_data
 from intarsia.files import whole_file
@@ -756,7 +757,7 @@ def _tuning(report: msgspec.Raw) -> TuningReport | None:
     from intarsia.plan.tuning import TuningReport
 
     try:
-        return msgspec.json.decode(report, type=TuningReport)
+        return decode_json(report, TuningReport)
     except msgspec.DecodeError as error:
         raise PackageError(f"the package's report on tuning is malformed: {error}") from error
 
@@ -866,15 +867,15 @@ def _decode_manifest(path: Path, archive: zipfile.ZipFile) -> Manifest:
     text = archive.read(info)
     try:
         # The number alone first: a manifest of another format need not have our fields.
-        version = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).get("format_version")
-        format_version = msgspec.json.decode(version, type=int) if version is not None else None
+        version = decode_json(text, dict[str, msgspec.Raw]).get("format_version")
+        format_version = decode_json(version, int) if version is not None else None
         if format_version not in READ_VERSIONS:
             raise PackageError(
                 f"{str(path)!r} has package format {format_version}; "
                 f"this version reads {' and '.join(map(str, READ_VERSIONS))}",
                 hint="use the version of intarsia that wrote it, or compile the model again",
             )
-        return msgspec.json.decode(text, type=Manifest)
+        return decode_json(text, Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PackageError(f"{str(path)!r}: the manifest is malformed: {error}") from error
 

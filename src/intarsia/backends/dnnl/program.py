@@ -16,6 +16,7 @@ import msgspec
 
 from intarsia.backends.dnnl.words import DATA_TYPES, Arg
 from intarsia.backends.values import Artifact
+from intarsia.decoding import decode_msgpack
 from intarsia.errors import PackageError
 
 _BLOCKS = (8, 16)
@@ -190,7 +191,7 @@ def decode(artifact: Artifact) -> PrimitiveProgram:
         PackageError: It is damaged: no program, or one that reads a tensor that does not exist.
     """
     try:
-        program = msgspec.msgpack.decode(artifact.payload, type=PrimitiveProgram)
+        program = decode_msgpack(artifact.payload, PrimitiveProgram)
     except (msgspec.DecodeError, ValueError) as error:
         raise PackageError(f"the program of {artifact.target} is damaged: {error}") from error
     problem = _find_problem(program, artifact)
