@@ -11,6 +11,7 @@ from onnx import helper, numpy_helper
 
 from intarsia.graph.load import load
 from intarsia.passes.prepare import prepare
+from intarsia.zoo import build
 
 HUGE = 1 << 40
 MOST_BYTES = 256 << 20
@@ -297,3 +298,11 @@ def test_folding_in_all_is_bounded(monkeypatch):
     made = sum(value.const_value.nbytes for value in prepared.graph.initializers.values())
     assert 5 << 20 < made <= (10 << 20) + 8
     onnx.checker.check_model(model)
+
+
+def test_shapes_are_found_however_many_depend_on_one_another():
+    """Each layer of a transformer asks for the shape of what comes from the one before."""
+    model = build("minilm:free")
+    graph = prepare(load(model, {value.name: (1, 64) for value in model.graph.input})).graph
+    assert all(value.shape is not None for value in graph.values)
+    assert {value.shape for value in graph.values} >= {(1, 12, 64, 64), (1, 64, 384)}

@@ -15,12 +15,25 @@ g (float[4] x, bool c) => (float[4] y) {
 }"""
 
 
+UNIQUE = """
+g (float[4] x) => (float[4] y, float[n] t) {
+    r = Relu(x)
+    t = Unique(r)
+    y = Sigmoid(r)
+}"""
+
+
 def test_a_stand_in_has_only_what_it_must_have(setting_of, parse_model):
-    setting = setting_of(parse_model(MODEL), "dnnl, llvm")
+    setting = setting_of(parse_model(UNIQUE), "dnnl, llvm")
     assert [str(item) for item in setting.targets[2:]] == ["onnxruntime"]
     space = make_space(setting)
     assert space.targets == ((0, 1), (2,), (0, 1))
     assert [plan.single for plan in space.plans] == [0, 1]
+
+
+def test_what_the_plan_runs_itself_needs_no_stand_in(setting_of, parse_model):
+    setting = setting_of(parse_model(MODEL), "dnnl, llvm")
+    assert [item.target.kind.name for item in setting.targets] == ["dnnl", "llvm"]
 
 
 def test_a_plan_with_a_host_is_measured_and_agrees(open_laboratory, parse_model):

@@ -132,6 +132,27 @@ def infer_shapes(model: ir.Model, proto: onnx.ModelProto | None = None) -> None:
             output.type.tensor_type.ClearField("shape")
         inferred = _infer_without(proto, strict=strict)
     _merge(model, inferred)
+    if not is_complete(inferred):
+        _complete(model)
+
+
+def _complete(model: ir.Model) -> None:
+    """Add what follows from the shapes of the inputs by our own rules.
+
+    They follow the arithmetic of exporters through a whole model at once; onnx needs a round for
+    each part that depends on one before it, as each layer of a transformer does.
+    """
+    from intarsia.graph.infer_free import infer_free_shapes  # dear to import, and seldom needed
+
+    if not all(_has_shape(value) for value in model.graph.inputs):
+        return
+    for value, extents in infer_free_shapes(model, is_fixed=True).extents.items():
+        if not _has_shape(value) and all(isinstance(extent, int) for extent in extents):
+            value.shape = ir.Shape([int(extent) for extent in extents])
+
+
+def _has_shape(value: ir.Value) -> bool:
+    return value.shape is not None and value.shape.is_static()
 
 
 def _record_claims(model: ir.Model) -> None:
