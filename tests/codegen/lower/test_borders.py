@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.codegen.lower.bordered import (
-    AVX512_TARGET,
     CASES,
     SAME,
     TARGETS,
+    WIDEST_TARGET,
     blockable,
     blocked,
     check,
@@ -33,7 +33,7 @@ SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck))
 @pytest.mark.parametrize("title", CASES)
 def test_all_that_can_be_is_blocked(title):
     candidate, _ = whole(CASES[title])
-    check(CASES[title], AVX512_TARGET, blockable(candidate, 16))
+    check(CASES[title], WIDEST_TARGET, blockable(candidate, TARGETS[WIDEST_TARGET]))
 
 
 @pytest.mark.exhaustive
@@ -62,11 +62,11 @@ def test_other_algorithms_take_blocks_as_well(options):
     model = small_model(
         "y, z", body, {"x": (1, 64, 20, 20)}, {"v": (64, 64, 3, 3), "m": (64, 8192)}
     )
-    target = f"{AVX512_TARGET} {options}"
+    target = f"{WIDEST_TARGET} {options}"
     candidate, context = whole(model, target)
     feeds = feeds_of(model)
     plain = run(candidate, context, feeds)
-    mixed = run(blocked(candidate, ["x", "y"], 16), context, feeds)
+    mixed = run(blocked(candidate, ["x", "y"], TARGETS[WIDEST_TARGET]), context, feeds)
     for name, want in plain.items():
         np.testing.assert_allclose(mixed[name], want, rtol=1e-4, atol=1e-3 * np.abs(want).max())
 
@@ -88,4 +88,4 @@ def test_bands_of_a_chain_begin_and_end_at_the_border(monkeypatch):
     assert len(calls) > len(set(calls))
     assert not conversions(program)
     for names in ("xy", "x", "y"):
-        check(model, AVX512_TARGET, list(names))
+        check(model, WIDEST_TARGET, list(names))
