@@ -253,7 +253,9 @@ def test_positions_keep_the_shapes_that_onnx_finds(length):
     assert len(values) == len(model.graph.node)
     for name, value in values.items():
         dims = [dim if isinstance(dim, int) else dim.value for dim in value.shape]
-        assert [dim or 0 for dim in dims] == expected[name], name
+        for dim, stated in zip(dims, expected[name], strict=True):
+            # What onnx leaves open our own rules may know.
+            assert (dim or 0) == stated or (isinstance(dim, int) and isinstance(stated, str)), name
 
 
 def test_a_long_vector_of_data_keeps_shape_arithmetic_alive():

@@ -144,6 +144,9 @@ def _complete(model: ir.Model) -> None:
     """
     from intarsia.graph.infer_free import infer_free_shapes  # dear to import, and seldom needed
 
+    # What operators of others make may depend on what is fed: a cache that grows or does not.
+    if any(node.domain not in ("", "ai.onnx") for node in model.graph):
+        return
     if not all(_has_shape(value) for value in model.graph.inputs):
         return
     for value, extents in infer_free_shapes(model, is_fixed=True).extents.items():
