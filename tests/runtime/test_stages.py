@@ -14,7 +14,7 @@ import intarsia
 from intarsia.errors import ExecutionError, InputError
 from intarsia.plan.plan import LATE_VERSION
 from intarsia.runtime.package import read_package
-from intarsia.runtime.recorder import Recorder
+from intarsia.runtime.recorder import RunRecorder
 from intarsia.runtime.verify import verify_plan
 
 HEAD = (
@@ -190,7 +190,7 @@ def test_what_the_data_decides_is_bound_profiled_and_explained():
         for name, array in expected.items():
             np.testing.assert_array_equal(results[name], array)
     assert len(exe.profile(inputs, 2).seconds) == len(exe.plan.steps)
-    recorder = Recorder(context, by_kernel=True)
+    recorder = RunRecorder(context, by_kernel=True)
     positions = {call.position for call in recorder.calls.values()}
     assert positions == set(range(len(exe.plan.steps)))
     assert len(recorder.run()) == len(recorder.calls)

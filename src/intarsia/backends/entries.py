@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from intarsia.cache import make_cache_folder, write_entry
 from intarsia.errors import SettingError
 from intarsia.hashing import digest
-from intarsia.process.selftest import Entry, is_foreign
+from intarsia.process.selftest import InstalledEntry, is_foreign
 from intarsia.settings import Settings
 
 GROUP = "intarsia.backends"
@@ -30,7 +30,7 @@ _METADATA = (".dist-info", ".egg-info", ".egg")
 """How the names of folders end that say what is installed."""
 
 
-class BackendEntry(Entry, Protocol):
+class BackendEntry(InstalledEntry, Protocol):
     """An entry point of a backend."""
 
     def load(self) -> Any:

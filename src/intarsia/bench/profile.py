@@ -18,7 +18,7 @@ from intarsia.plan.placement import CONTROL_FLOW, THE_PLAN
 from intarsia.plan.plan import CopyStep
 from intarsia.plan.profile import CallPath, CallTotal, TimedCall, sum_calls
 from intarsia.runtime.feeds import check_feeds
-from intarsia.runtime.recorder import RecordedCall, Recorder
+from intarsia.runtime.recorder import RecordedCall, RunRecorder
 
 if TYPE_CHECKING:
     from intarsia.backends.device import Step
@@ -150,7 +150,7 @@ def profile_kernels(
     context = executable.context()
     context.write_inputs([feeds[spec.name] for spec in executable.inputs])
     context.run()  # sizes that the data decides are known then
-    recorder = Recorder(context, by_kernel=True)
+    recorder = RunRecorder(context, by_kernel=True)
     recorder.run()
     whole: list[float] = []
     runs: list[list[TimedCall]] = []

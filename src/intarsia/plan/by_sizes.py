@@ -60,7 +60,7 @@ EQUAL = 1.02
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
+class Crossover:
     """Where the plan of larger sizes takes over from that of smaller ones.
 
     Attributes:
@@ -92,7 +92,7 @@ class Switch:
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class SizeInterval:
     """The sizes for which a plan holds.
 
     Attributes:
@@ -107,7 +107,7 @@ class Interval:
     low: int | None
     high: int | None
     points: tuple[int, ...]
-    switch: Switch | None = None
+    switch: Crossover | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class PlansBySizes:
     dimension: str
     plans: tuple[Regions, ...]
     points: tuple[MeasuredSizes, ...]
-    switches: tuple[Switch | None, ...] = ()
+    switches: tuple[Crossover | None, ...] = ()
     objective: str = "latency"
     notes: tuple[str, ...] = ()
     chosen: str = ""
@@ -162,11 +162,11 @@ class PlansBySizes:
         return measured == {tuple(sorted(sizes.items())) for sizes in wanted}
 
     @property
-    def intervals(self) -> tuple[Interval, ...]:
+    def intervals(self) -> tuple[SizeInterval, ...]:
         """Which plan is for which sizes of the one dimension; nothing if there is none."""
         if not self.dimension:
             return ()
-        intervals: list[Interval] = []
+        intervals: list[SizeInterval] = []
         low, begin, start = None, None, 0
         for last, switch in enumerate((*self.switches, None)):
             is_end = last == len(self.points) - 1
@@ -174,7 +174,7 @@ class PlansBySizes:
                 continue
             high = None if switch is None else switch.size - 1
             points = tuple(range(start, last + 1))
-            intervals.append(Interval(self.points[start].plan, low, high, points, begin))
+            intervals.append(SizeInterval(self.points[start].plan, low, high, points, begin))
             if switch is not None:
                 low, begin, start = switch.size, switch, last + 1
         return tuple(intervals)
@@ -268,7 +268,7 @@ def places_text(regions: Regions) -> str:
     return ", ".join(f"{target}: {count}" for target, count in counts.items())
 
 
-def interval_text(interval: Interval) -> str:
+def interval_text(interval: SizeInterval) -> str:
     """Return the sizes of an interval: `up to 60`, `61 to 200`, `from 201`."""
     if interval.low is None and interval.high is None:
         return "of any size"

@@ -175,7 +175,7 @@ def require_library(
         require(SelfTest(name, trial, (spelling,), tuple(files)), backend, hint, caches)
 
 
-class Entry(Protocol):
+class InstalledEntry(Protocol):
     """An entry point: one of `importlib.metadata`, or what is remembered of one."""
 
     @property
@@ -191,16 +191,16 @@ class Entry(Protocol):
         """What it is an entry point for."""
 
 
-def is_foreign(entry: Entry) -> bool:
+def is_foreign(entry: InstalledEntry) -> bool:
     """Tell whether an entry point leads to foreign code."""
     return _package_of(entry) != __name__.partition(".")[0]
 
 
-def _package_of(entry: Entry) -> str:
+def _package_of(entry: InstalledEntry) -> str:
     return entry.value.partition(":")[0].partition(".")[0]
 
 
-def require_plugin(entry: Entry, caches: Path) -> None:
+def require_plugin(entry: InstalledEntry, caches: Path) -> None:
     """Raise if a plug-in takes its process when it is loaded or first used.
 
     Our own backends try what they load of others by themselves.

@@ -20,7 +20,7 @@ from intarsia.plan.plan import HOST, Plan, PlanTensor, RegionStep, TensorStorage
 from intarsia.runtime.context import Context, PlainRun
 from intarsia.runtime.device_array import DeviceArray, check_device_array
 from intarsia.runtime.feeds import check_array, check_feeds
-from intarsia.runtime.stages import Stage, StagedContext, split_stages
+from intarsia.runtime.stages import PlanStage, StagedContext, split_stages
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -160,14 +160,14 @@ class PlanExecutable:
             ExecutionError: A backend failed.
         """
         from intarsia.plan.profile import make_profile  # most runs time nothing
-        from intarsia.runtime.recorder import Recorder
+        from intarsia.runtime.recorder import RunRecorder
 
         if runs < 1:
             raise InputError(f"{runs} runs cannot be timed", hint="time at least 1")
         context = self.context()
         context.write_inputs(check_feeds(self.inputs, feeds))
         context.run()  # sizes that the data decides are known then
-        recorder = Recorder(context)
+        recorder = RunRecorder(context)
         return make_profile(self.plan, [recorder.run() for _ in range(runs)])
 
     def save(self, path: str | Path) -> None:
@@ -414,7 +414,7 @@ class PlanExecutable:
         return Context(self.plan, *parts)
 
     @cached_property
-    def _stages(self) -> tuple[Stage, ...]:
+    def _stages(self) -> tuple[PlanStage, ...]:
         """The parts of the plan between which sizes are found; none if that is never."""
         return split_stages(self.plan) if self.plan.late else ()
 

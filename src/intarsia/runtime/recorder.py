@@ -28,7 +28,7 @@ class RecordedCall:
     kernel: KernelCall | None = None
 
 
-class Recorder:
+class RunRecorder:
     """Runs the steps of a context and times each, and inside of those that run bodies each of them.
 
     Bodies are bound once more for this, so that runs that nobody times ask no questions.
@@ -86,7 +86,7 @@ class Recorder:
     def _time_body(self, name: str, context: Context) -> Step:
         """Return the call that runs a body of the next call in a context, and times it."""
         path = (*self._next, name)
-        inner = Recorder(context, by_kernel=self._by_kernel, path=path, log=self._log)
+        inner = RunRecorder(context, by_kernel=self._by_kernel, path=path, log=self._log)
         self.calls |= {path: RecordedCall(context.plan, None), **inner.calls}
 
         def run() -> None:

@@ -40,7 +40,7 @@ _MOST_BOUND = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PlanStage:
     """Some steps of a plan that run one after another at sizes that are known before.
 
     Attributes:
@@ -60,7 +60,7 @@ class Stage:
     sized: frozenset[int]
 
 
-def split_stages(plan: Plan) -> tuple[Stage, ...]:
+def split_stages(plan: Plan) -> tuple[PlanStage, ...]:
     """Return the stages of a plan; one if its sizes are known before it runs."""
     written = dict.fromkeys(plan.inputs, -1)
     for number, step in enumerate(plan.steps):
@@ -82,7 +82,7 @@ def split_stages(plan: Plan) -> tuple[Stage, ...]:
     several = {i for i in several if plan.tensors[i].storage is TensorStorage.ARENA}
     handed = frozenset(i for i in several if plan.tensors[i].shape is None)
     return tuple(
-        Stage(
+        PlanStage(
             first,
             _part(plan, first, last, used, several),
             some,
@@ -141,7 +141,7 @@ class StagedContext(Context):
     def __init__(
         self,
         plan: Plan,
-        stages: Sequence[Stage],
+        stages: Sequence[PlanStage],
         executables: Sequence[Executable],
         devices: Sequence[Device],
         constants: Mapping[str, Array],
@@ -182,7 +182,7 @@ class StagedContext(Context):
         self._last = last
 
     def _bind_stage(
-        self, stage: Stage, sizes: Mapping[str, int], handed: Mapping[int, Buffer]
+        self, stage: PlanStage, sizes: Mapping[str, int], handed: Mapping[int, Buffer]
     ) -> Context:
         plan = stage.plan.at(sizes)
         own = [

@@ -32,7 +32,7 @@ from intarsia.runtime.device_array import to_host
 from intarsia.runtime.feeds import check_feeds
 from intarsia.runtime.free import Program
 from intarsia.runtime.package import is_package
-from intarsia.runtime.recorder import RecordedCall, Recorder
+from intarsia.runtime.recorder import RecordedCall, RunRecorder
 from intarsia.session.binding import IOBinding
 from intarsia.session.options import (
     ORT_KIND,
@@ -387,7 +387,7 @@ class InferenceSession:
         program = self.executable.program_for(feeds)
         context = program.context()
         context.write_inputs(check_feeds(program.inputs, feeds))
-        recorder = Recorder(context)
+        recorder = RunRecorder(context)
         start = time.monotonic_ns()
         trace.add_run(recorder.calls, start, recorder.run())
         return context.read_outputs()

@@ -23,7 +23,7 @@ from intarsia.cost.key import new_session
 from intarsia.errors import BackendError, IntarsiaError, InternalError, UnsupportedError
 from intarsia.graph.free_sizes import sizes_text
 from intarsia.measure.racing import LOOKS, TIE, Ratio, halve, paired_ratio
-from intarsia.plan.by_sizes import MeasuredSizes, PlansBySizes, Regions, Switch
+from intarsia.plan.by_sizes import Crossover, MeasuredSizes, PlansBySizes, Regions
 from intarsia.plan.lock import placed_regions
 from intarsia.runtime.feeds import check_feeds
 from intarsia.tuning.budget import Budget
@@ -255,15 +255,15 @@ def _find_dimension(every: Sequence[Mapping[str, int]]) -> str:
 
 def _guess_switches(
     dimension: str, points: Sequence[MeasuredSizes], *, is_settled: bool
-) -> tuple[Switch | None, ...]:
+) -> tuple[Crossover | None, ...]:
     """Return a switch in the middle of each two neighbours with different plans."""
     if not dimension:
         return ()
-    switches: list[Switch | None] = []
+    switches: list[Crossover | None] = []
     for lower, upper in pairwise(points):
         low, high = lower.sizes[dimension], upper.sizes[dimension]
         is_one = lower.plan == upper.plan
-        guess = Switch(middle(low, high), low, high, is_settled=is_settled)
+        guess = Crossover(middle(low, high), low, high, is_settled=is_settled)
         switches.append(None if is_one else guess)
     return tuple(switches)
 
@@ -273,7 +273,7 @@ def middle(low: int, high: int) -> int:
     return max(low + 1, min(high, round(math.sqrt(low * high))))
 
 
-def find_switch(low: int, high: int, compare: Callable[[int], Ratio | None]) -> Switch:
+def find_switch(low: int, high: int, compare: Callable[[int], Ratio | None]) -> Crossover:
     """Return where the plan of a larger size takes over from that of a smaller one.
 
     Between the last two sizes that were measured, it is where their ratios say.
@@ -297,13 +297,13 @@ def find_switch(low: int, high: int, compare: Callable[[int], Ratio | None]) -> 
         measured.append(size)
         ends[size] = ratio.value
         if abs(ratio.value - 1.0) <= TIE:
-            return Switch(size, below, above, tuple(measured), tie=size)
+            return Crossover(size, below, above, tuple(measured), tie=size)
         if ratio.value < 1.0:
             above = size
         else:
             below = size
     size = _interpolate(below, above, ends[below], ends[above])
-    return Switch(size, below, above, tuple(measured), is_settled=is_settled)
+    return Crossover(size, below, above, tuple(measured), is_settled=is_settled)
 
 
 def _interpolate(below: int, above: int, first: float | None, second: float | None) -> int:
