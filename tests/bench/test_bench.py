@@ -121,6 +121,46 @@ def test_the_command_takes_inputs_and_runs_several_streams(tmp_path, parse_model
             assert "index 5" in err
 
 
+@pytest.fixture
+def free_file(tmp_path, parse_model):
+    model = parse_model(
+        """net (float[batch,seq,8] x, float[8,4] w) => (float[batch,seq,4] y)
+        { h = MatMul(x, w) y = Softmax<axis = -1>(h) }"""
+    )
+    onnx.save(model, tmp_path / "free.onnx")
+    return tmp_path / "free.onnx"
+
+
+def test_free_dimensions_stay_free_at_some_sizes(free_file, tmp_path):
+    model = make_bench_model(free_file, tmp_path, sizes={"seq": 3})
+    assert (model.path, model.feeds["x"].shape) == (str(free_file), (1, 3, 8))
+    (tmp_path / "fixed").mkdir()
+    fixed = make_bench_model(free_file, tmp_path / "fixed", shapes={"seq": 3})
+    assert (fixed.path != str(free_file), fixed.sizes) == (True, None)
+    with pytest.raises(ModelError, match="'sq'"):
+        make_bench_model(free_file, tmp_path, sizes={"sq": 3})
+
+
+def test_the_command_compares_at_each_of_some_sizes(free_file, capsys):
+    options = ("-t", "llvm, onnxruntime", "--against", "onnxruntime,openvino", "--rounds", 2)
+    options += ("--threads", 1, "--sizes", "batch=2", "--sizes", "seq=3,5")
+    code, out, err = run(capsys, "bench", free_file, *options, "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert [one["sizes"] for one in found] == [{"batch": 2, "seq": 3}, {"batch": 2, "seq": 5}]
+    for one in found:
+        assert one["ours"]["error"]["agrees"]
+        assert all(peer["series"]["error"]["agrees"] for peer in one["peers"].values())
+    code, out, err = run(capsys, "bench", free_file, *options, "--profile", "--json")
+    assert code == 0, err
+    shapes = [{row["shape"] for row in one["rows"]} for one in json.loads(out)]
+    assert any("2x3x8" in shape for shape in shapes[0])
+    assert any("2x5x8" in shape for shape in shapes[1])
+    code, _, err = run(capsys, "bench", free_file, *options, "--shape", "batch=2")
+    assert code == 2
+    assert "--sizes leaves dimensions free" in err
+
+
 def test_the_command_says_no_below_the_bar(model_file, capsys):
     code, out, err = run(
         capsys, "bench", model_file, "-t", "onnxruntime", "--against", "onnxruntime",

@@ -158,6 +158,19 @@ def test_free_dimensions_have_nominal_sizes_or_those_that_are_given(call, free_m
     assert "this is for N=2" in explained.out
 
 
+def test_a_package_runs_on_inputs_of_the_sizes_that_are_given(call, free_model):
+    call("compile", free_model, "-t", "onnxruntime", "-o", "free.intarsia")
+    for options in ((), ("--frozen",)):
+        answer = call("run", "free.intarsia", "--sizes", "N=5", *options, "--json")
+        assert answer.json["inputs"][0]["shape"] == [5, 3]
+    explained = call("explain", "free.intarsia", "--sizes", "N=6", "--profile", "1")
+    assert "this is for N=6" in explained.out
+    for sizes, told in (("N=5,6", "--sizes is for compiling"), ("M=5", "no free dimension 'M'")):
+        answer = call("run", "free.intarsia", "--sizes", sizes)
+        assert answer.code == 2
+        assert told in answer.err
+
+
 def test_inputs_are_padded_up_to_a_bucket(call, free_model, folder):
     np.save(folder / "x.npy", np.arange(9, dtype=np.float32).reshape(3, 3))
     options = ("--bucket", "N=2,4", "--pad-value", "x=-1", "--input", "x=x.npy")

@@ -129,6 +129,7 @@ class Comparison:
         machine: What it ran on.
         notes: What could not be done, and why.
         streams: Runs at once of which `runs_per_second` is.
+        sizes: Of the inputs, by dimension, if the model's dimensions are free.
     """
 
     model: str
@@ -141,6 +142,7 @@ class Comparison:
     machine: str
     notes: tuple[str, ...] = ()
     streams: int = 1
+    sizes: Mapping[str, int] | None = None
 
 
 def compare(  # noqa: PLR0913 - all by name
@@ -201,6 +203,7 @@ def compare(  # noqa: PLR0913 - all by name
         machine=f"{_cpu_name()}, {platform.system()}, Python {platform.python_version()}",
         notes=notes,
         streams=streams,
+        sizes=model.sizes,
     )
 
 

@@ -30,12 +30,14 @@ class BenchModel:
         path: The file that every runtime reads.
         feeds: An array per input, by name.
         batch: The first dimension of the inputs, if it was set.
+        sizes: Those of its free dimensions that were given, if it has them still.
     """
 
     name: str
     path: str
     feeds: Mapping[str, Array]
     batch: int | None = None
+    sizes: Mapping[str, int] | None = None
 
 
 def make_bench_model(
@@ -43,6 +45,7 @@ def make_bench_model(
     folder: Path,
     *,
     shapes: Shapes | None = None,
+    sizes: Mapping[str, int] | None = None,
     batch: int | None = None,
     feeds: Mapping[str, Array] | None = None,
     seed: int = 0,
@@ -53,12 +56,14 @@ def make_bench_model(
         path: The user's model.
         folder: Where a new file goes.
         shapes: What is said of free dimensions; others get nominal sizes.
+        sizes: In place of shapes and a batch: the model is measured as it is, its free dimensions
+            free, with inputs of these sizes; those that are missing are nominal.
         batch: The first dimension of every input.
         feeds: Inputs by name; those that are missing are made up (`sample_feeds`).
         seed: For inputs that are made up.
 
     Raises:
-        ModelError: The model is malformed, or cannot have this batch.
+        ModelError: The model is malformed, or cannot have this batch or these sizes.
         InputError: A feed has a wrong name, dtype or shape.
     """
     from intarsia.graph.legal import legal_inputs
@@ -66,20 +71,20 @@ def make_bench_model(
     from intarsia.graph.snapshot import snapshot
 
     model_path = path
-    settled = settle_shapes(path, shapes)
-    if batch is not None or settled:
+    settled = settle_shapes(path, sizes or shapes)
+    if sizes is None and (batch is not None or settled):
         proto = onnx.load(str(path))
         _set_shapes(proto, settled, batch)
         model_path = folder / f"{path.stem}.onnx"
         onnx.save(proto, str(model_path))
-    graph = snapshot(load(model_path))
+    graph = snapshot(load(model_path, settled if sizes else None))
     values = (graph.values[position] for position in graph.inputs)
     specs = [TensorSpec(value.name, value.dtype, value.shape) for value in values]
     given = feeds or {}
     missing = [spec for spec in specs if spec.name not in given]
     checked = check_feeds(specs, {**sample_feeds(missing, seed, legal_inputs(graph)), **given})
     arrays = dict(zip((spec.name for spec in specs), checked, strict=True))
-    return BenchModel(path.stem, str(model_path), arrays, batch)
+    return BenchModel(path.stem, str(model_path), arrays, batch, sizes)
 
 
 def _set_shapes(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -30,14 +31,16 @@ from intarsia.cli.output import (
     size_text,
     write,
 )
+from intarsia.errors import SettingError
 
 if TYPE_CHECKING:
     from intarsia.bench.compare import Comparison, Series
     from intarsia.bench.models import BenchModel
+    from intarsia.bench.profile import KernelProfile
     from intarsia.place.request import Request
 
 
-@takes_choices(*MACHINE, "shape", "pin", "exclude", "placement")
+@takes_choices(*MACHINE, "shape", "sizes", "pin", "exclude", "placement")
 def bench_command(  # noqa: PLR0913 - an option each
     model: Annotated[
         Path,
@@ -94,73 +97,107 @@ def bench_command(  # noqa: PLR0913 - an option each
     """Time a model against other runtimes, each in a process of its own.
 
     A ratio is a peer's time through ours: above 1 means that ours is faster. With `--profile`, no
-    peer runs: every kernel of ours is timed by itself.
+    peer runs: every kernel of ours is timed by itself. With `--sizes`, free dimensions stay free
+    in every runtime, and inputs have each of these sizes in turn.
     """
-    from intarsia.bench.compare import compare
+    from intarsia.bench.compare import Comparison, compare
     from intarsia.bench.models import make_bench_model
     from intarsia.bench.subject import plain_options
     from intarsia.cli.arrays import read_arrays
 
+    if choices.sizes and (choices.shape or batch is not None):
+        raise SettingError(
+            "--sizes leaves dimensions free, and --shape and --batch fix them",
+            hint="give every size by --sizes, as in --sizes batch=1 --sizes seq=64,128",
+        )
     request = make_request(model, choices, threads)
     target, options = plain_options(request, knows_target=not choices.target_file)
     peers = [name.strip() for name in against.split(",") if name.strip()]
-    with tempfile.TemporaryDirectory(prefix="intarsia-bench-") as folder, progress_bar() as tell:
-        bench_model = make_bench_model(
-            model,
-            Path(folder),
-            shapes=request.shapes,
-            batch=batch,
-            feeds=read_arrays(read_files("--input", inputs)),
-            seed=seed,
-        )
-        if profile:
-            _profile(bench_model, request, rounds, as_json=json)
-            return
-        comparison = compare(
-            bench_model,
-            target,
-            peers,
-            threads=request.threads,
-            rounds=rounds,
-            most_rounds=most_rounds,
-            bar=least,
-            options=options,
-            check_errors=errors,
-            streams=streams,
-            progress=tell,
-        )
+
+    def measure(sizes: Mapping[str, int] | None) -> Comparison | KernelProfile:
+        with (
+            tempfile.TemporaryDirectory(prefix="intarsia-bench-") as folder,
+            progress_bar() as tell,
+        ):
+            bench_model = make_bench_model(
+                model,
+                Path(folder),
+                shapes=request.shapes,
+                sizes=sizes,
+                batch=batch,
+                feeds=read_arrays(read_files("--input", inputs)),
+                seed=seed,
+            )
+            if profile:
+                return _profile(bench_model, request, rounds)
+            return compare(
+                bench_model,
+                target,
+                peers,
+                threads=request.threads,
+                rounds=rounds,
+                most_rounds=most_rounds,
+                bar=least,
+                options=options if sizes is None else {**options, "sizes": (sizes,)},
+                check_errors=errors,
+                streams=streams,
+                progress=tell,
+            )
+
+    results = []
+    for sizes in request.sizes or (None,):
+        results.append(measure(sizes))
+        if not json:
+            _show(results[-1])
     if json:
-        show_json(comparison)
-    else:
-        _show(comparison)
-    if least is None:
-        return
-    unclear = [name for name, peer in comparison.peers.items() if peer.low < least <= peer.high]
-    if unclear:
-        note(f"not clear whether below {least:g}: {', '.join(unclear)}")
-    slow = [name for name, peer in comparison.peers.items() if peer.ratio < least]
-    if slow:
-        note(f"below {least:g}: {', '.join(slow)}")
+        show_json(results if request.sizes else results[0])
+    comparisons = [result for result in results if isinstance(result, Comparison)]
+    too_slow = [one for one in comparisons if least is not None and not _reaches(one, least)]
+    if too_slow:
         raise typer.Exit(1)
 
 
-def _profile(model: BenchModel, request: Request, rounds: int, *, as_json: bool) -> None:
-    """Compile a model here, and show what each of its kernels takes."""
+def _reaches(comparison: Comparison, least: float) -> bool:
+    """Tell whether no ratio is below a limit; say which are, and which may be."""
+    from intarsia.graph.free_sizes import sizes_text
+
+    at = f" at {sizes_text(comparison.sizes)}" if comparison.sizes else ""
+    peers = comparison.peers.items()
+    unclear = [name for name, peer in peers if peer.low < least <= peer.high]
+    if unclear:
+        note(f"not clear whether below {least:g}{at}: {', '.join(unclear)}")
+    slow = [name for name, peer in peers if peer.ratio < least]
+    if slow:
+        note(f"below {least:g}{at}: {', '.join(slow)}")
+    return not slow
+
+
+def _profile(model: BenchModel, request: Request, rounds: int) -> KernelProfile:
+    """Compile a model here, and time each of its kernels."""
     from intarsia.bench.profile import profile_kernels
     from intarsia.compiler import carry_out
+
+    sizes = () if model.sizes is None else (model.sizes,)
+    fixed = replace(request, model=model.path, shapes=None, sizes=sizes)
+    executable = carry_out(fixed).program.latest
+    return profile_kernels(executable, model.feeds, threads=request.threads, rounds=rounds)
+
+
+def _show(result: Comparison | KernelProfile) -> None:
+    from intarsia.bench.compare import Comparison
     from intarsia.report.kernels import kernels_view
 
-    executable = carry_out(replace(request, model=model.path, shapes=None)).program.latest
-    kernels = profile_kernels(executable, model.feeds, threads=request.threads, rounds=rounds)
-    if as_json:
-        show_json(kernels)
+    if isinstance(result, Comparison):
+        _show_comparison(result)
     else:
-        show(kernels_view(kernels))
+        show(kernels_view(result))
 
 
-def _show(comparison: Comparison) -> None:
+def _show_comparison(comparison: Comparison) -> None:
+    from intarsia.graph.free_sizes import sizes_text
     from intarsia.report.tables import make_table
 
+    sizes = f", {sizes_text(comparison.sizes)}" if comparison.sizes else ""
     batch = f", batch {comparison.batch}" if comparison.batch is not None else ""
     streams = f", runs per second of {comparison.streams} streams" if comparison.streams > 1 else ""
     ours = (comparison.ours.facts["summary"], comparison.ours.facts["shortfall"])
@@ -186,8 +223,8 @@ def _show(comparison: Comparison) -> None:
     )
     show(
         make_table(
-            f"{comparison.model} for {comparison.target}, {comparison.threads} threads{batch}, "
-            f"{comparison.rounds} rounds{streams}",
+            f"{comparison.model} for {comparison.target}, {comparison.threads} threads{batch}"
+            f"{sizes}, {comparison.rounds} rounds{streams}",
             header,
             rows,
         )

@@ -35,7 +35,12 @@ if TYPE_CHECKING:
 
 
 def open_executable(
-    file: Path, choices: Choices, threads: int | None, *, is_frozen: bool = False
+    file: Path,
+    choices: Choices,
+    threads: int | None,
+    *,
+    is_frozen: bool = False,
+    makes_inputs: bool = False,
 ) -> Program:
     """Load a package, or compile a model.
 
@@ -44,6 +49,7 @@ def open_executable(
         choices: What was given for compiling.
         threads: Threads that one run may use.
         is_frozen: Whether nothing is compiled for sizes that no program is there for.
+        makes_inputs: Whether inputs are made up, of the sizes that are given.
 
     Raises:
         SettingError: Options of compiling are given for a package.
@@ -53,7 +59,7 @@ def open_executable(
 
     if not is_package(file):
         return compile_file(file, choices, threads, is_fixed=is_frozen).program
-    refuse_choices(file, choices)
+    refuse_choices(file, choices, asks_sizes=makes_inputs)
     from intarsia.opening import load
 
     return load(file, num_threads=threads, frozen=is_frozen)
@@ -77,25 +83,33 @@ def explain_file(
     from intarsia.runtime.package import is_package
 
     if profile_runs:
-        executable = open_executable(file, choices, threads)
-        profile = executable.profile(executable.sample_feeds(), profile_runs)
+        executable = open_executable(file, choices, threads, makes_inputs=True)
+        feeds = executable.sample_feeds(sizes=next(iter(read_sizes(choices.sizes)), None))
+        profile = executable.profile(feeds, profile_runs)
         return executable.explain(profile)
     if not is_package(file):
         return compile_file(file, choices, threads).program.explain()
+    refuse_choices(file, choices, asks_sizes=True)
     sizes = read_sizes(choices.sizes)
-    refuse_choices(file, replace(choices, sizes=None) if len(sizes) == 1 else choices)
     from intarsia.runtime.package import read_package
 
     package = read_package(file)
     return package.explain() if not sizes else package.explain_at(sizes[0])
 
 
-def refuse_choices(file: Path, choices: Choices) -> None:
+def refuse_choices(file: Path, choices: Choices, *, asks_sizes: bool = False) -> None:
     """Refuse options of compiling for a package.
+
+    Args:
+        file: The package.
+        choices: The options that commands share.
+        asks_sizes: Whether one size for each free dimension says what the command is to look at.
 
     Raises:
         SettingError: There are some.
     """
+    if asks_sizes and len(read_sizes(choices.sizes)) == 1:
+        choices = replace(choices, sizes=None)
     if choices.given:
         raise SettingError(
             f"{choices.given[0]} is for compiling, and {str(file)!r} is compiled already",

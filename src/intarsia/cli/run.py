@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +22,7 @@ from intarsia.cli.options import (
     JsonOption,
     ThreadsOption,
     read_files,
+    read_sizes,
     takes_choices,
 )
 from intarsia.cli.output import milliseconds, note, show, show_json, write
@@ -62,18 +63,21 @@ def run_command(  # noqa: PLR0913 - an option each
 ) -> None:
     """Run a package, or compile an ONNX model and run it.
 
-    Without --input, inputs are random numbers from --seed.
+    Without --input, inputs are random numbers from --seed, of the first --sizes.
     """
     input_files, output_files = read_files("--input", inputs), read_files("--output", outputs)
+    sizes = [] if input_files else read_sizes(choices.sizes)[:1]
     for path in output_files.values():
         writable(path, is_made=True, source=file)
     if output_dir is not None:
         writable_folder(output_dir)
     start = perf_counter()
-    executable = open_executable(file, choices, threads, is_frozen=frozen)
+    executable = open_executable(
+        file, choices, threads, is_frozen=frozen, makes_inputs=not input_files
+    )
     load_seconds = perf_counter() - start
     files = _output_files(executable, output_files, output_dir)
-    feeds = _feeds(executable, input_files, seed)
+    feeds = _feeds(executable, input_files, seed, *sizes)
     from intarsia.runtime.device_array import to_host
 
     results = to_host(executable.run(feeds))
@@ -109,12 +113,14 @@ def run_command(  # noqa: PLR0913 - an option each
         )
 
 
-def _feeds(executable: Program, files: dict[str, Path], seed: int) -> dict[str, Any]:
+def _feeds(
+    executable: Program, files: dict[str, Path], seed: int, sizes: Mapping[str, int] | None = None
+) -> dict[str, Any]:
     if files or not executable.inputs:
         from intarsia.cli.arrays import read_arrays
 
         return read_arrays(files)
-    feeds = executable.sample_feeds(seed)
+    feeds = executable.sample_feeds(seed, sizes)
     specs = ", ".join(map(str, executable.program_for(feeds).inputs))
     note(f"no --input given: made-up values from seed {seed} for {specs}")
     return dict(feeds)

@@ -266,15 +266,22 @@ class PlanExecutable:
             hint=f"put it there before compiling: on_device(model, {{{name!r}: 'opencl:0'}})",
         )
 
-    def sample_feeds(self, seed: int = 0) -> dict[str, Array]:
+    def sample_feeds(
+        self, seed: int = 0, sizes: Mapping[str, int] | None = None
+    ) -> dict[str, Array]:
         """Return made-up values for every input that the model can do with.
 
         Args:
             seed: For what is drawn.
+            sizes: Of free dimensions, of which this has none.
 
         Raises:
-            InputError: An input has no fixed shape, or the seed is negative.
+            InputError: An input has no fixed shape, there are sizes, or the seed is negative.
         """
+        if sizes:
+            raise InputError(
+                f"there is no free dimension {next(iter(sizes))!r}", hint="give no sizes"
+            )
         from intarsia.runtime.feeds import sample_feeds
 
         model = self.plan.model

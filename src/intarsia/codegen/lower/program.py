@@ -158,9 +158,11 @@ class Program:
         notes = "".join(f"; {count} x {note}" for note, count in sorted(inexact.items()))
         tuned = sum(call.is_tuned for call in self.calls)
         notes += f"; {tuned} calls of tuned kernels" if tuned else ""
+        scratch = f"{self.scratch_bytes} bytes of scratch"
+        if any(storage.life for storage in self.storages):
+            scratch = "scratch as large as the sizes need"
         return (
-            f"{len(self.calls)} calls of {len(self.kernels)} kernels, "
-            f"{self.scratch_bytes} bytes of scratch; "
+            f"{len(self.calls)} calls of {len(self.kernels)} kernels, {scratch}; "
             f"{len(moves)} conversions and borders write {moved} bytes{notes}"
         )
 
