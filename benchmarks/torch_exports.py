@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models as PyTorch's two exporters write them: whether they load, where they run, and numbers.
 
-    python benchmarks/torch_exports.py --export FOLDER [MODEL ...]    # needs torch and others
+    python -P benchmarks/torch_exports.py --export FOLDER [MODEL ...]    # needs torch and others
     python benchmarks/torch_exports.py FOLDER [MODEL ...] [--json FILE]
 
-The first form is for an interpreter that has torch, timm and transformers; no weights are
-downloaded: each network is made of its configuration with two layers and seeded random weights,
-unless `--full` asks for the sizes of the published network. The second form needs neither. It
-compiles every file for `llvm`, runs it at three sizes beside ONNX Runtime, and prints one row each.
+The first form is for an interpreter that has torch, timm and transformers (`-P`, as transformers
+would import what else is in this folder). No weights are downloaded: each network is made of its
+configuration with two layers and seeded random weights, unless `--full` asks for the sizes of the
+published network. The second form needs neither. It compiles every file for `llvm`, runs it at
+three sizes beside ONNX Runtime, and prints one row each.
 """
 
 from __future__ import annotations
