@@ -17,7 +17,8 @@ from intarsia.codegen.expand import expand
 from intarsia.codegen.ir import Function
 from intarsia.codegen.verifier import verify
 from intarsia.native.callpath import make_step
-from intarsia.native.machine import LoadedCode, compile_object, host_machine
+from intarsia.native.loading import LoadedCode
+from intarsia.native.machine import compile_object, host_machine
 from intarsia.native.native_target import target_cpu
 from intarsia.target import Target
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from intarsia.garbage import fewer_collections
+
 if TYPE_CHECKING:
     from intarsia.compiler import compile, tune  # noqa: A004 - the name that users expect
     from intarsia.errors import IntarsiaError
@@ -62,7 +64,8 @@ def __getattr__(name: str) -> Any:
         value: Any = version("intarsia")
     elif name in _HOMES:
         module, attribute = _HOMES[name]
-        value = getattr(import_module(module), attribute)
+        with fewer_collections():
+            value = getattr(import_module(module), attribute)
     else:
         raise AttributeError(f"module 'intarsia' has no attribute {name!r}")
     globals()[name] = value

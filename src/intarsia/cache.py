@@ -7,8 +7,6 @@ Each kind of entry has a folder of its own inside.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,6 +135,8 @@ def clear_cache(folder: Path) -> CacheInfo:
     Raises:
         SettingError: The folder does not carry our tag, or something cannot be removed.
     """
+    import shutil  # running a program clears nothing
+
     before = cache_info(folder)
     if not before.exists:
         return before
@@ -185,6 +185,8 @@ def _obstacle(folder: Path) -> str:
     What permissions say is not enough: root may all, but not below a file, on a medium that is
     read-only or in `/proc`.
     """
+    import tempfile  # nor asks this
+
     place = folder
     while not place.exists() and not place.is_symlink() and place != place.parent:
         place = place.parent

@@ -223,3 +223,8 @@ class InternalError(IntarsiaError):
     """Our own bug: an invariant of the compiler does not hold."""
 
     exit_code = 4
+
+
+def words(error: Exception) -> str:
+    """Return what an exception says, with its name if it is not one of ours."""
+    return error.message if isinstance(error, IntarsiaError) else f"{type(error).__name__}: {error}"

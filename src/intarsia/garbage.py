@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fewer collections of garbage while a model is compiled.
+"""Fewer collections of garbage while a model is compiled, a package is loaded, or we are imported.
 
 Compiling makes hundred thousands of objects that live until it ends (kernels are trees), so that
 Python, which looks for garbage after each 700 of them, looks through all of them again and again:
 0.17 of the 2.7 s of a ResNet-18. Once in 50,000 takes a third of that and holds back a few
-megabytes; never at all would take what many models need.
+megabytes; never at all would take what many models need. What imports and packages make stays: of
+the half second up to a first output, looking for garbage took 0.03.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from intarsia.garbage import fewer_collections
 from intarsia.runtime.loading import load as load_package
 
 if TYPE_CHECKING:
@@ -44,13 +45,14 @@ def load(
         PackageError: The file is not a package, is damaged, or is of a newer format.
         BackendError: A backend that the package needs is missing, or refused it.
     """
-    return load_package(
-        path,
-        num_threads=num_threads,
-        backends=backends,
-        max_shapes=max_shapes,
-        find_source=None if frozen else _find_source,
-    )
+    with fewer_collections():
+        return load_package(
+            path,
+            num_threads=num_threads,
+            backends=backends,
+            max_shapes=max_shapes,
+            find_source=None if frozen else _find_source,
+        )
 
 
 def _find_source(

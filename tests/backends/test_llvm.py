@@ -25,6 +25,7 @@ from intarsia.errors import BackendError, PackageError, TargetError, Unsupported
 from intarsia.graph.load import load as load_model
 from intarsia.graph.region import Region
 from intarsia.graph.snapshot import snapshot
+from intarsia.native.elf import can_link
 from intarsia.native.machine import compile_assembly
 from intarsia.native.native_target import target_cpu
 from intarsia.runtime.package import read_package
@@ -108,6 +109,46 @@ def test_a_package_runs_in_a_fresh_process(exe, x, wanted, tmp_path):
     )
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=600)
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), exe(x))
+
+
+UNNEEDED = (
+    "asyncio", "importlib.metadata", "importlib.resources", "json",
+    "multiprocessing", "onnx", "onnx_ir", "onnxruntime", "rich", "sqlalchemy", "subprocess",
+    "tempfile", "typer",
+    "intarsia.backends.sources", "intarsia.codegen.ir", "intarsia.compiler", "intarsia.cost",
+    "intarsia.graph.graph", "intarsia.graph.ops", "intarsia.native.pool",
+    "intarsia.native.routine", "intarsia.process.selftest", "intarsia.runtime.control_flow",
+    "intarsia.target.registry", "intarsia.target.target",
+)  # fmt: skip
+"""What neither numpy imports nor a program needs that is loaded and run with one thread."""
+
+
+def test_a_second_start_from_a_package_imports_nothing_that_it_does_not_need(exe, x, tmp_path):
+    exe.save(tmp_path / "m.intarsia")
+    np.save(tmp_path / "x.npy", x)
+    script = (
+        "import sys, numpy as np\n"
+        "before = set(sys.modules)\n"
+        "import intarsia\n"
+        "x = np.load('x.npy')\n"
+        "intarsia.load('m.intarsia', num_threads=1)(x)\n"
+        "print(*sorted(set(sys.modules) - before))\n"
+    )
+    first, second = (
+        subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=tmp_path,
+            env={**os.environ, "INTARSIA_CACHE_DIR": str(tmp_path / "cache")},
+            check=True,
+            timeout=600,
+            capture_output=True,
+            text=True,
+        ).stdout.split()
+        for _ in range(2)
+    )
+    assert "llvmlite.binding" in first  # kernels are compiled
+    own_linker = () if not can_link() else ("llvmlite.binding", "intarsia.target.cpu_tables")
+    assert not {*UNNEEDED, *own_linker} & set(second)
 
 
 COMPILE = """
@@ -207,12 +248,13 @@ def test_foreign_code_is_compiled_but_not_loaded(foreign, backends):
 
 @X86
 def test_code_that_this_cpu_lacks_features_for_is_refused(artifact, backends, monkeypatch):
-    from intarsia.native import native_target
+    from intarsia.native import here, native_target
     from intarsia.target.cpu import LlvmCpu
 
     real = native_target.host_cpu()
     old = LlvmCpu("core2", (), frozenset({"sse", "sse2", "cx8"}), real.triple)
     monkeypatch.setattr(native_target, "host_cpu", lambda: old)
+    monkeypatch.setattr(here, "cpu_text", lambda: "a core2")
     backend = backends.named("llvm")
     with pytest.raises(BackendError, match=r"this CPU \(core2\) lacks .*avx"):
         backend.load(artifact, backend.open(None, None))

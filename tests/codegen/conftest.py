@@ -11,7 +11,8 @@ from intarsia.codegen.expand import expand
 from intarsia.codegen.interpreter import interpret
 from intarsia.codegen.printer import print_function
 from intarsia.codegen.verifier import verify
-from intarsia.native.machine import LoadedCode, NativeCpu, compile_object
+from intarsia.native.loading import LoadedCode
+from intarsia.native.machine import NativeCpu, compile_object
 
 
 def host_cpu():

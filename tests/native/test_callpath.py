@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from intarsia.native.callpath import make_step
-from intarsia.native.machine import LoadedCode, compile_object, host_machine
+from intarsia.native.loading import LoadedCode
+from intarsia.native.machine import compile_object, host_machine
 
 # adds begin to the first number, end to the second, and the third to the fourth
 KERNEL = """

@@ -12,8 +12,8 @@ import pytest
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.emit.llvm import emit_llvm
 from intarsia.errors import BackendError
+from intarsia.native.loading import LoadedCode
 from intarsia.native.machine import (
-    LoadedCode,
     NativeCpu,
     compile_assembly,
     compile_object,

@@ -12,7 +12,8 @@ import pytest
 
 from intarsia.errors import BackendError
 from intarsia.native.entries import prune
-from intarsia.native.machine import LoadedCode, NativeCpu, host_machine
+from intarsia.native.loading import LoadedCode
+from intarsia.native.machine import NativeCpu, host_machine
 from intarsia.native.objects import KIND, ObjectCache, _parts
 
 TEXT = "define i64 @f(i64 %x) {{ %y = add i64 %x, {number}\n ret i64 %y }}"
@@ -59,7 +60,7 @@ def test_what_an_object_depends_on_tells_entries_apart(key, tmp_path):
 def test_another_llvm_makes_another_entry(tmp_path, monkeypatch):
     cache = ObjectCache(tmp_path)
     cache.object_of(text(), HOST)
-    monkeypatch.setattr("intarsia.native.objects.llvm_version", lambda: "0.0.1")
+    monkeypatch.setattr("intarsia.native.objects.generator_version", lambda: "0.0.1")
     cache.object_of(text(), HOST)
     assert cache.misses == 2
 

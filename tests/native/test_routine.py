@@ -6,7 +6,8 @@ from ctypes import c_int32, c_int64, c_uint32, c_uint64, c_void_p
 
 import pytest
 
-from intarsia.native.routine import Cell, Record, Routine, declare, load_routine, new_module
+from intarsia.native.loading import load_routine
+from intarsia.native.routine import Cell, Record, Routine, declare, new_module
 
 
 class Pair(ctypes.Structure):

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from intarsia.native.callpath import make_step
-from intarsia.native.machine import LoadedCode, compile_object, host_machine
+from intarsia.native.loading import LoadedCode
+from intarsia.native.machine import compile_object, host_machine
 from intarsia.native.pool import find_team
 
 # turn i adds 1 to the i-th number of the first argument, notes its thread in the second one, counts

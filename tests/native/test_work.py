@@ -6,7 +6,7 @@ import pytest
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.expand import expand
 from intarsia.codegen.unit import AVX2, AVX512, SCALAR
-from intarsia.native.pool import call_work
+from intarsia.native.chunks import call_work
 from intarsia.native.work import count_work
 
 

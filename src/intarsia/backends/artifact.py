@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -74,6 +73,8 @@ def onnx_artifact(
 
 def _free_border(region: Region) -> Mapping[str, str]:
     """Return what metadata says of a region whose border has free dimensions."""
+    import json  # reading one is msgspec's
+
     values = (region.graph.values[value] for value in (*region.inputs, *region.outputs))
     extents = {
         value.name: [extent if isinstance(extent, int) else -1 for extent in value.extents]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from intarsia.cache import make_cache_folder, write_entry
 from intarsia.errors import SettingError
 from intarsia.hashing import digest
-from intarsia.process.selftest import InstalledEntry, is_foreign
+from intarsia.process.foreign import InstalledEntry, is_foreign
 from intarsia.settings import Settings
 
 GROUP = "intarsia.backends"

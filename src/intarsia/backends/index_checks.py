@@ -8,7 +8,6 @@ not seen.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,6 @@ from intarsia.arrays import Array
 from intarsia.backends.device import Buffer, Step, ValueSlot
 from intarsia.decoding import decode_json
 from intarsia.errors import InputError, PackageError
-from intarsia.graph.indices import find_outside
 
 if TYPE_CHECKING:
     from intarsia.backends.values import Artifact
@@ -49,6 +47,8 @@ class BorderCheck(msgspec.Struct, frozen=True, array_like=True):
         Raises:
             InputError: One is out of bounds.
         """
+        from intarsia.graph.indices import find_outside  # few regions have any
+
         problem = find_outside(array, self.extents)
         if problem is not None:
             raise outside(problem[0], self.indices, self.node, problem[1], target)
@@ -90,6 +90,8 @@ def misfit(parameter: str, node: str, target: str) -> InputError:
 
 def border_checks(region: Region) -> Mapping[str, str]:
     """Return what metadata of an artifact says about indices among a region's inputs."""
+    import json  # reading one is msgspec's
+
     from intarsia.graph.indices import has_free_bound, index_uses
 
     graph, nodes = region.graph, frozenset(region.nodes)

@@ -68,31 +68,19 @@ from intarsia.codegen.storage import StorageKind
 from intarsia.errors import BackendError
 from intarsia.graph.arena import aligned_bytes
 from intarsia.native.callpath import make_step
-from intarsia.native.machine import LoadedCode, NativeCpu, compile_assembly, driver, llvm_version
-from intarsia.native.native_target import (
-    check_here,
-    lowering_options,
-    target_cpu,
-    target_threads,
-    why_not_here,
-)
+from intarsia.native.chunks import call_work, chunk_count
+from intarsia.native.here import why_not_runnable
+from intarsia.native.loading import LoadedCode
+from intarsia.native.machine import NativeCpu, compile_assembly, driver, llvm_version
 from intarsia.native.objects import ObjectCache
-from intarsia.native.pool import (
-    Team,
-    ThreadPool,
-    call_work,
-    chunk_count,
-    find_pool,
-    find_team,
-)
-from intarsia.target import Target
 
 if TYPE_CHECKING:
     from intarsia.backends.values import Border, BuildContext, Candidate
     from intarsia.codegen.ir import Function
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
-    from intarsia.target import VirtualDevice
+    from intarsia.native.pool import Team, ThreadPool
+    from intarsia.target import Target, VirtualDevice
 
 _LARGE_SCORES = 16 << 20
 """From this many bytes on, a Softmax's result is in memory rather than in a cache."""
@@ -356,10 +344,14 @@ class LlvmBackend(ConfiguredBackend):
             driver()
         except BackendError as error:
             return Detection.failed(error)
+        from intarsia.target import Target  # a package runs without reading one
+
         return Detection((Target("llvm"),), rank=1)
 
     def check_target(self, target: Target) -> Sequence[str]:
         """Check that the target means this machine, and return what it says in vain."""
+        from intarsia.native.native_target import check_here  # running a package asks no target
+
         return check_here(target)
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
@@ -392,6 +384,8 @@ class LlvmBackend(ConfiguredBackend):
 
     def groups(self, region: Region, context: BuildContext) -> Sequence[FusedGroup]:
         """Return the nodes of each kernel."""
+        from intarsia.native.native_target import target_cpu
+
         return native_groups(region, target_cpu(context.target.target)[1])
 
     def identity(self, context: BuildContext) -> CodeIdentity:
@@ -413,6 +407,12 @@ class LlvmBackend(ConfiguredBackend):
         from intarsia.codegen.lower.region import lower_region
         from intarsia.codegen.lower.schedules import HEURISTICS
         from intarsia.native.compile_pool import CompilePool
+        from intarsia.native.native_target import (
+            lowering_options,
+            target_cpu,
+            target_threads,
+            why_not_here,
+        )
         from intarsia.native.schedule_table import find_table
         from intarsia.native.work import count_work
 
@@ -483,6 +483,7 @@ class LlvmBackend(ConfiguredBackend):
         Where blocked and plain convert as little, as around a pooling alone, it is the blocked one.
         """
         from intarsia.codegen.lower.fusion import best_borders
+        from intarsia.native.native_target import target_cpu
 
         region = candidate.region
         best = best_borders(region, target_cpu(context.target.target)[1])
@@ -505,18 +506,22 @@ class LlvmBackend(ConfiguredBackend):
         """
         payload = _decode(artifact)
         cpu = NativeCpu(payload.triple, payload.cpu, ",".join(payload.features))
-        _check_runs_here(cpu, artifact)
-        texts = {name: unpack_text(artifact, code) for name, code in payload.kernels}
         caches = self.settings.cache_folder()
+        _check_runs_here(cpu, artifact, caches)
+        texts = {name: unpack_text(artifact, code) for name, code in payload.kernels}
         objects = _find_or_compile(texts, cpu, caches)
         options = device.options
         threads = min(options.num_threads, payload.num_cores or options.num_threads)
-        pool: ThreadPool | Team | None
-        if options.gomp_parallel:
-            pool = find_team(threads, options.gomp_parallel, caches)
-        else:
-            pool = find_pool(threads, is_shared=options.is_shared, caches=caches)
+        pool = None if threads == 1 else _find_threads(threads, options, caches)
         return NativeExecutable(artifact, payload, LoadedCode(objects), pool, caches)
+
+
+def _find_threads(threads: int, options: ThreadOptions, caches: Path) -> ThreadPool | Team | None:
+    from intarsia.native.pool import find_pool, find_team  # one thread needs neither
+
+    if options.gomp_parallel:
+        return find_team(threads, options.gomp_parallel, caches)
+    return find_pool(threads, is_shared=options.is_shared, caches=caches)
 
 
 def _find_or_compile(texts: Mapping[str, str], cpu: NativeCpu, caches: Path) -> Mapping[str, bytes]:
@@ -539,13 +544,13 @@ def _find_or_compile(texts: Mapping[str, str], cpu: NativeCpu, caches: Path) -> 
     return {name: compiled[name] if code is None else code for name, code in cached.items()}
 
 
-def _check_runs_here(cpu: NativeCpu, artifact: Artifact) -> None:
-    """Check that this machine can run code for a CPU: a wrong one would end the process.
+def _check_runs_here(cpu: NativeCpu, artifact: Artifact, caches: Path) -> None:
+    """Check that this machine can run code for a CPU.
 
     Raises:
         BackendError: It cannot.
     """
-    problem = why_not_here(cpu)
+    problem = why_not_runnable(cpu, caches)
     if problem:
         raise BackendError(
             f"the native code cannot run here: {problem}",

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from intarsia.backends.backend import Backend, RegisteredBackend
 from intarsia.backends.entries import list_entries
-from intarsia.errors import BackendError
-from intarsia.process.selftest import is_foreign, is_inside, require_plugin, words
+from intarsia.errors import BackendError, words
+from intarsia.process.foreign import is_foreign
 from intarsia.settings import DEFAULTS, Settings
-from intarsia.target import TargetKind, register_kind
 from intarsia.target.pipeline import STANDARD_PIPELINE
 
 if TYPE_CHECKING:
@@ -145,7 +144,9 @@ def collect(
                     backend=backend.name,
                     hint="uninstall one of the packages",
                 )
-            if isinstance(kind, TargetKind):
+            if not isinstance(kind, str):
+                from intarsia.target import register_kind  # the catalogue has those of ours
+
                 register_kind(kind)
             by_kind[kind_name] = backend
     return Backends(by_name, by_kind, dict(broken or {}))
@@ -195,10 +196,13 @@ def load_backends(settings: Settings, names: Collection[str] | None = None) -> B
     for entry in sorted(list_entries(settings), key=lambda entry: (entry.name, entry.value)):
         if names is not None and entry.name not in names:
             continue
-        if is_inside() and is_foreign(entry):  # another one is tried in this process
-            continue
         try:
-            require_plugin(entry, caches)
+            if is_foreign(entry):
+                from intarsia.process.selftest import is_inside, require_plugin
+
+                if is_inside():  # another one is tried in this process
+                    continue
+                require_plugin(entry, caches)
             backend = entry.load()
         except Exception as error:
             broken[entry.name] = _outdated_import(error) or words(error)

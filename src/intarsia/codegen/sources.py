@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from functools import cache
-from importlib.resources import files
-from importlib.resources.abc import Traversable
+from importlib import import_module
+from pathlib import Path
 
 _DIGEST_DIGITS = 8
 
@@ -32,14 +32,14 @@ def source_digest(modules: tuple[str, ...]) -> str:
 def _sources(module: str) -> Iterator[tuple[str, bytes]]:
     """Yield the name and the text of a module's file, or of each file of a package, in order."""
     parent, _, name = module.rpartition(".")
-    folder = files(parent)
+    folder = Path(import_module(parent).__path__[0])
     path = folder / name
     yield from _walk(module, path if path.is_dir() else folder / f"{name}.py")
 
 
-def _walk(name: str, place: Traversable) -> Iterator[tuple[str, bytes]]:
+def _walk(name: str, place: Path) -> Iterator[tuple[str, bytes]]:
     if place.is_dir():
-        for entry in sorted(place.iterdir(), key=lambda entry: entry.name):
+        for entry in sorted(place.iterdir()):
             yield from _walk(f"{name}/{entry.name}", entry)
     elif place.name.endswith(".py"):
         yield name, place.read_bytes()

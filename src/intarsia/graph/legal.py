@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from intarsia.graph.indices import followers, index_uses
+from intarsia.graph.model_info import Legal
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Node, Value
@@ -16,19 +16,6 @@ _MICROSOFT = "com.microsoft"
 _TABLES = {0: 2, 1: 4, 8: 3}
 """For inputs of EmbedLayerNormalization that hold indices: the input that they index."""
 _AXES = frozenset(("Squeeze", "Unsqueeze"))
-
-
-@dataclass(frozen=True, slots=True)
-class Legal:
-    """What an input may hold.
-
-    Attributes:
-        bound: Its numbers are indices from 0 to below; 0 for no such bound.
-        values: All of it, row by row; none where that is not settled.
-    """
-
-    bound: int = 0
-    values: tuple[int, ...] = ()
 
 
 def legal_inputs(graph: Graph) -> dict[str, Legal]:

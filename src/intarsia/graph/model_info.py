@@ -7,13 +7,25 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from intarsia.graph.legal import Legal, legal_inputs
 from intarsia.graph.metadata import CLAIM_KEY
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
     from intarsia.graph.graph import Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Legal:
+    """What an input may hold.
+
+    Attributes:
+        bound: Its numbers are indices from 0 to below; 0 for no such bound.
+        values: All of it, row by row; none where that is not settled.
+    """
+
+    bound: int = 0
+    values: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +66,8 @@ class ModelInfo:
 
 def read_model_info(snapshot: Graph) -> ModelInfo:
     """Return the model's own metadata."""
+    from intarsia.graph.legal import legal_inputs  # running a program asks no operator
+
     described = describe_model(snapshot.model)
     claims = dict(_claims(snapshot.model.graph))
     return replace(described, claims=claims, legal=legal_inputs(snapshot))

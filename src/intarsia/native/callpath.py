@@ -2,61 +2,26 @@
 """One call from Python for a whole region: a function of the interpreter, made of machine code.
 
 A list of calls is a table of 8-byte entries: how many calls, the pool of threads and what runs a
-kernel there, then the calls (`ParallelCall`). A small function walks over it without the
-interpreter's lock. Calling a builtin function of Python takes 0.16 us, a function of ctypes with
-one pointer 0.32 us (Cascade Lake).
+kernel there, then the calls (`ParallelCall`). A small function (`callpath_code`) walks over it
+without the interpreter's lock. Calling a builtin function of Python takes 0.16 us, a function of
+ctypes with one pointer 0.32 us (Cascade Lake).
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from ctypes import c_uint64, c_void_p
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from ctypes import c_void_p
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from intarsia.native.machine import LoadedCode
-from intarsia.native.routine import (
-    KERNEL,
-    PARALLEL_FOR,
-    ParallelCall,
-    Record,
-    Routine,
-    declare,
-    load_routine,
-    new_module,
-)
+from intarsia.native.loading import LoadedCode, load_routine
 
 _NAME = "intarsia_step"
-
-
-class _CallList(ctypes.Structure):  # the calls follow
-    _fields_ = (
-        ("count", c_uint64),
-        ("threads", c_void_p),
-        ("parallel_for", c_void_p),
-    )
-
-
-def _write_calls(code: Routine) -> None:
-    table = find_table(code, _CallList)
-    with unlocked(code):
-        threads, parallel_for = table["threads"].load(), table["parallel_for"].load()
-        with code.count(table["count"].load()) as number:
-            call = table.behind(ParallelCall).item(number)
-            kernel, arguments, extent, chunks = call.load()
-            with code.choose(chunks, ">", 1) as (several, alone):
-                with several:
-                    run = parallel_for.function(*PARALLEL_FOR)
-                    code.call(run, threads, kernel, arguments, extent, chunks)
-                with alone:
-                    code.call(kernel.function(*KERNEL), arguments, 0, extent)
-    return_none(code)
 
 
 _NO_ARGUMENTS = 4
@@ -89,27 +54,6 @@ class MethodDef(ctypes.Structure):
     """The code."""
 
 
-def find_table(code: Routine, layout: type[ctypes.Structure]) -> Record:
-    """Return the table that a function of Python was made with, see `make_function`."""
-    get_pointer = declare(code.module, "PyCapsule_GetPointer", c_void_p, c_void_p, c_void_p)
-    return Record(code.call(get_pointer, code.parameters[0], None), layout)
-
-
-@contextmanager
-def unlocked(code: Routine) -> Iterator[None]:
-    """Run what is written inside without the interpreter's lock."""
-    state = code.call(declare(code.module, "PyEval_SaveThread", c_void_p))
-    yield
-    code.call(declare(code.module, "PyEval_RestoreThread", None, c_void_p), state)
-
-
-def return_none(code: Routine) -> None:
-    """End a function of Python with `None`."""
-    none = code.data("_Py_NoneStruct")  # counted: it is not immortal before Python 3.12
-    code.call(declare(code.module, "Py_IncRef", None, c_void_p), none)
-    code.give_back(none)
-
-
 PYTHON_SYMBOLS = (
     "PyCapsule_GetPointer",
     "PyEval_SaveThread",
@@ -117,21 +61,23 @@ PYTHON_SYMBOLS = (
     "Py_IncRef",
     "_Py_NoneStruct",
 )
-"""What `find_table`, `unlocked` and `return_none` need of Python's C API."""
+"""What functions that `callpath_code` helps to write need of Python's C API."""
 
 
-def define_method(
+def load_method(
     name: str,
-    write: Callable[[Routine], None],
+    write: Callable[[], str],
+    sources: tuple[str, ...],
     symbols: Sequence[str] = PYTHON_SYMBOLS,
     *,
     caches: Path | None,
 ) -> MethodDef:
-    """Compile a function of Python's C API without arguments.
+    """Load a function of Python's C API without arguments, from the cache or compiled now.
 
     Args:
         name: The function.
-        write: Writes it, with `find_table`, `unlocked` and `return_none`.
+        write: Returns its module, see `callpath_code.method_text`.
+        sources: The modules of Python that write it.
         symbols: What of Python's C API it refers to.
         caches: The folder of all caches, where its code is kept; None keeps it nowhere.
 
@@ -142,25 +88,24 @@ def define_method(
         symbol: ctypes.addressof(ctypes.c_char.in_dll(ctypes.pythonapi, symbol))
         for symbol in symbols
     }
-    sources = (__name__, write.__module__)
-    library = load_routine(
-        name, partial(method_text, name, write), sources, symbols=addresses, caches=caches
-    )
+    library = load_routine(name, write, sources, symbols=addresses, caches=caches)
     method = MethodDef(b"step", library.addresses[name], _NO_ARGUMENTS, b"Run one region.")
     method.library = library
     return method
 
 
-def method_text(name: str, write: Callable[[Routine], None]) -> str:
-    """Return the module of a function of Python's C API."""
-    module = new_module()
-    write(Routine(module, name, c_void_p, c_void_p, c_void_p, is_exported=True))
-    return str(module)
+_WRITER = "intarsia.native.callpath_code"
+
+
+def _step_text() -> str:
+    from intarsia.native.callpath_code import method_text, write_calls  # once for each machine
+
+    return method_text(_NAME, write_calls)
 
 
 @cache
 def _method(caches: Path | None) -> MethodDef:
-    return define_method(_NAME, _write_calls, caches=caches)
+    return load_method(_NAME, _step_text, (_WRITER,), caches=caches)
 
 
 def make_step(

@@ -3,7 +3,7 @@
 
 This and the target system's look-up of the host CPU are the only places that know llvmlite.
 Compiling yields object files as bytes; linking is separate, so that objects can come from a cache
-or from other processes.
+or from other processes. A start whose objects are in the cache imports no more than this module.
 """
 
 from __future__ import annotations
@@ -44,15 +44,19 @@ def driver() -> Any:
     try:
         import llvmlite.binding as llvm
     except ImportError as error:
-        raise BackendError(
-            f"the native code generator is not available: {error}",
-            backend="llvm",
-            hint="pip install llvmlite",
-        ) from error
+        raise _missing(error) from error
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     llvm.initialize_native_asmparser()
     return llvm
+
+
+def _missing(error: ImportError) -> BackendError:
+    return BackendError(
+        f"the native code generator is not available: {error}",
+        backend="llvm",
+        hint="pip install llvmlite",
+    )
 
 
 @cache
@@ -62,6 +66,21 @@ def ir_layer() -> Any:
     from llvmlite import ir
 
     return ir
+
+
+def generator_version() -> str:
+    """Return what objects in a cache are told apart by: llvmlite's version, which says LLVM's.
+
+    LLVM itself is not loaded for it.
+
+    Raises:
+        BackendError: llvmlite is not installed.
+    """
+    try:
+        import llvmlite
+    except ImportError as error:
+        raise _missing(error) from error
+    return f"llvmlite {llvmlite.__version__}"
 
 
 def llvm_version() -> str:
@@ -163,39 +182,29 @@ def _optimise(text: str, cpu: NativeCpu, level: int) -> Any:
     return module
 
 
-class LoadedCode:
-    """Objects linked into this process; it keeps them loaded as long as it lives."""
+def link_object(name: str, code: bytes, symbols: Mapping[str, int]) -> Any:
+    """Have LLVM link an object into this process, where it stays as long as the result lives.
 
-    def __init__(
-        self, objects: Mapping[str, bytes], symbols: Mapping[str, int] | None = None
-    ) -> None:
-        """Link objects, each of which defines a function of its key's name.
+    Args:
+        name: Of the function that it defines; `[name]` of the result is its address.
+        code: The object file.
+        symbols: Addresses of what it refers to beside this process's own libraries.
 
-        Args:
-            objects: Object files for this machine.
-            symbols: Addresses of what they refer to beside this process's own libraries.
-
-        Raises:
-            BackendError: An object does not fit this process, or lacks its function.
-        """
-        llvm = driver()
-        self._trackers: list[Any] = []
-        self.addresses: dict[str, int] = {}
+    Raises:
+        BackendError: It does not fit this process, or lacks its function.
+    """
+    with _lock:
+        jit = _jit()  # one for the process: of two, one would go with its code
+    library = f"{name}.{next(_serial)}"
+    builder = driver().JITLibraryBuilder().add_object_img(code).export_symbol(name)
+    builder.add_current_process()
+    for symbol, address in symbols.items():
+        builder.import_symbol(symbol, address)
+    try:
         with _lock:
-            jit = _jit()  # one for the process: of two, one would go with its code
-        for name, code in objects.items():
-            library = f"{name}.{next(_serial)}"
-            builder = llvm.JITLibraryBuilder().add_object_img(code).export_symbol(name)
-            builder.add_current_process()
-            for symbol, address in (symbols or {}).items():
-                builder.import_symbol(symbol, address)
-            try:
-                with _lock:
-                    tracker = builder.link(jit, library)
-            except RuntimeError as error:
-                raise BackendError(f"cannot link kernel {name}: {error}", backend="llvm") from error
-            self._trackers.append(tracker)
-            self.addresses[name] = tracker[name]
+            return builder.link(jit, library)
+    except RuntimeError as error:
+        raise BackendError(f"cannot link kernel {name}: {error}", backend="llvm") from error
 
 
 _serial = itertools.count()

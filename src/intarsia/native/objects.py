@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled kernels on disk: what was compiled once for a CPU is not compiled again.
 
-An entry is found by the kernel's text, the CPU, its features, LLVM's version and the passes. One
-that does not define what the text defines is as good as none: it could not be linked, ever.
+An entry is found by the kernel's text, the CPU, its features, the version of what compiled it and
+the passes. One that does not define what the text defines is as good as none: it could not be
+linked, ever.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from pathlib import Path
 
 from intarsia.native.entries import Entries
-from intarsia.native.machine import NativeCpu, compile_object, llvm_version
+from intarsia.native.machine import NativeCpu, compile_object, generator_version
 
 KIND = "kernels"
 """The folder of the entries inside the cache folder."""
@@ -22,7 +23,9 @@ LIMIT_BYTES = 512 << 20
 _LEVEL = "0"
 """What kernels are compiled with, see `compile_object`."""
 
-_DEFINED = re.compile(r"^define (?!internal |private )[^@\n]*@([\w.$]+)\(", re.MULTILINE)
+_DEFINITION = "\ndefine "
+_DEFINED = re.compile(r"(?!internal |private )[^@\n]*@([\w.$]+)\(")
+"""What follows."""
 
 
 class ObjectCache(Entries):
@@ -63,9 +66,11 @@ class ObjectCache(Entries):
 
 def _fits(code: bytes, text: str) -> bool:
     """Tell whether an object file names all that a module defines for others."""
-    # Names stand as they are in an object's table of strings, whatever its format.
-    return all(name.encode() in code for name in _DEFINED.findall(text))
+    # Names stand as they are in an object's table of strings, whatever its format. A regular
+    # expression alone would look at each line of the text, which has thousands.
+    defined = map(_DEFINED.match, f"\n{text}".split(_DEFINITION)[1:])
+    return all(match[1].encode() in code for match in defined if match)
 
 
 def _parts(text: str, cpu: NativeCpu) -> tuple[str, ...]:
-    return text, cpu.triple, cpu.name, cpu.features, llvm_version(), _LEVEL
+    return text, cpu.triple, cpu.name, cpu.features, generator_version(), _LEVEL

@@ -10,22 +10,13 @@ are memory until LLVM's pipeline has put them into registers.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from ctypes import c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
-from intarsia.codegen.sources import source_digest
-from intarsia.native.machine import (
-    LoadedCode,
-    compile_object,
-    host_machine,
-    ir_layer,
-    llvm_version,
-)
-from intarsia.native.objects import ObjectCache
+from intarsia.native.machine import ir_layer
 
 KERNEL = (None, c_void_p, c_uint64, c_uint64)
 """Result and parameters of a kernel: the table of its arguments, from and to which turn it runs."""
@@ -43,37 +34,6 @@ class ParallelCall(ctypes.Structure):
         ("extent", c_uint64),
         ("chunks", c_uint64),
     )
-
-
-def load_routine(
-    name: str,
-    write: Callable[[], str],
-    sources: tuple[str, ...],
-    *variant: object,
-    symbols: Mapping[str, int] | None = None,
-    caches: Path | None,
-) -> LoadedCode:
-    """Compile what a module of LLVM IR exports, or take it from the cache, and load it.
-
-    Writing the module takes up to 7 ms, so it is found in the cache by the sources that write it.
-
-    Args:
-        name: What it exports.
-        write: Returns its text.
-        sources: The modules of Python that write it.
-        variant: What else its text depends on.
-        symbols: Addresses of what it refers to beside this process's own libraries.
-        caches: The folder of all caches; None keeps it nowhere.
-
-    Raises:
-        BackendError: llvmlite is not installed.
-    """
-    cpu = host_machine()
-    made_of = (name, *map(str, variant), source_digest((__name__, *sources)), llvm_version())
-    code = ObjectCache(caches).find_or_make(
-        (*made_of, cpu.name, cpu.features), lambda: compile_object(write(), cpu, level=2)
-    )
-    return LoadedCode({name: code}, symbols)
 
 
 def new_module() -> Any:

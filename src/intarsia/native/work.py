@@ -24,7 +24,8 @@ from intarsia.codegen.ir import (
 )
 from intarsia.codegen.unit import VectorUnit
 from intarsia.native.callpath import make_step
-from intarsia.native.machine import LoadedCode, NativeCpu, compile_object
+from intarsia.native.loading import LoadedCode
+from intarsia.native.machine import NativeCpu, compile_object
 from intarsia.native.pool import find_pool
 
 _UNKNOWN_TURNS = 8

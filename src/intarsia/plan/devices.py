@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from intarsia.errors import PackageError
-from intarsia.target import DeviceType, VirtualDevice
+from intarsia.target import DeviceType
+
+if TYPE_CHECKING:
+    from intarsia.target import VirtualDevice
 
 HOST_DOMAIN = (int(DeviceType.CPU), 0, "")
 """The memory domain of the host."""
@@ -22,6 +27,8 @@ def parse_domain(text: str) -> VirtualDevice:
     Raises:
         PackageError: It is not such a text.
     """
+    from intarsia.target import VirtualDevice  # the host's memory needs none
+
     place, _, scope = text.partition("/")
     name, _, ordinal = place.partition(":")
     try:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from intarsia.backends.values import Refusal
 from intarsia.errors import ReasonCode
-from intarsia.target import PlacedTarget
 
 HOST = "host"
 """The reason of a node that runs on the host because no target takes it."""
@@ -30,6 +29,13 @@ THE_PLAN = "the plan"
 
 STEP = "control flow"
 """The reason of an If, Loop or Scan that the plan runs itself."""
+
+
+def _is_slow(target: str) -> bool:
+    """Tell whether a placed target is worth a warning."""
+    from intarsia.target import PlacedTarget  # only people ask; a program runs without
+
+    return PlacedTarget.parse(target).target.kind.is_slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +92,7 @@ class PlacedRegion:
     @property
     def is_slow(self) -> bool:
         """Whether it is on a target that is worth a warning."""
-        return PlacedTarget.parse(self.target).target.kind.is_slow
+        return _is_slow(self.target)
 
     @property
     def operators(self) -> str:
@@ -170,8 +176,7 @@ class Placement:
             return ""
         if target == self.host:
             return " (the host)"
-        is_slow = PlacedTarget.parse(target).target.kind.is_slow
-        return f" (in place of the host, {self.host}{', and slow' if is_slow else ''})"
+        return f" (in place of the host, {self.host}{', and slow' if _is_slow(target) else ''})"
 
     def __str__(self) -> str:
         lines = [

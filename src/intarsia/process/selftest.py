@@ -23,10 +23,12 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from intarsia.cache import make_cache_folder, write_entry
-from intarsia.errors import BackendError, IntarsiaError, SettingError
+from intarsia.cpu_text import cpu_text
+from intarsia.errors import BackendError, SettingError, words
+from intarsia.process.foreign import InstalledEntry, is_foreign, package_of
 from intarsia.process.interpreter import fresh_python
 
 if TYPE_CHECKING:
@@ -175,31 +177,6 @@ def require_library(
         require(SelfTest(name, trial, (spelling,), tuple(files)), backend, hint, caches)
 
 
-class InstalledEntry(Protocol):
-    """An entry point: one of `importlib.metadata`, or what is remembered of one."""
-
-    @property
-    def name(self) -> str:
-        """Of the plug-in."""
-
-    @property
-    def value(self) -> str:
-        """The module and, behind a colon, what to take of it."""
-
-    @property
-    def group(self) -> str:
-        """What it is an entry point for."""
-
-
-def is_foreign(entry: InstalledEntry) -> bool:
-    """Tell whether an entry point leads to foreign code."""
-    return _package_of(entry) != __name__.partition(".")[0]
-
-
-def _package_of(entry: InstalledEntry) -> str:
-    return entry.value.partition(":")[0].partition(".")[0]
-
-
 def require_plugin(entry: InstalledEntry, caches: Path) -> None:
     """Raise if a plug-in takes its process when it is loaded or first used.
 
@@ -221,7 +198,7 @@ def require_plugin(entry: InstalledEntry, caches: Path) -> None:
             f"the plug-in {entry.name!r}",
             "intarsia.testing.selftest:try_plugin",
             (entry.name, entry.value, entry.group),
-            ("" if dist is None else dist.version, *package_facts(_package_of(entry), "**/*.*")),
+            ("" if dist is None else dist.version, *package_facts(package_of(entry), "**/*.*")),
         ),
         entry.name,
         f"pip install --upgrade {owner}, or uninstall it",
@@ -272,18 +249,10 @@ def _machine() -> str:
     """Return what a verdict depends on beside the code: the CPU, Python and our version."""
     from importlib.metadata import PackageNotFoundError, version
 
-    cpu = platform.machine()
-    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="ascii") as file:
-        # Of Linux on x86 and on Arm; frequencies and the like differ from one look to the next.
-        names = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU ")
-        for line in file:
-            if not line.strip():  # the other CPUs are like the first
-                break
-            cpu += line if line.startswith(names) else ""
     own = "not installed"
     with contextlib.suppress(PackageNotFoundError):
         own = version("intarsia")
-    return f"{cpu} {platform.python_version()} {own}"
+    return f"{cpu_text()} {platform.python_version()} {own}"
 
 
 def _digest(test: SelfTest) -> str:
@@ -393,11 +362,6 @@ def _records(file: Path) -> Iterator[dict[str, Any]]:
 def _last_line(file: Path) -> str:
     lines = file.read_bytes()[-_LAST_WORDS:].decode(errors="replace").splitlines()
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def words(error: Exception) -> str:
-    """Return what an exception says, with its name if it is not one of ours."""
-    return error.message if isinstance(error, IntarsiaError) else f"{type(error).__name__}: {error}"
 
 
 def serve(file: str) -> None:

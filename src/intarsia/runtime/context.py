@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Container, Iterator, Mapping, 
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy import ndarray
@@ -35,8 +35,10 @@ from intarsia.backends.values import KernelCall, TensorSpec
 from intarsia.errors import ExecutionError, InputError, IntarsiaError, InternalError
 from intarsia.graph.arena import aligned_bytes
 from intarsia.plan.plan import HOST, CopyStep, Plan, PlanStep, RegionStep, TensorStorage
-from intarsia.runtime.control_flow import ControlExecutable, Runner
 from intarsia.runtime.device_array import DeviceArray
+
+if TYPE_CHECKING:
+    from intarsia.runtime.control_flow import Runner
 
 logger = logging.getLogger(__name__)
 
@@ -169,6 +171,8 @@ class Context:
         Yields:
             The position of its step in the plan, the kernel if it is one, and the call.
         """
+        from intarsia.runtime.control_flow import ControlExecutable  # few programs have any
+
         for position, (step, bound) in enumerate(zip(self.plan.steps, self._steps, strict=True)):
             if isinstance(step, CopyStep):
                 yield position, None, bound

@@ -11,7 +11,7 @@ import numpy as np
 from intarsia.arrays import Array, np_dtype
 from intarsia.backends.values import TensorSpec
 from intarsia.errors import InputError
-from intarsia.graph.legal import Legal
+from intarsia.graph.model_info import Legal
 from intarsia.runtime.device_array import DeviceArray
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
@@ -21,6 +20,7 @@ from intarsia.runtime.executor import PlanExecutable
 from intarsia.runtime.feeds import as_array, check_array, check_names
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
     from pathlib import Path
 
     from intarsia.arrays import Array
@@ -251,6 +251,8 @@ class FreeExecutable:
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
         """The thread that compiles for sizes that come often."""
+        from concurrent.futures import ThreadPoolExecutor  # the first runs make no program
+
         return ThreadPoolExecutor(1, thread_name_prefix="intarsia-sizes")
 
     @property

@@ -19,10 +19,11 @@ from intarsia.backends.device import Device, Executable, HostDevice, ThreadOptio
 from intarsia.backends.values import Artifact
 from intarsia.errors import BackendError, IntarsiaError
 from intarsia.plan.devices import HOST_DOMAIN, domain_text, parse_domain
-from intarsia.target import DeviceType, PlacedTarget, VirtualDevice, get_kind
+from intarsia.target import DeviceType
 
 if TYPE_CHECKING:
     from intarsia.backends.registry import Backends
+    from intarsia.target import VirtualDevice
 
 
 def run_options(
@@ -128,14 +129,15 @@ class RegionLoader:
         """
         opened = self._opened.get(text)
         if opened is None:
-            place = parse_domain(text)
             is_host = text == domain_text(HOST_DOMAIN)
-            opened = HostDevice(self._options) if is_host else self._open(place, text)
+            opened = HostDevice(self._options) if is_host else self._open(parse_domain(text), text)
             self._opened[text] = opened
         return opened
 
     def _open(self, place: VirtualDevice, text: str) -> Device:
         """Open a device on which no region runs."""
+        from intarsia.target import get_kind  # the host's memory needs no target
+
         for name, backend in self._backends.by_kind.items():
             kind = get_kind(name)
             vendor, scope = "", place.memory_scope
@@ -184,6 +186,8 @@ class RegionLoader:
         Targets on one device share its memory, so that all of them get what one backend opened. A
         kind with a memory of its own opens that itself.
         """
+        from intarsia.target import PlacedTarget, get_kind
+
         target = PlacedTarget.parse(artifact.target).target
         if target.kind.is_complete or target.kind.memory_scope:
             return backend

@@ -19,7 +19,6 @@ import os
 import struct
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -896,6 +895,8 @@ def _content(path: Path, mapped: memoryview, info: zipfile.ZipInfo, blob: Blob) 
 
 
 def _check_digests(path: Path, blobs: Sequence[Blob], contents: Sequence[memoryview]) -> None:
+    from concurrent.futures import ThreadPoolExecutor  # a file is checked once
+
     with ThreadPoolExecutor(max_workers=available_cpus()) as pool:
         for blob, content in zip(blobs, contents, strict=True):
             # Threads, not processes: hashlib lets go of the interpreter's lock for what is longer

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from intarsia.errors import TargetError
-from intarsia.process.selftest import is_foreign, is_inside, require_plugin
+from intarsia.process.foreign import is_foreign
+from intarsia.process.selftest import is_inside, require_plugin
 from intarsia.target.canonical import CANONICALIZERS
 from intarsia.target.device import DeviceType
 from intarsia.target.kind import TargetKind

@@ -18,9 +18,9 @@ from onnx import helper
 
 from intarsia.arrays import Array
 from intarsia.backends.backend import Backend, RegisteredBackend
+from intarsia.errors import words
 from intarsia.graph.region import Region
 from intarsia.place.decide import cut_regions
-from intarsia.process.selftest import words
 from intarsia.testing.case import OPSET, EvaluatedModel, problem_of
 from intarsia.testing.cases import CASES
 from intarsia.testing.judging import ConformanceError, NotApplicable

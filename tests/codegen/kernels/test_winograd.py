@@ -36,8 +36,8 @@ from intarsia.codegen.kernels.winograd.schedules import (
     tile_grid,
 )
 from intarsia.codegen.unit import AVX2, AVX512, NEON, SCALAR, SSE
+from intarsia.native.loading import LoadedCode
 from intarsia.native.machine import (
-    LoadedCode,
     NativeCpu,
     compile_assembly,
     compile_object,

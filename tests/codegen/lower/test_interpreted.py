@@ -14,7 +14,8 @@ from intarsia.codegen.emit.llvm import emit_llvm
 from intarsia.codegen.interpreter import interpret
 from intarsia.codegen.lower.program import StorageKind
 from intarsia.codegen.unit import AVX2, AVX512, SCALAR, SSE
-from intarsia.native.machine import LoadedCode, compile_object
+from intarsia.native.loading import LoadedCode
+from intarsia.native.machine import compile_object
 from intarsia.zoo import random_net
 
 UNITS = {"avx512": AVX512, "avx2": AVX2, "sse": SSE, "scalar": SCALAR}

@@ -17,8 +17,8 @@ from intarsia.codegen.kernels.window import Window
 from intarsia.codegen.lower.schedules import ScheduleChoice, Schedules, choice_of, key_of, none
 from intarsia.codegen.unit import AVX2
 from intarsia.errors import SettingError
+from intarsia.native.chunks import chunk_count
 from intarsia.native.machine import NativeCpu, host_machine
-from intarsia.native.pool import chunk_count
 from intarsia.native.schedule_table import ScheduleTable, TunedSchedule
 from intarsia.native.work import count_work
 from intarsia.tuning.kernels.contest import NativeContest

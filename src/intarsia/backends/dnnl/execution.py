@@ -33,15 +33,8 @@ from intarsia.backends.dnnl.words import STREAM_IN_ORDER, Arg
 from intarsia.backends.values import Artifact
 from intarsia.errors import BackendError
 from intarsia.graph.arena import aligned_bytes, assign_offsets
-from intarsia.native.callpath import (
-    PYTHON_SYMBOLS,
-    MethodDef,
-    define_method,
-    find_table,
-    make_function,
-    return_none,
-    unlocked,
-)
+from intarsia.native.callpath import PYTHON_SYMBOLS, MethodDef, make_function
+from intarsia.native.callpath_code import define_method, find_table, return_none, unlocked
 from intarsia.native.routine import Cell, Routine, declare
 
 

@@ -22,10 +22,12 @@ from intarsia.codegen.kernels.families import TunableSpec, tunable_family
 from intarsia.codegen.printer import fingerprint
 from intarsia.codegen.verifier import verify
 from intarsia.native.callpath import make_step
+from intarsia.native.chunks import call_work, chunk_count
 from intarsia.native.compile_pool import CompilePool
-from intarsia.native.machine import LoadedCode, NativeCpu
+from intarsia.native.loading import LoadedCode
+from intarsia.native.machine import NativeCpu
 from intarsia.native.objects import ObjectCache
-from intarsia.native.pool import call_work, chunk_count, find_pool
+from intarsia.native.pool import find_pool
 from intarsia.native.work import count_work
 
 _BLOCK_SECONDS = 2e-3
