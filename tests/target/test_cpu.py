@@ -330,7 +330,7 @@ class FakeLlvm:
 
 @pytest.fixture
 def fake_llvm(monkeypatch):
-    monkeypatch.setattr(cpu_module, "_import_llvm", lambda: FakeLlvm)
+    monkeypatch.setattr(cpu_module, "_host_facts", lambda: cpu_module._ask(FakeLlvm))
     host_cpu.cache_clear()
     yield FakeLlvm
     host_cpu.cache_clear()
@@ -358,11 +358,26 @@ def test_a_cpu_newer_than_the_tables_says_all_it_has(fake_llvm, monkeypatch):
     assert target.features.cpu_known is False
 
 
+@NEEDS_LLVM
+def test_what_llvm_says_of_the_host_is_remembered_among_the_caches(monkeypatch, tmp_path):
+    monkeypatch.setenv("INTARSIA_CACHE_DIR", str(tmp_path))
+    ask = cpu_module._host_facts.__wrapped__
+    asked = ask()
+    monkeypatch.setattr(cpu_module, "_ask", lambda llvm: pytest.fail("it was asked again"))
+    assert ask() == asked
+    (note,) = (tmp_path / "installed").iterdir()
+    monkeypatch.setattr(cpu_module, "_ask", lambda llvm: asked)
+    note.write_bytes(b"znver4")  # cut short
+    assert ask() == asked
+    assert note.read_text("ascii").splitlines() == list(asked)
+
+
 def test_without_llvmlite_native_is_a_clear_error(monkeypatch):
     def missing(name):
         raise ImportError(f"no module named {name}")
 
     host_cpu.cache_clear()
+    cpu_module._host_facts.cache_clear()
     monkeypatch.setattr(cpu_module.importlib, "import_module", missing)
     for text in ("llvm -mcpu=native", "llvm -mcpu=generic"):
         with pytest.raises(TargetError, match="llvmlite is missing") as caught:

@@ -6,11 +6,12 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from intarsia.errors import TargetError
+from intarsia.errors import SettingError, TargetError
 from intarsia.target.cpu_tables import FAMILIES, find_family, load_table, read_flags
 
 if TYPE_CHECKING:
@@ -49,18 +50,15 @@ def has_llvm() -> bool:
 def host_cpu() -> LlvmCpu:
     """Return the CPU of this machine, as the operating system lets programs use it.
 
-    The first call imports llvmlite, which takes a tenth of a second.
-
     Raises:
         TargetError: llvmlite is not installed.
     """
-    llvm = _import_llvm()
-    name, triple = llvm.get_host_cpu_name(), llvm.get_process_triple()
+    name, triple, flags = _host_facts()
     family = find_family(triple, None)
     if family is None:
         return LlvmCpu(name, (), frozenset(), triple)
     table = load_table(family)
-    here = {key: has for key, has in llvm.get_host_cpu_features().items() if key in table.implies}
+    here = {flag[1:]: flag[0] == "+" for flag in flags.split(",") if flag[1:] in table.implies}
     is_known = name in table.cpus
     expected = table.features(name)
     # Only differences to LLVM's table: of a CPU that a hypervisor has taken AVX-512 from,
@@ -96,7 +94,7 @@ def host_triple() -> str:
     Raises:
         TargetError: llvmlite is not installed.
     """
-    return str(_import_llvm().get_process_triple())
+    return _host_facts().triple
 
 
 def vector_bits(target: Target) -> int:
@@ -114,9 +112,48 @@ def vector_registers(target: Target) -> int:
     return count
 
 
-def _import_llvm() -> Any:
+class _HostFacts(NamedTuple):
+    """What LLVM says of this machine: its CPU, the triple of this process, flags with commas."""
+
+    name: str
+    triple: str
+    flags: str
+
+
+@functools.cache
+def _host_facts() -> _HostFacts:
+    """Return what LLVM says of this machine.
+
+    It is remembered for a CPU and a version of llvmlite, whose import takes a tenth of a start.
+    """
+    from intarsia.cache import make_cache_folder, write_entry
+    from intarsia.cpu_text import cpu_text
+    from intarsia.hashing import digest
+    from intarsia.settings import Settings
+
+    version = _import("llvmlite").__version__
     try:
-        return importlib.import_module("llvmlite.binding")
+        caches = Settings.from_environment().cache_folder()
+    except SettingError:
+        return _ask(_import("llvmlite.binding"))
+    note = caches / "installed" / f"cpu-{digest((cpu_text(), version))}"
+    with suppress(OSError, ValueError, TypeError):
+        return _HostFacts(*note.read_text("ascii").splitlines())
+    facts = _ask(_import("llvmlite.binding"))
+    with suppress(OSError, SettingError):
+        make_cache_folder(caches)
+        write_entry(note, "\n".join(facts).encode())
+    return facts
+
+
+def _ask(llvm: Any) -> _HostFacts:
+    flags = (f"{'+' if has else '-'}{name}" for name, has in llvm.get_host_cpu_features().items())
+    return _HostFacts(llvm.get_host_cpu_name(), llvm.get_process_triple(), ",".join(flags))
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
     except ImportError as error:
         raise TargetError(
             f"cannot tell the CPU of this machine: llvmlite is missing ({error})",
