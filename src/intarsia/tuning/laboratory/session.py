@@ -75,7 +75,7 @@ ANCHOR = -1
 
 
 @dataclass(slots=True)
-class _Bound:
+class _BoundProbe:
     """A probe that can run."""
 
     draft: PlanDraft
@@ -118,7 +118,7 @@ class Session:
         )
         self.builder = RegionBuilder(self.setting, strict=True, tell=quiet, store=store)
         self.sampler = Sampler()
-        self.bound: dict[int, _Bound] = {}
+        self.bound: dict[int, _BoundProbe] = {}
         self.anchor = TimedRun(FixedKernel())
         self.mark.set_growth(ANCHOR, 0)
         self._growth: dict[int, int] = {}
@@ -195,7 +195,7 @@ class Session:
         part = replace(self.setting, graph=_part(graph, nodes), constraints=inner)
         return replace(make_draft(part, decision), is_shared=self.spec.is_shared)
 
-    def _bind(self, draft: PlanDraft, executable: PlanExecutable, *, is_part: bool) -> _Bound:
+    def _bind(self, draft: PlanDraft, executable: PlanExecutable, *, is_part: bool) -> _BoundProbe:
         """Bind a probe to inputs of its own, and run it once."""
         plan = executable.plan
         inputs: dict[str, Array | DeviceArray] = {}
@@ -238,7 +238,7 @@ class Session:
         subject = TimedRun(
             run, clock, cold, contents, tuple(outputs.values()), seconds, num_threads=num_threads
         )
-        return _Bound(draft, executable, context, subject)
+        return _BoundProbe(draft, executable, context, subject)
 
     def _value(self, name: str) -> Array:
         value = self.values.get(self.graph.value_named(name).id)
@@ -255,7 +255,7 @@ class Session:
         used = sum(self.graph.values[value].nbytes for value in touched if value >= 0)
         return min(self._model_bytes - used, 2 * self.sampler.cache_bytes) // 8 * 8
 
-    def _check(self, bound: _Bound, calls: Calls) -> ValueComparison:
+    def _check(self, bound: _BoundProbe, calls: Calls) -> ValueComparison:
         """Return the first problem of an output, or the largest error."""
         attrs = [self.setting.targets[position].target.attrs for position, _ in calls]
         precision = next((str(item["precision"]) for item in attrs if "precision" in item), "")
