@@ -110,6 +110,7 @@ READERS = {
     "intarsia.onnx_backend.backend": "ONNX's `Backend`",
     "intarsia.onnx_backend.claims": "`check_claims`",
     "intarsia.onnx_backend.conformance": "`prepare_ours`",
+    "intarsia.target.cpu": "`Target` of this machine's CPU",
     "intarsia.target.registry": "`Target` by the name of a plug-in's kind",
     "intarsia.target.user_files": "`Target` by a name that is not known",
     "intarsia.testing.subject": "the conformance kit",

@@ -16,7 +16,7 @@ import numpy as np
 from intarsia.arrays import Array
 from intarsia.backends.backend import RegisteredBackend
 from intarsia.backends.device import Device, Executable, HostDevice, ThreadOptions
-from intarsia.backends.values import Artifact
+from intarsia.backends.values import Artifact, ArtifactConstant
 from intarsia.errors import BackendError, IntarsiaError
 from intarsia.plan.devices import HOST_DOMAIN, domain_text, parse_domain
 from intarsia.target import DeviceType
@@ -65,7 +65,7 @@ class SharedConstants:
         return replace(
             artifact,
             constants=tuple(
-                replace(constant, data=self._shared(constant.data))
+                ArtifactConstant(constant.name, self._shared(constant.data))
                 for constant in artifact.constants
             ),
         )
