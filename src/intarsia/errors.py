@@ -41,6 +41,7 @@ class ReasonCode(StrEnum):
     CYCLE = "cycle"
     MIN_SIZE = "min-size"
     COMPILE_FAILED = "compile-failed"
+    INTERNAL_ERROR = "internal-error"
     CRASHED = "crashed"
     TIMEOUT = "timeout"
     NUMERICS = "numerics"

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import TYPE_CHECKING
 
-from intarsia.errors import BackendError, IntarsiaError
+from intarsia.errors import BackendError, IntarsiaError, ReasonCode
 
 if TYPE_CHECKING:
     from intarsia.backends.values import BuildContext
@@ -37,3 +38,25 @@ def calling(backend: str, context: BuildContext, doing: str) -> Iterator[None]:
             target=str(context.target),
             hint=f"leave {context.target} out, and report it to the backend's author",
         ) from error
+
+
+_MISTAKES = (AssertionError, ArithmeticError, AttributeError, LookupError, NameError, TypeError)
+"""What a mistake in a program raises; others are raised of things that are the matter."""
+
+
+def failure_code(error: IntarsiaError) -> ReasonCode:
+    """Return why a backend failed: by a mistake in our own code, or by anything else.
+
+    A mistake is what Python raises of one, where the innermost function is of Intarsia: a library
+    that a backend calls, or a plug-in, is not.
+
+    Args:
+        error: What `calling` raised.
+    """
+    cause = error.__cause__
+    if isinstance(error, BackendError) and isinstance(cause, _MISTAKES):
+        frames = [frame for frame, _ in walk_tb(cause.__traceback__)]
+        module = str(frames[-1].f_globals.get("__name__", "")) if frames else ""
+        if module.partition(".")[0] == __name__.partition(".")[0]:
+            return ReasonCode.INTERNAL_ERROR
+    return ReasonCode.COMPILE_FAILED

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from intarsia.backends.borders import check_border
-from intarsia.backends.calling import calling
+from intarsia.backends.calling import calling, failure_code
 from intarsia.backends.device import Executable, ThreadOptions
 from intarsia.backends.values import Artifact, Candidate, Refusal
 from intarsia.errors import (
@@ -158,6 +158,21 @@ def _frozen_error(first: Refusal, refusals: tuple[Refusal, ...]) -> UnsupportedE
     )
 
 
+def _say_mistake(refused: Mapping[int, Refusal]) -> None:
+    """Warn of a mistake of our own, once for a region: what it costs must not go unseen."""
+    mistakes = [one for one in refused.values() if one.code is ReasonCode.INTERNAL_ERROR]
+    if mistakes:
+        more = f" and of {len(mistakes) - 1} more" if len(mistakes) > 1 else ""
+        logger.warning(
+            "internal error, please report it: %s (%s)%s goes elsewhere than %s: %s",
+            mistakes[0].node,
+            mistakes[0].op_type,
+            more,
+            mistakes[0].target,
+            mistakes[0].reason,
+        )
+
+
 class RegionStore(Protocol):
     """Keeps artifacts of one model's regions."""
 
@@ -229,7 +244,9 @@ class RegionBuilder:
                 if self.strict:
                     raise
                 logger.info("%s failed on a region: %s", capability.target, error.message)
-                return capability.target, self._blame(draft, assigned, error)
+                refused = self._blame(draft, assigned, error)
+                _say_mistake(refused)
+                return capability.target, refused
         self.tell("compile", total, total)
         return None
 
@@ -309,9 +326,9 @@ class RegionBuilder:
         """
         from intarsia.graph.hashes import shape_hash
 
-        capability, device = assigned.capability, domain_text(assigned.domain)
-        failures: dict[str, str | None] = {}
-        refused: dict[int, str] = {}
+        capability = assigned.capability
+        failures: dict[str, IntarsiaError | None] = {}
+        refused: dict[int, IntarsiaError] = {}
         nodes = assigned.region.nodes
         tied = {node: unit for unit in self.setting.graph.tied for node in unit}
         units = dict.fromkeys(tied.get(node, (node,)) for node in nodes)
@@ -319,28 +336,65 @@ class RegionBuilder:
             single = Region.of(self.setting.graph, unit)
             key = shape_hash(single)
             if key not in failures:
-                try:
-                    alone = Candidate.plain(single, capability.target)
-                    self._compile(draft, capability, alone, device)
-                    failures[key] = None
-                except IntarsiaError as failure:
-                    failures[key] = failure.message
-            message = failures[key]
-            if message is not None:
-                refused |= dict.fromkeys(unit, message)
+                failures[key] = self._try_alone(draft, assigned, single)
+            failure = failures[key]
+            if failure is not None:
+                refused |= dict.fromkeys(unit, failure)
         if not refused:  # a failure of several together: the one that is named is to go
             named = [node for node in nodes if self.setting.graph.nodes[node].name == error.node]
-            refused = dict.fromkeys(named or nodes, error.message)
+            if not named:
+                named, error = self._find_last(draft, assigned, list(units), error)
+            refused = dict.fromkeys(named, error)
         return {
             node_id: Refusal(
                 self.setting.graph.nodes[node_id].name,
                 self.setting.graph.nodes[node_id].op_type,
                 str(capability.target),
-                ReasonCode.COMPILE_FAILED,
-                message,
+                failure_code(failure),
+                failure.message,
             )
-            for node_id, message in refused.items()
+            for node_id, failure in refused.items()
         }
+
+    def _try_alone(
+        self, draft: PlanDraft, assigned: AssignedRegion, region: Region
+    ) -> IntarsiaError | None:
+        """Return why a part of a region fails; None if it does not."""
+        try:
+            alone = Candidate.plain(region, assigned.capability.target)
+            self._compile(draft, assigned.capability, alone, domain_text(assigned.domain))
+        except IntarsiaError as failure:
+            return failure
+        return None
+
+    def _find_last(
+        self,
+        draft: PlanDraft,
+        assigned: AssignedRegion,
+        units: Sequence[tuple[int, ...]],
+        error: IntarsiaError,
+    ) -> tuple[list[int], IntarsiaError]:
+        """Return the last nodes of the shortest beginning of a region that fails, and why it does.
+
+        Without them what is before and what is behind can stay. Each node alone does not fail, so
+        that some beginning does not, and a longer one does.
+
+        Args:
+            draft: What is built.
+            assigned: The region that failed.
+            units: The region's nodes in order, those together that are tried together.
+            error: Why all of it fails.
+        """
+        passes, fails = min(1, len(units) - 1), len(units)
+        while fails - passes > 1:
+            middle = (passes + fails) // 2
+            part = Region.of(self.setting.graph, [node for unit in units[:middle] for node in unit])
+            failure = self._try_alone(draft, assigned, part)
+            if failure is None:
+                passes = middle
+            else:
+                fails, error = middle, failure
+        return list(units[fails - 1]), error
 
     def keep(self, drafts: Sequence[PlanDraft]) -> None:
         """Forget every region that none of these drafts has."""
