@@ -35,7 +35,14 @@ from intarsia.accepted.programs import (
     look_up,
 )
 from intarsia.cost.storage import has_database
-from intarsia.errors import InputError, IntarsiaError, InternalError, ModelError, UnsupportedError
+from intarsia.errors import (
+    InputError,
+    IntarsiaError,
+    InternalError,
+    ModelError,
+    ReasonCode,
+    UnsupportedError,
+)
 from intarsia.garbage import fewer_collections
 from intarsia.place.machine import resolve_targets
 from intarsia.place.request import BY_COST, PLACEMENTS, Progress, Request, quiet
@@ -238,26 +245,36 @@ class _FreeModel:
         self._nominal = None if is_named else nominal
         self.no_generic = ""
 
-    def make(self, shapes: Mapping[str, tuple[int, ...]]) -> PlanExecutable:
+    def make(
+        self, shapes: Mapping[str, tuple[int, ...]], generic: PlanExecutable | None
+    ) -> PlanExecutable:
         """Return a new program.
 
         Args:
             shapes: Of the inputs.
+            generic: The program for all sizes, if there is one.
 
         Raises:
             ModelError: The model's file has changed since it was compiled.
             PackageError: The model in the package is damaged.
             IntarsiaError: As `compile`.
         """
-        plans = None if self._request.placement == "collage" else self.plans()
+        request = self._at(shapes, generic)
+        plans = None if request.placement == "collage" else self.plans()
         if plans is None:
-            return self._make(self._at(shapes))[0]
+            return self._make(request)[0]
         choice = plans.choose(self._signature.find_sizes(shapes))
         logger.info("a program for %s: %s", shapes, choice.why)
-        return self._make(replace(self._at(shapes), regions=choice.regions))[0]
+        return self._make(replace(request, regions=choice.regions))[0]
 
-    def _at(self, shapes: Mapping[str, tuple[int, ...]]) -> Request:
+    def _at(
+        self, shapes: Mapping[str, tuple[int, ...]], generic: PlanExecutable | None = None
+    ) -> Request:
         """Return what is asked for at some shapes of the inputs.
+
+        Args:
+            shapes: Of the inputs.
+            generic: The program for all sizes, whose order of sums is kept.
 
         Raises:
             ModelError: The model's file has changed since it was compiled.
@@ -273,7 +290,11 @@ class _FreeModel:
 
             arrays = {tensor.name: tensor.data for tensor in self._kept.tensors}
             self._request = replace(self._request, model=join_model(self._kept.payload, arrays))
-        return replace(self._request, shapes=shapes)
+        from intarsia.backends.values import SUMS
+
+        artifacts = () if generic is None else generic.artifacts
+        sums = tuple(one.metadata[SUMS] for one in artifacts if SUMS in one.metadata)
+        return replace(self._request, shapes=shapes, sums=sums)
 
     def _make(
         self, request: Request, options: Options | None = None
@@ -318,6 +339,7 @@ class _FreeModel:
         Args:
             signature: What the model takes and returns.
         """
+        from intarsia.backends.calling import failure_code
         from intarsia.graph.free_sizes import sizes_text
         from intarsia.place.assign import Policy
         from intarsia.place.build import build_program
@@ -341,6 +363,8 @@ class _FreeModel:
             raise
         except IntarsiaError as error:
             self._note_no_generic(error.message)
+            if failure_code(error) is ReasonCode.INTERNAL_ERROR:
+                logger.warning("internal error, please report it: %s", error.message)
             return None
         placement = program.placement
         others = [one for one in placement.regions if one.target not in placement.targets]
@@ -420,6 +444,7 @@ class _FreeModel:
         from intarsia.tuning.options import Options
 
         request, options = self._request, self._options or Options()
+        program = None if generic is None else generic.program
         known = None if request.is_resumed else self.plans()
         wanted = [self._signature.nominal_sizes(some) for some in sizes]
         if not wanted:
@@ -429,18 +454,18 @@ class _FreeModel:
         shapes = [self._signature.shapes_at(some) for some in wanted]
         is_settled = known is not None and known.is_settled and known.has_sizes(wanted)
         if is_settled or not request.may_measure:
-            programs = [self._make(self._at(each), options)[0] for each in shapes]
+            programs = [self._make(self._at(each, program), options)[0] for each in shapes]
             self._stop_measuring(known)
             return programs
         key = self._plans_key()
 
         def tune_at(some: Mapping[str, int], how: Options) -> tuple[PlanExecutable, bool]:
-            return self._make(self._at(self._signature.shapes_at(some)), how)
+            return self._make(self._at(self._signature.shapes_at(some), program), how)
 
         def setting_at(some: Mapping[str, int]) -> Setting:
             from intarsia.place.setting import make_setting
 
-            at = self._prepared(self._at(self._signature.shapes_at(some)))
+            at = self._prepared(self._at(self._signature.shapes_at(some), program))
             return make_setting(at, at.find_machine())
 
         with CostDatabase.open(request.costs, settings=request.settings) as database:
@@ -573,7 +598,8 @@ def _free_program(
         programs = source.tune(sizes, generic)
     else:
         shapes = [signature.shapes_at(signature.nominal_sizes(some)) for some in sizes]
-        programs = [source.make(some) for some in shapes]
+        program = None if generic is None else generic.program
+        programs = [source.make(some, program) for some in shapes]
     executable = FreeExecutable(
         signature,
         source,

@@ -84,9 +84,11 @@ class _LateSource:
 
         return source_of(*self._arguments)
 
-    def make(self, shapes: Mapping[str, tuple[int, ...]]) -> PlanExecutable:
+    def make(
+        self, shapes: Mapping[str, tuple[int, ...]], generic: PlanExecutable | None
+    ) -> PlanExecutable:
         """Return a new program, given the shape of each input that is a tensor, by name."""
-        return self._source.make(shapes)
+        return self._source.make(shapes, generic)
 
     def stored(self) -> StoredModel:
         """Return what makes programs elsewhere."""

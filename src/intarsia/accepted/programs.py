@@ -258,7 +258,12 @@ def _keep(
         save: Writes the package.
     """
     request, file = looked_up.request, looked_up.file
-    passing = {ReasonCode.COMPILE_FAILED, ReasonCode.CRASHED, ReasonCode.TIMEOUT}
+    passing = {
+        ReasonCode.COMPILE_FAILED,
+        ReasonCode.INTERNAL_ERROR,
+        ReasonCode.CRASHED,
+        ReasonCode.TIMEOUT,
+    }
     has_failed = any(refusal.code in passing for refusal in program.placement.refusals)
     if file is None or has_failed:  # what failed may not do so again
         return None
@@ -385,6 +390,7 @@ def _file_of(request: Request, here: str | None) -> Path | None:
         str(request.strict),
         str(request.probe),
         *(() if request.regions is None else (str(request.regions),)),
+        *request.sums,
     )
     folder, file = request.settings.cache_folder() / FOLDER_NAME, None
     try:

@@ -56,6 +56,7 @@ from intarsia.backends.native_free import fix_sizes, free_record
 from intarsia.backends.values import (
     ABOUT,
     SCRATCH,
+    SUMS,
     Artifact,
     CodeIdentity,
     Detection,
@@ -65,6 +66,7 @@ from intarsia.backends.values import (
     Rule,
 )
 from intarsia.codegen.storage import StorageKind
+from intarsia.decoding import decode_json
 from intarsia.errors import BackendError
 from intarsia.graph.arena import aligned_bytes
 from intarsia.native.callpath import make_step
@@ -445,6 +447,7 @@ class LlvmBackend(ConfiguredBackend):
                 chooser=chooser,
                 threads=threads,
                 borders=borders,
+                settled=_read_sums(context.sums),
             )
             pool.finish(lambda done, total: context.tell("kernels", done, total))
         texts = [dumped[kernel.name] for kernel in program.kernels]
@@ -473,6 +476,8 @@ class LlvmBackend(ConfiguredBackend):
             found_records(program),
         )
         about = {ABOUT: program.summary(), SCRATCH: str(program.scratch_bytes)}
+        if program.sums:
+            about[SUMS] = msgspec.json.encode(program.sums).decode()
         return native_artifact(
             self.name, self.version(), candidate, program, payload, about, blocks
         )
@@ -570,6 +575,12 @@ def _decode(artifact: Artifact) -> _Payload:
     if not len(payload.works) == len(payload.counts) == len(payload.kernels):
         raise damaged(artifact, "its kernels")
     return payload
+
+
+def _read_sums(texts: Sequence[str]) -> Mapping[str, str]:
+    """Return which order sums have in the program for all sizes, of all its regions together."""
+    regions = (decode_json(text, dict[str, str]) for text in texts)
+    return {key: order for region in regions for key, order in region.items()}
 
 
 BACKEND = LlvmBackend()

@@ -73,6 +73,8 @@ class BuildContext:
         num_threads: Threads that one run may use, at least 1.
         tell: Told of progress inside a region: what is done, how much of it, and of how much.
         is_frozen: Whether nothing that was measured on this machine may change what is made.
+        sums: If a model with free dimensions is compiled for some sizes, what the artifacts of its
+            program for all sizes say under `SUMS`, so that results can be the same bits.
     """
 
     target: PlacedTarget
@@ -81,6 +83,7 @@ class BuildContext:
     num_threads: int
     tell: Callable[[str, int, int], None] = field(default=_quiet, compare=False)
     is_frozen: bool = False
+    sums: tuple[str, ...] = ()
 
     @property
     def attrs(self) -> Mapping[str, Any]:
@@ -188,6 +191,10 @@ ABOUT = "about"
 
 SCRATCH = "scratch_bytes"
 """Key of an artifact's metadata: bytes of scratch memory, where compiling settles them."""
+
+SUMS = "sums"
+"""Key of an artifact's metadata: which order its sums have, where sizes are free. The backend gets
+it back where it compiles the model for some sizes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,10 @@ def host_targets(config: CompilationConfig, backends: Backends) -> tuple[PlacedT
 
 
 def make_contexts(
-    config: CompilationConfig, num_threads: int, hosts: Sequence[PlacedTarget] = ()
+    config: CompilationConfig,
+    num_threads: int,
+    hosts: Sequence[PlacedTarget] = (),
+    sums: tuple[str, ...] = (),
 ) -> dict[PlacedTarget, BuildContext]:
     """Return what backends are given, by target in the user's order.
 
@@ -134,6 +137,7 @@ def make_contexts(
         config: The machine.
         num_threads: Threads that one run may use.
         hosts: Targets beside those of the machine, which come after them; see `host_targets`.
+        sums: What the program for all sizes says of the order of its sums.
 
     Raises:
         TargetError: A target is on a device that cannot be there.
@@ -147,7 +151,7 @@ def make_contexts(
                 hint=f"write {str(placed.target)!r}",
             )
         refined = config.refined(placed) or placed.target
-        contexts[placed] = BuildContext(placed, refined, config, num_threads)
+        contexts[placed] = BuildContext(placed, refined, config, num_threads, sums=sums)
     return contexts
 
 

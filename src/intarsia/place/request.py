@@ -66,6 +66,7 @@ class Request:
         lock: The plan to carry out, or nothing.
         regions: By names, the plan that was measured at other sizes of free dimensions: what is
             meant where none was accepted for these; None if there is none.
+        sums: What the program for all sizes says of the order of its sums (`SUMS` of artifacts).
         objective: What accepted plans are filed under: what is minimised, with its limit.
         costs: The cost database; None means the setting.
         may_measure: Whether a plan may be measured where none was accepted.
@@ -102,6 +103,7 @@ class Request:
     backends: Backends | None = None
     lock: Lock | None = None
     regions: tuple[Assigned, ...] | None = None
+    sums: tuple[str, ...] = ()
     objective: str = "latency"
     costs: str | None = None
     may_measure: bool = True

@@ -297,7 +297,8 @@ def _open(
     if request.is_here:
         check_attributes(make_contexts(config, num_threads, asked_host(config)), backends)
     untagged = config.without_tags()  # what is made may be read where a tag is not known
-    contexts = make_contexts(untagged, num_threads, host_targets(untagged, backends))
+    hosts = host_targets(untagged, backends)
+    contexts = make_contexts(untagged, num_threads, hosts, request.sums)
     pipeline = Pipeline.of(untagged, contexts, backends)
     tell("load", 0, 1)
     loaded = load(request.model, request.shapes, stays_free=prepare_all is not None)

@@ -75,8 +75,13 @@ class StoredModel:
 class ProgramSource(Protocol):
     """What makes programs of a model for sizes: the compiler."""
 
-    def make(self, shapes: Mapping[str, tuple[int, ...]]) -> PlanExecutable:
-        """Return a new program, given the shape of each input that is a tensor, by name."""
+    def make(
+        self, shapes: Mapping[str, tuple[int, ...]], generic: PlanExecutable | None
+    ) -> PlanExecutable:
+        """Return a new program, given the shape of each input that is a tensor, by name.
+
+        Where there is a program for all sizes (`generic`), native code sums as that does.
+        """
 
     def stored(self) -> StoredModel:
         """Return what makes programs elsewhere."""
@@ -354,7 +359,7 @@ class FreeExecutable:
                     hint=f"there are programs for {there}; compile with sizes= (or --sizes) for "
                     "more, or leave out frozen",
                 )
-            program = self._source.make(shapes)
+            program = self._source.make(shapes, self.generic)
         with self._lock:
             return self._keep(shapes, program).program
 

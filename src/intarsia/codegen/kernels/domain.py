@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from typing import TypeAlias
 
@@ -44,11 +45,13 @@ class Domain:
         extents: At least one.
         strides: For each tensor, for each dimension.
         ragged: In the numbers of these dimensions.
+        merged: For each dimension, those that it is made of, outermost first.
     """
 
     extents: tuple[Size, ...]
     strides: tuple[Strides, ...]
     ragged: Ragged | None = None
+    merged: tuple[tuple[int, ...], ...] = ()
 
 
 def entries_of(extent: Size) -> Entries:
@@ -78,28 +81,79 @@ def simplify(
         ragged: Two dimensions that stay as they are.
     """
     fixed = (ragged.outer, ragged.inner) if ragged else ()
-    groups: list[tuple[int, Size, Strides]] = []  # the last dimension, extent, strides by tensor
+    # Its dimensions, extent, strides by tensor.
+    groups: list[tuple[tuple[int, ...], Size, Strides]] = []
     for dim in order:
         if extents[dim] == 1 and dim not in fixed:
             continue
         steps = tuple(stride[dim] for stride in strides)
-        if groups and dim not in fixed and groups[-1][0] not in fixed:
-            _, outer, outer_steps = groups[-1]
+        if groups and dim not in fixed and groups[-1][0][-1] not in fixed:
+            members, outer, outer_steps = groups[-1]
             # Neighbours count as one dimension if every tensor goes on from one to the next,
             # broadcast ones (strides 0) included.
             whole = tuple(step * extents[dim] for step in steps)
             if outer_steps == whole:
-                groups[-1] = (dim, outer * extents[dim], steps)
+                groups[-1] = ((*members, dim), outer * extents[dim], steps)
                 continue
-        groups.append((dim, extents[dim], steps))
+        groups.append(((dim,), extents[dim], steps))
     if not groups:
-        groups.append((-1, 1, tuple(0 for _ in strides)))
-    numbers = {dim: number for number, (dim, _, _) in enumerate(groups)}
+        groups.append(((), 1, tuple(0 for _ in strides)))
+    numbers = {dims[-1]: number for number, (dims, _, _) in enumerate(groups) if dims}
     return Domain(
         tuple(extent for _, extent, _ in groups),
         tuple(tuple(group[2][number] for group in groups) for number in range(len(strides))),
         Ragged(numbers[ragged.outer], numbers[ragged.inner], ragged.count) if ragged else None,
+        tuple(dims for dims, _, _ in groups),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SumOrder:
+    """In which order a kernel combines entries along several dimensions, whatever their extents.
+
+    Attributes:
+        is_across: Whether vectors go along a dimension that stays, rather than along one that goes.
+        loops: The dimensions that go, as loops, outermost first; those of one count as one.
+    """
+
+    is_across: bool
+    loops: tuple[tuple[int, ...], ...]
+
+    def __str__(self) -> str:
+        """Write it as `parse` reads it."""
+        loops = ";".join(",".join(map(str, dims)) for dims in self.loops)
+        return f"{'across' if self.is_across else 'along'}:{loops}"
+
+    @classmethod
+    def parse(cls, text: str) -> SumOrder:
+        """Read what `str` wrote."""
+        way, loops = text.split(":")
+        dims = (tuple(int(dim) for dim in loop.split(",") if dim) for loop in loops.split(";"))
+        return cls(way == "across", tuple(dims))
+
+    def arrange(self, extents: Sequence[Size], strides: Sequence[Strides]) -> Domain | None:
+        """Return the dimensions that go as these loops; None if tensors do not lie so.
+
+        Args:
+            extents: Of these dimensions.
+            strides: For each tensor, for each of them.
+        """
+        inside = {dim for loop in self.loops for dim in loop}
+        if any(extent != 1 for dim, extent in enumerate(extents) if dim not in inside):
+            return None
+        if any(dim >= len(extents) for dim in inside):
+            return None
+        for loop in self.loops:
+            wide = [dim for dim in loop if extents[dim] != 1]
+            for outer, inner in pairwise(wide):
+                if any(steps[outer] != steps[inner] * extents[inner] for steps in strides):
+                    return None
+        last = [next((d for d in reversed(loop) if extents[d] != 1), -1) for loop in self.loops]
+        return Domain(
+            tuple(prod([extents[dim] for dim in loop]) for loop in self.loops),
+            tuple(tuple(0 if dim < 0 else steps[dim] for dim in last) for steps in strides),
+            merged=self.loops,
+        )
 
 
 def boxes(domain: Domain) -> list[tuple[Entries, ...]]:

@@ -16,7 +16,15 @@ from intarsia.codegen import maths
 from intarsia.codegen.body import NOTHING, Fused, Layout
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Function, Index, IrValue, Type
-from intarsia.codegen.kernels.domain import Domain, entries_of, plan_axes, simplify, turns, walk
+from intarsia.codegen.kernels.domain import (
+    Domain,
+    SumOrder,
+    entries_of,
+    plan_axes,
+    simplify,
+    turns,
+    walk,
+)
 from intarsia.codegen.kernels.lane_transpose import lane_numbers
 from intarsia.codegen.kernels.reduce_kinds import KINDS, ReductionKind, fold, highest, lowest, merge
 from intarsia.codegen.unit import AVX512, VectorUnit
@@ -42,6 +50,8 @@ class Reduction:
         epilogue: What is done to a result; its operands lie over the kept dimensions.
         select_last: Whether `ArgMax` and `ArgMin` take the last of equal ones.
         unit: What the vectors are for.
+        order: In which order entries are combined, as in the program for all sizes; its loops are
+            over the numbers of `axes`. None leaves it to the sizes.
     """
 
     domain: tuple[Size, ...]
@@ -52,6 +62,7 @@ class Reduction:
     epilogue: Fused = NOTHING
     select_last: bool = False
     unit: VectorUnit = AVX512
+    order: SumOrder | None = None
 
 
 SPECS = (Reduction,)
@@ -66,9 +77,7 @@ class _ReductionKernel:
     def __init__(self, builder: Builder, spec: Reduction) -> None:
         self._b = builder
         self._spec = spec
-        self._kept, self._gone = _domains(spec)
-        last = len(self._kept.extents) - 1
-        self._is_across = self._kept.strides[0][last] == 1 and self._kept.extents[last] != 1
+        self._kept, self._gone, self._is_across = _domains(spec)
         strides = (*self._kept.strides[0], *self._gone.strides[0])
         extents = (*self._kept.extents, *self._gone.extents)
         self._x = replace(spec.x, strides=strides).declare(builder, "x", extents)
@@ -367,8 +376,19 @@ class _ReductionKernel:
         return [b.select(wins, new, best), b.select(wins, number, where)]
 
 
-def _domains(spec: Reduction) -> tuple[Domain, Domain]:
-    """Return the kept dimensions (strides of x, y, operands) and the reduced ones (of x)."""
+def sum_order(spec: Reduction) -> SumOrder:
+    """Return in which order a reduction combines entries."""
+    _, gone, is_across = _domains(spec)
+    return SumOrder(is_across, gone.merged)
+
+
+def _domains(spec: Reduction) -> tuple[Domain, Domain, bool]:
+    """Return how the box is walked.
+
+    Returns:
+        The kept dimensions (strides of x, y, operands), the reduced ones (of x), and whether
+        vectors go along the last of the kept ones.
+    """
     remaining = [dim for dim in range(len(spec.domain)) if dim not in spec.axes]
     gone = [dim for dim in range(len(spec.domain)) if dim in spec.axes]
     layouts = (spec.y, *spec.epilogue.operands)
@@ -378,4 +398,8 @@ def _domains(spec: Reduction) -> tuple[Domain, Domain]:
     inner = [spec.domain[dim] for dim in gone]
     steps = tuple(spec.x.strides[dim] for dim in gone)
     reduced = sorted(range(len(gone)), key=lambda dim: (-typical(steps[dim]), dim))
-    return simplify(extents, strides, order), simplify(inner, [steps], reduced)
+    kept = simplify(extents, strides, order)
+    if spec.order is not None and (arranged := spec.order.arrange(inner, [steps])) is not None:
+        return kept, arranged, spec.order.is_across
+    is_across = kept.strides[0][-1] == 1 and kept.extents[-1] != 1
+    return kept, simplify(inner, [steps], reduced), is_across

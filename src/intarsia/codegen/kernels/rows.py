@@ -17,7 +17,15 @@ from intarsia.codegen import maths
 from intarsia.codegen.body import NOTHING, Fused, Layout, load_lanes, store_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Function, Index, IrValue, Type
-from intarsia.codegen.kernels.domain import entries_of, plan_axes, simplify, turns, walk
+from intarsia.codegen.kernels.domain import (
+    Domain,
+    SumOrder,
+    entries_of,
+    plan_axes,
+    simplify,
+    turns,
+    walk,
+)
 from intarsia.codegen.kernels.lane_transpose import lane_numbers
 from intarsia.codegen.kernels.reduce_kinds import fold, merge
 from intarsia.codegen.unit import AVX512, VectorUnit
@@ -61,6 +69,8 @@ class Rows:
         prologue: What is done to an entry of x first; it yields x's dtype.
         made: What the prologue yields, over the domain.
         unit: What the vectors are for.
+        order: In which order entries are combined, as in the program for all sizes; its loops are
+            over the numbers of `axes`. None leaves it to the sizes.
     """
 
     domain: tuple[Size, ...]
@@ -78,6 +88,7 @@ class Rows:
     prologue: Fused = NOTHING
     made: Layout | None = None
     unit: VectorUnit = AVX512
+    order: SumOrder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +121,44 @@ def build(spec: Rows) -> Function:
     return _RowsKernel(Builder("rows"), spec).build()
 
 
+def sum_order(spec: Rows) -> SumOrder:
+    """Return in which order the entries of a row are combined."""
+    _, gone, is_across = _domains(spec)
+    return SumOrder(is_across, gone.merged)
+
+
+def _domains(spec: Rows) -> tuple[Domain, Domain, bool]:
+    """Return how the box is walked.
+
+    Returns:
+        The rows, what lies along one, and whether vectors go along the last dimension of the rows.
+    """
+    layouts = [spec.x, spec.y, *(item for item in (spec.scale, spec.bias) if item)]
+    layouts += (*spec.epilogue.operands, *spec.prologue.operands)
+    layouts += [spec.made] if spec.made else []
+
+    def part(dims: Sequence[int]) -> tuple[list[Size], list[tuple[Size, ...]], list[int]]:
+        strides = [tuple(layout.strides[dim] for dim in dims) for layout in layouts]
+        order = sorted(range(len(dims)), key=lambda i: (-typical(strides[0][i]), i))
+        return [spec.domain[dim] for dim in dims], strides, order
+
+    extents, strides, order = part([d for d in range(len(spec.domain)) if d not in spec.axes])
+    strides += [item.strides for item in (spec.mean, spec.inverse) if item]
+    kept = simplify(extents, strides, order)
+    extents, strides, order = part(spec.axes)
+    if spec.order is not None and (arranged := spec.order.arrange(extents, strides)) is not None:
+        return kept, arranged, spec.order.is_across
+    gone = simplify(extents, strides, order)
+    along = gone.strides[0][-1] == 1 or gone.extents[-1] == 1
+    across = kept.strides[0][-1] == 1 and kept.extents[-1] != 1
+    return kept, gone, across and not along
+
+
 class _RowsKernel:
     def __init__(self, builder: Builder, spec: Rows) -> None:
         self._b = builder
         self._spec = spec
-        self._plan_domain()
+        self._kept, self._gone, self._is_across = _domains(spec)
         self._declare()
         self._dtype = spec.x.dtype
         lanes = spec.unit.lanes(self._dtype)
@@ -129,24 +173,6 @@ class _RowsKernel:
         self._is_resident = not self._is_across and len(self._gone.extents) == 1 and is_short
         self._held: dict[int, IrValue] = {}
         self._is_made = False  # whether a pass over the row has stored what the prologue yields
-
-    def _plan_domain(self) -> None:
-        spec = self._spec
-        remaining = [dim for dim in range(len(spec.domain)) if dim not in spec.axes]
-        layouts = [spec.x, spec.y, *(item for item in (spec.scale, spec.bias) if item)]
-        layouts += (*spec.epilogue.operands, *spec.prologue.operands)
-        layouts += [spec.made] if spec.made else []
-        parts = []
-        for dims in (remaining, list(spec.axes)):
-            strides = [tuple(layout.strides[dim] for dim in dims) for layout in layouts]
-            if dims is remaining:
-                strides += [item.strides for item in (spec.mean, spec.inverse) if item]
-            order = sorted(range(len(dims)), key=lambda i: (-typical(strides[0][i]), i))
-            parts.append(simplify([spec.domain[dim] for dim in dims], strides, order))
-        self._kept, self._gone = parts
-        along = self._gone.strides[0][-1] == 1 or self._gone.extents[-1] == 1
-        across = self._kept.strides[0][-1] == 1 and self._kept.extents[-1] != 1
-        self._is_across = across and not along
 
     def _join(self, kept: Sequence[int], gone: Sequence[int]) -> tuple[int, ...]:
         """Return subscripts, extents or strides with the dimension of the vectors last."""

@@ -114,6 +114,9 @@ class Assembler:
         threads: Of a run: kernels of which few turns would do on one have turns for all.
         outputs: Channels of a block of the region's outputs that are blocked, by value id.
         nominal: The graph with sizes in the place of free extents, for counts of operations.
+        settled: Which order sums have in the program for all sizes, by what they are of; nothing
+            if this is none for some sizes.
+        sums: The same of this program, if its sizes are free.
     """
 
     graph: Graph
@@ -127,6 +130,8 @@ class Assembler:
     threads: int = 1
     outputs: Mapping[int, int] = field(default_factory=dict)
     nominal: Graph | None = None
+    settled: Mapping[str, str] = field(default_factory=dict)
+    sums: dict[str, str] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
     _storages: list[MemoryBlock] = field(default_factory=list)
     _calls: list[Call] = field(default_factory=list)
@@ -406,6 +411,19 @@ class Assembler:
             self._tuned.add(chosen)
         return chosen  # type: ignore[return-value] # one of these
 
+    def settle(self, key: str, own: Callable[[], str]) -> str | None:
+        """Return which order a sum has in the program for all sizes; None where nothing is said.
+
+        The program for all sizes notes its own order.
+
+        Args:
+            key: Says of what it is, the name of its node among it.
+            own: Returns the order that this program has by itself.
+        """
+        if self.nominal not in (None, self.graph):
+            self.sums[key] = own()
+        return self.settled.get(key)
+
     def call(
         self,
         spec: Hashable,
@@ -603,7 +621,16 @@ class Assembler:
         storages, size = place_scratch(self._storages, calls)
         checks = tuple(self._checks)
         found = tuple(self._found)
-        return Program(tuple(self._kernels), calls, storages, self.constants, size, checks, found)
+        return Program(
+            tuple(self._kernels),
+            calls,
+            storages,
+            self.constants,
+            size,
+            checks,
+            found,
+            self.sums,
+        )
 
 
 def _shapes(function: Function, arguments: Sequence[View]) -> str:

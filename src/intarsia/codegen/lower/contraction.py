@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from math import prod
@@ -16,7 +16,9 @@ from intarsia.codegen.kernels.reduce import Reduction
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
+from intarsia.codegen.lower.products import choose_product
 from intarsia.codegen.lower.recipes import fuse
+from intarsia.codegen.lower.reductions import in_settled_order
 from intarsia.codegen.lower.views import View
 
 _TERM = re.compile(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*")
@@ -135,12 +137,21 @@ class _Factor:
         return replace(self.view, shape=shape, strides=tuple(map(self.step, names)))
 
 
-def _factor(view: View, names: tuple[str, ...], sizes: dict[str, int]) -> _Factor:
-    """Return an operand as a factor: its diagonal where an index repeats, broadcast ones gone."""
+def _factor(
+    view: View, names: tuple[str, ...], sizes: dict[str, int], wide: Collection[str]
+) -> _Factor:
+    """Return an operand as a factor: its diagonal where an index repeats, broadcast ones gone.
+
+    Args:
+        view: The operand.
+        names: Of its dimensions.
+        sizes: Of all indices.
+        wide: The indices that count; the others are 1.
+    """
     kept = tuple(
         name
         for name in dict.fromkeys(names)
-        if sizes[name] != 1 and view.shape[names.index(name)] == sizes[name]
+        if name in wide and view.shape[names.index(name)] == sizes[name]
     )
     pairs = list(zip(names, view.strides, strict=True))
     strides = tuple(sum(step for other, step in pairs if other == name) for name in kept)
@@ -157,8 +168,11 @@ def lower_einsum(assembler: Assembler, group: KernelGroup) -> None:
     operation = group.anchor
     equation = _equation_of(operation)
     work = _Contraction(assembler, group, equation)
+    wide = [name for name, size in equation.sizes.items() if size != 1]
+    settled = assembler.settle(f"indices of {operation.node.name}", lambda: " ".join(wide))
+    wide = wide if settled is None else settled.split()
     factors = [
-        _factor(assembler.read(value_id), names, equation.sizes)
+        _factor(assembler.read(value_id), names, equation.sizes, wide)
         for value_id, names in zip(operation.node.inputs, equation.terms, strict=True)
     ]
     if len(factors) == 1:
@@ -263,6 +277,8 @@ class _Contraction:
             fused.over(view.layout for view in others),
             unit=self.assembler.unit,
         )
+        name = f"{self.group.anchor.node.name}: {''.join(x.names)}"
+        spec = in_settled_order(self.assembler, spec, name)
         self.assembler.call(spec, (x.view, y_view, *others), self.group.names, "sum")
 
     def _call_product(
@@ -324,7 +340,9 @@ class _Contraction:
             fused.over(view.layout for view in others),
             self.assembler.unit,
         )
-        spec = self.assembler.choose(spec)
+        names = ",".join(map("".join, (a.names, b.names, c.names)))
+        key = f"dots of {self.group.anchor.node.name}: {names}"
+        spec = choose_product(self.assembler, spec, key)
         self.assembler.call(spec, (left, right, result, *others), self.group.names)
 
     def _with_one_step(self, factor: _Factor, names: list[str]) -> _Factor:

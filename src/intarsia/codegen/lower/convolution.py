@@ -272,8 +272,14 @@ def append_conv(assembler: Assembler, group: KernelGroup, problem: ConvProblem) 
         assembler.call(plain, arguments, group.names, "weights as they are")
         return
     tiles = _winograd_tiles(assembler, problem, operation)
+    key = f"tiles of {operation.node.name}/{problem.key}"
+    settled = assembler.settle(key, lambda: str(tiles))
+    if settled is not None and (settled == "0" or _fits_winograd(assembler, problem)):
+        tiles = int(settled)
 
     def others() -> list[_ConvSpec]:
+        if settled is not None:
+            return []
         allowed = _allowed_tiles(assembler, problem, operation)
         return [describe(other) for other in allowed if other != tiles]
 
@@ -317,14 +323,10 @@ def _describe(assembler: Assembler, problem: ConvProblem, tiles: int) -> _ConvSp
 
 def _winograd_tiles(assembler: Assembler, problem: ConvProblem, operation: Operation) -> int:
     """Return the tiles of Winograd's transforms for a convolution; 0 to compute it directly."""
-    x, y, mode = problem.x, problem.y, assembler.winograd
-    if (
-        mode is WinogradMode.OFF
-        or problem.kind is not ConvKind.DIRECT
-        or x.block != assembler.lanes
-    ):
+    mode = assembler.winograd
+    if mode is WinogradMode.OFF or not _fits_winograd(assembler, problem):
         return 0
-    shape = (least(x.shape[0]), problem.groups, x.shape[1], y.shape[1], assembler.unit)
+    shape = _winograd_shape(assembler, problem)
     # First what is fast, then what is exact enough: looking at errors takes some 50 ms for a large
     # layer.
     best = min(choose_winograd(problem.window, *shape) or 0, mode.largest)
@@ -333,12 +335,23 @@ def _winograd_tiles(assembler: Assembler, problem: ConvProblem, operation: Opera
 
 def _allowed_tiles(assembler: Assembler, problem: ConvProblem, operation: Operation) -> list[int]:
     """Return all tiles that the target allows for a convolution, fast or not; 0 is a direct one."""
-    x, y = problem.x, problem.y
-    shape = (least(x.shape[0]), problem.groups, x.shape[1], y.shape[1], assembler.unit)
-    is_fit = problem.kind is ConvKind.DIRECT and x.block == assembler.lanes
-    if not is_fit or not fits_winograd(problem.window, *shape):
+    if not _fits_winograd(assembler, problem):
         return [0]
     return [0, *_exact_tiles(assembler, problem, operation, assembler.winograd.largest)]
+
+
+def _fits_winograd(assembler: Assembler, problem: ConvProblem) -> bool:
+    """Tell whether Winograd's transforms can compute a convolution."""
+    is_fit = problem.kind is ConvKind.DIRECT and problem.x.block == assembler.lanes
+    return is_fit and fits_winograd(problem.window, *_winograd_shape(assembler, problem))
+
+
+def _winograd_shape(
+    assembler: Assembler, problem: ConvProblem
+) -> tuple[int, int, int, int, VectorUnit]:
+    """Return images, groups, channels in and out, and the vector unit of a convolution."""
+    x, y = problem.x, problem.y
+    return least(x.shape[0]), problem.groups, x.shape[1], y.shape[1], assembler.unit
 
 
 def _exact_tiles(

@@ -12,7 +12,7 @@ import numpy as np
 from intarsia.arrays import Array
 from intarsia.codegen.body import NOTHING, Apply, Body, Fused
 from intarsia.codegen.kernels import gemm
-from intarsia.codegen.kernels.gemm import Gemm, Panels
+from intarsia.codegen.kernels.gemm import Gemm, Panels, PanelSource
 from intarsia.codegen.lower.activations import with_activation
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
@@ -70,8 +70,9 @@ def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
         b = assembler.read(b_value.id).permuted(b_order)
         if is_column:
             b = b.unsqueezed(-1)
-        b = _by_columns(assembler, b, group).expanded((*batch, k, n))
-        spec = assembler.choose(replace(spec, b=b.layout))
+        key = f"dots of {operation.node.name}"
+        b = _by_columns(assembler, b, group, key).expanded((*batch, k, n))
+        spec = choose_product(assembler, replace(spec, b=b.layout), key)
     assembler.call(spec, (a, b, c, *views[1:]), group.names, note)
 
 
@@ -105,7 +106,8 @@ def append_linear(
     note = ""
     if weights.constant is None:
         b = assembler.read(weights.id)
-        spec = assembler.choose(replace(spec, b=b.expanded((*c.shape[:-2], k, n)).layout))
+        spec = replace(spec, b=b.expanded((*c.shape[:-2], k, n)).layout)
+        spec = choose_product(assembler, spec, f"dots of {'/'.join((*names, weights.name))}")
     else:
         spec, b, note = pack_weights(assembler, spec, constant_array(weights), f"{weights.name}/")
     assembler.call(spec, (x, b, c, *added), names, note)
@@ -139,9 +141,32 @@ def _order(operation: Operation, position: int) -> tuple[int, ...]:
     return tuple(order)
 
 
-def _by_columns(assembler: Assembler, b: View, group: KernelGroup) -> View:
+_DOTS, _TILES = "dots", "tiles"
+"""Which sums of products are computed together: along the terms, or along the columns."""
+
+
+def choose_product(assembler: Assembler, spec: Gemm, key: str) -> Gemm:
+    """Return a product of two computed operands as it is to run.
+
+    Args:
+        assembler: Of the program.
+        spec: The product.
+        key: Says which it is.
+    """
+
+    def own() -> str:
+        return _DOTS if gemm.schedule(spec).source is PanelSource.DOTS else _TILES
+
+    settled = assembler.settle(key, own)
+    if settled is None:
+        return assembler.choose(spec)
+    return replace(spec, is_dots=settled == _DOTS)
+
+
+def _by_columns(assembler: Assembler, b: View, group: KernelGroup, key: str) -> View:
     """Return a right operand column by column if its columns are free: products take it so."""
-    if not is_free(b.shape[-1:]) or b.strides[-2] == 1:
+    is_dots = assembler.settled.get(key) == _DOTS
+    if not (is_dots or is_free(b.shape[-1:])) or b.strides[-2] == 1:
         return b
     dims = tuple(range(len(b.shape)))
     order = (*dims[:-2], dims[-1], dims[-2])
@@ -203,7 +228,8 @@ def lower_gemm(assembler: Assembler, group: KernelGroup) -> None:
         b = assembler.read(b_value.id)
         if operation.attribute("transB", 0):
             b = b.permuted((1, 0))
-        spec = assembler.choose(replace(spec, b=b.layout))
+        spec = replace(spec, b=b.layout)
+        spec = choose_product(assembler, spec, f"dots of {operation.node.name}")
     assembler.call(spec, (a, b, c, *operands), group.names, note)
 
 

@@ -125,6 +125,7 @@ class Program:
         scratch_bytes: Size of the arena, planned by liveness.
         checks: Of indices, in the order of their calls.
         found: The outputs whose sizes are found, in the order of their calls.
+        sums: Of free sizes: which order sums have that may have another one at some sizes.
     """
 
     kernels: tuple[Function, ...]
@@ -134,6 +135,7 @@ class Program:
     scratch_bytes: int = 0
     checks: tuple[IndexCheck, ...] = ()
     found: tuple[FoundOutput, ...] = ()
+    sums: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_free(self) -> bool:

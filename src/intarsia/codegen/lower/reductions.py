@@ -14,13 +14,16 @@ import numpy as np
 
 from intarsia.codegen.body import Apply, Body, Fused
 from intarsia.codegen.kernels import lrn
+from intarsia.codegen.kernels.domain import SumOrder
 from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.kernels.global_pool import GlobalPool
 from intarsia.codegen.kernels.images import ImageKernel
 from intarsia.codegen.kernels.pool import Pool
 from intarsia.codegen.kernels.pool.combination import PoolKind, refuse_exponent
 from intarsia.codegen.kernels.reduce import Reduction
+from intarsia.codegen.kernels.reduce import sum_order as reduction_order
 from intarsia.codegen.kernels.rows import Rows
+from intarsia.codegen.kernels.rows import sum_order as rows_order
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.layouts import Wish
@@ -138,7 +141,27 @@ def lower_reduction(assembler: Assembler, group: KernelGroup) -> None:
             select_last=bool(operation.attribute("select_last_index", 0)),
             unit=assembler.unit,
         )
+        spec = in_settled_order(assembler, spec, operation.node.name)
         assembler.call(spec, (data, y, *operands), group.names, guard=guard)
+
+
+_Summing = TypeVar("_Summing", Reduction, Rows)
+
+
+def in_settled_order(assembler: Assembler, spec: _Summing, name: str) -> _Summing:
+    """Return a kernel that combines entries in the order of the program for all sizes.
+
+    Args:
+        assembler: Of the program.
+        spec: The kernel.
+        name: Says which it is.
+    """
+
+    def own() -> str:
+        return str(rows_order(spec) if isinstance(spec, Rows) else reduction_order(spec))
+
+    settled = assembler.settle(f"order of {name} along {spec.axes}", own)
+    return spec if settled is None else replace(spec, order=SumOrder.parse(settled))
 
 
 _KINDS = {
@@ -237,6 +260,7 @@ def lower_softmax(assembler: Assembler, group: KernelGroup) -> None:
         epilogue=over(fused, operands),
         unit=assembler.unit,
     )
+    spec = in_settled_order(assembler, spec, operation.node.name)
     assembler.call(spec, (x, y, *operands), group.names)
 
 
@@ -477,6 +501,7 @@ def append_normalization(
         made=totals[0].layout if totals else None,
         unit=assembler.unit,
     )
+    spec = in_settled_order(assembler, spec, operation.node.name)
     constants = [view for view in (scale, bias) if view is not None]
     views = (x, *constants, y, *statistics, *operands, *added, *totals)
     assembler.call(spec, views, group.names)
@@ -504,6 +529,7 @@ def lower_lp_normalization(assembler: Assembler, group: KernelGroup) -> None:
         without(norm, (axis,)),
         unit=assembler.unit,
     )
+    reduction = in_settled_order(assembler, reduction, operation.node.name)
     assembler.call(reduction, (x, norm), group.names)
     wide, y = norm.expanded(x.shape), assembler.target(group.result)
     # A comparison and a choice, not a maximum with a small number: ONNX adds no epsilon.

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from intarsia.codegen.ir import Function
 from intarsia.codegen.lower.assembler import Assembler, ignore
@@ -41,7 +41,7 @@ def refuse_node(graph: Graph, node: Node) -> tuple[str, str] | None:
     return problem
 
 
-def lower_region(
+def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the run
     region: Region,
     unit: VectorUnit,
     winograd: WinogradMode = WinogradMode.OFF,
@@ -51,6 +51,7 @@ def lower_region(
     chooser: Chooser = HEURISTICS,
     threads: int = 1,
     borders: Borders | None = None,
+    settled: Mapping[str, str] | None = None,
 ) -> Program:
     """Return the program of a region whose nodes are all taken.
 
@@ -64,6 +65,8 @@ def lower_region(
         threads: Of a run; they decide how kernels are cut, and no result.
         borders: Which inputs and outputs are blocked, by as many channels as the unit has lanes;
             None for none.
+        settled: The `sums` of the program for all sizes, if this is one for some: sums have the
+            same order then, and results are the same bits.
     """
     borders = borders or Borders()
     nominal = region.graph
@@ -83,6 +86,7 @@ def lower_region(
         threads=threads,
         outputs=borders.outputs,
         nominal=nominal,
+        settled=settled or {},
     )
     inner = {group.result for chain in fused.chains.values() for group in chain.groups[:-1]}
     for group in fused.groups:

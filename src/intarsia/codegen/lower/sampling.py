@@ -16,6 +16,7 @@ from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.indices import dense_target
 from intarsia.codegen.lower.operation import Operation
+from intarsia.codegen.lower.products import choose_product
 from intarsia.codegen.lower.views import View
 from intarsia.codegen.scalar_ops.operator import FLOATS
 from intarsia.graph.indices import find_outside
@@ -238,19 +239,18 @@ def lower_deform_conv(assembler: Assembler, group: KernelGroup) -> None:
         epilogue = Fused(add, (operands[0].layout,))
     with dense_target(assembler, group) as target:
         y = target.reshaped((*stack, rows, points))
-        product = assembler.choose(
-            Gemm(
-                rows,
-                points,
-                depth,
-                a.layout,
-                columns.layout,
-                y.layout,
-                stack,
-                epilogue,
-                assembler.unit,
-            )
+        product = Gemm(
+            rows,
+            points,
+            depth,
+            a.layout,
+            columns.layout,
+            y.layout,
+            stack,
+            epilogue,
+            assembler.unit,
         )
+        product = choose_product(assembler, product, f"dots of {operation.node.name}")
         assembler.call(product, (a, columns, y, *operands), group.names)
 
 

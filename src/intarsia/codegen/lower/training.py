@@ -18,6 +18,7 @@ from intarsia.codegen.kernels.reduce import Reduction
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
+from intarsia.codegen.lower.reductions import in_settled_order
 from intarsia.codegen.lower.views import CHANNELS, View
 from intarsia.graph.graph import ABSENT
 
@@ -105,6 +106,7 @@ def _statistics(assembler: Assembler, x: View, names: Sequence[str]) -> tuple[Vi
     centered = assembler.scratch(x.dtype, x.shape)
     for source, kind, target in ((x, "Mean", mean), (centered, "SumSquare", squares)):
         spec = Reduction(x.shape, axes, kind, source.layout, target.layout, unit=assembler.unit)
+        spec = in_settled_order(assembler, spec, f"{'/'.join(names)}/{kind}")
         if source is centered:
             wide = _by_channel(mean, x.shape)
             _append(assembler, names, [("Sub", (0, 1))], (x, wide, centered))

@@ -149,6 +149,8 @@ def _wants_dots(product: Gemm) -> bool:
     if product.b_strides is None or product.unit.lanes(product.a.dtype) == 1:
         return False
     is_empty = 0 in (product.batches, product.m, product.n, product.k)
+    if product.is_dots is not None:  # a single column has no stride of its own
+        return product.is_dots and product.b_strides[0] == 1 and not is_empty
     most = _DOT_ROWS if product.k < _DOT_LONG else 2 * _DOT_ROWS
     return _is_turned(product) and product.m <= most and not is_empty
 

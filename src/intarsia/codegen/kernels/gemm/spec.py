@@ -83,6 +83,8 @@ class Gemm:
         epilogue: Over the domain of c.
         unit: What it is shaped for.
         schedule: How; None leaves it to the heuristic.
+        is_dots: Whether vectors go along k where they can, as in the program for all sizes; None
+            leaves it to the sizes.
     """
 
     m: Size
@@ -95,6 +97,7 @@ class Gemm:
     epilogue: Fused = NOTHING
     unit: VectorUnit = AVX512
     schedule: GemmSchedule | None = None
+    is_dots: bool | None = None
 
     algorithm: ClassVar[str] = "direct"
 
