@@ -37,10 +37,10 @@ g (float[3,4] x) => (float[4] y) <float[4] zero = {0, 0, 0, 0}> {
             w = Add(s, v) o = Identity(w) }> (zero, r)
     [last] y = Sigmoid(t)
 }"""
-UNIQUE = """
-g (float[4] x) => (float[4] y, float[n] at) {
+DET = """
+g (float[1,2,2] x) => (float[1,2,2] y, float[1] at) {
     [first] r = Relu(x)
-    [special] at = Unique(r)
+    [special] at = Det(r)
     [last] y = Sigmoid(r)
 }"""
 FED_WEIGHT = """
@@ -53,7 +53,7 @@ MODELS = {
     "If": IF,
     "Loop": LOOP,
     "Scan": SCAN,
-    "Unique": UNIQUE,
+    "Det": DET,
     "Conv": FED_WEIGHT,
 }
 SHAPES = """
@@ -194,7 +194,7 @@ def test_a_pin_holds_against_the_host(parse_model, backends):
 def test_without_a_runtime_the_reference_stands_in_and_says_that_it_is_slow(
     parse_model, random_feeds, assert_same, backends
 ):
-    model = parse_model(UNIQUE)
+    model = parse_model(DET)
     known = collect([backends.named("llvm"), backends.named("reference")])
     exe = intarsia.compile(model, "llvm", backends=known)
     feeds = random_feeds(model)
@@ -205,7 +205,7 @@ def test_without_a_runtime_the_reference_stands_in_and_says_that_it_is_slow(
 
 def test_strict_forbids_standing_in(parse_model, backends):
     with pytest.raises(UnsupportedError, match=r"strict.*in place of the host"):
-        intarsia.compile(parse_model(UNIQUE), "llvm", strict=True, backends=backends)
+        intarsia.compile(parse_model(DET), "llvm", strict=True, backends=backends)
 
 
 def test_a_region_that_fails_goes_to_the_host(chain_model, random_feeds, evaluate, backends):

@@ -42,7 +42,7 @@ def compile_slowly(backends, caplog):
     "target", ["llvm", "fake -ops=Relu,Sigmoid, llvm", "fake -ops=Relu, reference"]
 )
 def test_the_line_carries_the_time(target, parse_model, compile_slowly, random_feeds, assert_same):
-    model = parse_model(MODELS["Unique"])
+    model = parse_model(MODELS["Det"])
     exe, line = compile_slowly(model, target, probe=True)
     taken, whole = map(float, TIME.search(line).groups())
     assert 0 < taken <= whole
@@ -62,7 +62,7 @@ def test_nothing_runs_where_that_is_forbidden(parse_model, compile_slowly, monke
         pytest.fail("a process was started")
 
     monkeypatch.setattr(trial, "Worker", fail)
-    line = compile_slowly(parse_model(MODELS["Unique"]), "llvm", probe=False)[1]
+    line = compile_slowly(parse_model(MODELS["Det"]), "llvm", probe=False)[1]
     assert not TIME.search(line)
 
 
@@ -75,7 +75,7 @@ def test_a_run_without_an_end_is_ended(parse_model, compile_slowly, monkeypatch)
 @pytest.mark.parametrize("fault", ["segfault", "run"])
 def test_a_run_that_fails_costs_the_time_alone(fault, parse_model, compile_slowly):
     target = f"fake -ops=Relu -fault={fault}, reference"
-    line = compile_slowly(parse_model(MODELS["Unique"]), target, probe=True)[1]
+    line = compile_slowly(parse_model(MODELS["Det"]), target, probe=True)[1]
     assert not TIME.search(line)
 
 

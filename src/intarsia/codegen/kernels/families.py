@@ -42,6 +42,7 @@ from intarsia.codegen.kernels import (
     steering,
     suppression,
     top_k,
+    unique,
     winograd,
 )
 from intarsia.codegen.unit import VectorUnit
@@ -140,6 +141,7 @@ FAMILIES: tuple[KernelFamily, ...] = (
     steering,
     suppression,
     top_k,
+    unique,
 )
 
 _BY_SPEC = {spec: family for family in FAMILIES for spec in family.SPECS}

@@ -5,7 +5,7 @@ Of equal entries the first comes first. NaN is larger than every number, as in n
 entries are compared with the worst one that is wanted, and most are passed over. A few wanted ones
 are kept sorted in registers. Of many, the worst is found first: on a heap, or, where they are a
 large part, by counting digits of keys; those that are not worse are then sorted by counting digits
-(Knuth, "The Art of Computer Programming" 3, 5.2.3 and 5.2.5).
+(Knuth, "The Art of Computer Programming" 3, 5.2.3).
 """
 
 from __future__ import annotations
@@ -20,6 +20,15 @@ from intarsia.codegen.body import Layout
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import INT64, Buffer, Function, Index, IrValue, Subscript, Type
 from intarsia.codegen.kernels.domain import each_turn
+from intarsia.codegen.kernels.sort_keys import (
+    DIGIT,
+    DIGITS,
+    clear_counts,
+    digit_of,
+    key_dtype,
+    sort_by_digits,
+    sort_key,
+)
 from intarsia.codegen.scalar_ops.conversion import convert
 from intarsia.codegen.unit import AVX512, VectorUnit
 
@@ -28,9 +37,6 @@ MOST_IN_REGISTERS = 64
 _MOST_LANES = 16
 _HEAP_PART = 64
 """A heap finds the worst of wanted entries if there are so many times as many in all."""
-_DIGIT = 8
-"""Bits of a key that are counted at once."""
-_DIGITS = 1 << _DIGIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +105,7 @@ class _Row:
 
     def key(self, entry: Subscript) -> IrValue:
         """Return an unsigned number that is the smaller the earlier an entry comes."""
-        return _key(self.b, self.read(entry), is_largest=self.spec.is_largest)
+        return sort_key(self.b, self.read(entry), is_falling=self.spec.is_largest)
 
 
 def build(spec: TopK) -> Function:
@@ -116,7 +122,7 @@ def build(spec: TopK) -> Function:
             _keep_sorted(_Row(b, spec, x, y, indices, tuple(place)))
         return b.finish()
     places = spec.places.declare(b, "places", spec.shape, is_written=True)
-    counts = b.local("counts", INT64.dtype, (_DIGITS,))
+    counts = b.local("counts", INT64.dtype, (DIGITS,))
     for place in each_turn(b, rows, prod(spec.shape)):
         row = _Row(b, spec, x, y, indices, tuple(place))
         source, target = _memories(row, places)
@@ -136,7 +142,7 @@ def _memories(row: _Row, places: Buffer) -> tuple[Buffer, Buffer]:
 
     Each pass writes to the other one, and the last pass to the results'.
     """
-    passes = -(-8 * row.x.item_bytes // _DIGIT)
+    passes = -(-8 * row.x.item_bytes // DIGIT)
     return (row.indices, places) if passes % 2 == 0 else (places, row.indices)
 
 
@@ -316,17 +322,17 @@ def _find_on_heap(row: _Row, _counts: Buffer) -> tuple[IrValue, IrValue]:
 def _find_by_digits(row: _Row, counts: Buffer) -> tuple[IrValue, IrValue]:
     """Find the digits of the worst wanted entry's key, the highest first."""
     b, spec = row.b, row.spec
-    dtype, bits = _key_dtype(row.x.dtype), 8 * row.x.item_bytes
+    dtype, bits = key_dtype(row.x.dtype), 8 * row.x.item_bytes
     key, equal = b.constant(0, Type(dtype)), b.constant(spec.count, INT64)
-    for shift in reversed(range(0, bits, _DIGIT)):
-        _clear(b, counts)
+    for shift in reversed(range(0, bits, DIGIT)):
+        clear_counts(b, counts)
         with b.serial(0, spec.extent) as number:
             entry, amount = row.key(number), b.constant(1, INT64)
-            above = shift + _DIGIT
+            above = shift + DIGIT
             if above < bits:  # only those that have the digits so far
                 starts = [b.binary("shr", item, above) for item in (entry, key)]
                 amount = b.cast(b.compare("eq", *starts), INT64.dtype)
-            digit = _digit(b, entry, shift)
+            digit = digit_of(b, entry, shift)
             b.store(b.add(b.load(counts, digit), amount), counts, digit)
 
         def look(
@@ -339,7 +345,7 @@ def _find_by_digits(row: _Row, counts: Buffer) -> tuple[IrValue, IrValue]:
             return [after, b.select(is_here, b.index(number), digit), rest]
 
         zero = b.constant(0, INT64)
-        _, chosen, equal = b.loop(0, _DIGITS, [zero, zero, equal], look)
+        _, chosen, equal = b.loop(0, DIGITS, [zero, zero, equal], look)
         key = b.binary("or", key, b.binary("shl", b.cast(chosen, dtype), shift))
 
     def find(number: Index, place: IrValue) -> list[IrValue]:
@@ -356,7 +362,7 @@ def _find_by_digits(row: _Row, counts: Buffer) -> tuple[IrValue, IrValue]:
 def _collect(row: _Row, places: Buffer, worst: IrValue, equal: IrValue) -> None:
     """Append what writes the numbers of all entries that are wanted, in order."""
     b, spec = row.b, row.spec
-    key = _key(b, worst, is_largest=spec.is_largest)
+    key = sort_key(b, worst, is_falling=spec.is_largest)
 
     def may_matter(x: IrValue, _place: IrValue, equal: IrValue) -> IrValue:
         last = b.splat(worst, x.type.lanes)
@@ -376,65 +382,10 @@ def _collect(row: _Row, places: Buffer, worst: IrValue, equal: IrValue) -> None:
 
 
 def _sort(row: _Row, counts: Buffer, source: Buffer, target: Buffer) -> None:
-    """Append what sorts entries by their keys, the lowest digit first; equal ones stay in order."""
+    """Append what sorts entries by their keys; equal ones stay in order."""
     b, spec = row.b, row.spec
-
-    def accumulate(number: Index, place: IrValue) -> list[IrValue]:
-        following = b.add(place, b.load(counts, number))
-        b.store(place, counts, number)
-        return [following]
-
-    for shift in range(0, 8 * row.x.item_bytes, _DIGIT):
-        _clear(b, counts)
-        with b.serial(0, spec.count) as number:
-            digit = _digit(b, row.key(Index.of(b.load(source, row.at(number)))), shift)
-            b.store(b.add(b.load(counts, digit), 1), counts, digit)
-        b.loop(0, _DIGITS, [b.constant(0, INT64)], accumulate)
-        with b.serial(0, spec.count) as number:
-            entry = b.load(source, row.at(number))
-            digit = _digit(b, row.key(Index.of(entry)), shift)
-            place = b.load(counts, digit)
-            b.store(b.add(place, 1), counts, digit)
-            b.store(entry, target, row.at(Index.of(place)))
-        source, target = target, source
+    bits = 8 * row.x.item_bytes
+    sort_by_digits(b, counts, spec.count, bits, row.key, (source, target), row.at)
     with b.serial(0, spec.count) as number:
         entry = b.load(row.indices, row.at(number))
         b.store(row.read(Index.of(entry)), row.y, row.at(number))
-
-
-_CLEARED = 8
-"""Counts that are cleared at once."""
-
-
-def _clear(b: Builder, counts: Buffer) -> None:
-    with b.serial(0, _DIGITS, _CLEARED) as number:
-        b.store(b.constant(0, INT64.with_lanes(_CLEARED)), counts, number)
-
-
-def _digit(b: Builder, key: IrValue, shift: int) -> Index:
-    shifted = b.binary("shr", key, shift) if shift else key
-    return Index.of(b.cast(b.binary("and", shifted, _DIGITS - 1), INT64.dtype))
-
-
-def _key_dtype(dtype: str) -> str:
-    return "uint64" if np.dtype(dtype).itemsize == np.dtype("uint64").itemsize else "uint32"
-
-
-_INFINITIES = {"float16": 0x7C00, "float32": 0x7F800000, "float64": 0x7FF0000000000000}
-
-
-def _key(b: Builder, value: IrValue, *, is_largest: bool) -> IrValue:
-    """Return an unsigned number that is the smaller the earlier an entry comes."""
-    dtype = value.type.dtype
-    bits = 8 * np.dtype(dtype).itemsize
-    unsigned, mask, sign = f"uint{bits}", (1 << bits) - 1, 1 << (bits - 1)
-    key = value if dtype == unsigned else b.bitcast(value, unsigned)
-    key = b.cast(key, _key_dtype(dtype))
-    if value.type.is_float:
-        size = b.binary("and", key, sign - 1)
-        is_negative = b.compare("ge", key, sign)
-        key = b.select(is_negative, b.sub(sign, size), b.add(size, sign))  # -0 is as 0
-        key = b.select(b.compare("gt", size, _INFINITIES[dtype]), mask, key)
-    elif value.type.is_signed:
-        key = b.binary("xor", key, sign)
-    return b.sub(mask, key) if is_largest else key

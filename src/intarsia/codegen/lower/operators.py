@@ -247,6 +247,7 @@ OPERATORS: dict[str, Operator] = {
         found.refuse_suppression,
         finds_size=True,
     ),
+    "Unique": Operator(found.lower_unique, ANY, found.refuse_unique, finds_size=True),
     "NonZero": Operator(
         found.lower_nonzero, ANY - frozenset(("float16",)), found.refuse_found, finds_size=True
     ),
