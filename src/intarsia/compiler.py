@@ -594,6 +594,10 @@ def _free_program(
         buckets = make_buckets(request.buckets, request.pad_values, signature)
         if request.is_fixed:  # later nothing may be compiled
             sizes = (*sizes, *list_sizes(buckets.sizes))
+        elif request.placement == "collage":  # what is measured is what runs
+            given = [signature.nominal_sizes({**buckets.largest, **some}) for some in sizes]
+            padded = map(buckets.round_up, given)
+            sizes = [*{str(some): some for some in padded}.values()] or list_sizes(buckets.sizes)
     if request.placement == "collage":
         programs = source.tune(sizes, generic)
     else:
@@ -673,7 +677,8 @@ def _file_state(model: Any) -> tuple[int, ...]:
 def read_setting(request: Request, tell: Progress = quiet) -> Setting:
     """Return the prepared model of a request on its machine, still to be placed.
 
-    Free dimensions have the first sizes that are asked for; those that are missing are nominal.
+    Free dimensions have the first sizes that are asked for, padded up to buckets if there are any;
+    those that are missing are nominal.
 
     Raises:
         IntarsiaError: As `compile`.
@@ -683,12 +688,22 @@ def read_setting(request: Request, tell: Progress = quiet) -> Setting:
 
     machine = request.find_machine()
     try:
-        return make_setting(request, machine, tell)
+        setting = make_setting(request, machine, tell)
     except FreeSizesError as error:
-        sizes = error.signature.nominal_sizes(next(iter(request.sizes), {}))
+        asked = next(iter(request.sizes), {})
+        if request.buckets:
+            from intarsia.runtime.buckets import make_buckets
+
+            buckets = make_buckets(request.buckets, request.pad_values, error.signature)
+            sizes = error.signature.nominal_sizes({**buckets.largest, **asked})
+            sizes = buckets.round_up(sizes)
+        else:
+            sizes = error.signature.nominal_sizes(asked)
         logger.info("free dimensions: %s", sizes_text(sizes))
         shapes = error.signature.shapes_at(sizes)
         return make_setting(replace(request, shapes=shapes), machine, tell)
+    _refuse_buckets(request)
+    return setting
 
 
 @contextmanager

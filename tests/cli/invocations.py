@@ -13,6 +13,10 @@ INVOCATIONS = {
             *("free.onnx", "-t", "fake -cost=*:1e-3", "--sizes", "n=2,5", "--threads", "1"),
             *("--database", "costs.sqlite"),
         ),
+        (
+            *("free.onnx", "-t", "fake -cost=*:1e-3", "--bucket", "n=4", "--pad-value", "x=-1"),
+            *("--threads", "1", "--database", "costs.sqlite"),
+        ),
     ],
     "tune-kernels": [("chain.onnx", "-t", "llvm", "--threads", "1")],
     "run": [("chain.intarsia", "--repeat", "3")],
@@ -22,7 +26,13 @@ INVOCATIONS = {
         ("free.intarsia", "--sizes", "n=3"),
     ],
     "check": [("chain.intarsia",), ("chain.onnx", "-t", "fake -ops=Relu, llvm")],
-    "bench": [("chain.onnx", "-t", "llvm", "--against", "onnxruntime", "--rounds", "3")],
+    "bench": [
+        ("chain.onnx", "-t", "llvm", "--against", "onnxruntime", "--rounds", "3"),
+        (
+            *("free.onnx", "-t", "onnxruntime", "--sizes", "n=3", "--bucket", "n=4"),
+            *("--pad-value", "x=-1", "--rounds", "3"),
+        ),
+    ],
     "demo": [()],
     "doctor": [()],
     "target show": [("llvm -mcpu=skylake-avx512, opencl:1, onnxruntime",)],
@@ -36,7 +46,10 @@ INVOCATIONS = {
     "costs merge": [("other.sqlite", "--database", "costs.sqlite")],
     "costs diff": [("costs.sqlite", "other.sqlite", "--all")],
     "costs prune": [("--database", "costs.sqlite", "--older-than", "90d", "--dry-run")],
-    "plan forecast": [("chain.onnx", "-t", "llvm, onnxruntime")],
+    "plan forecast": [
+        ("chain.onnx", "-t", "llvm, onnxruntime"),
+        ("free.onnx", "-t", "llvm, onnxruntime", "--bucket", "n=4", "--pad-value", "x=-1"),
+    ],
     "plan absent": [("chain.onnx", "-t", "ethos-n, llvm -mcpu=cortex-a72")],
     "plan lock": [("chain.intarsia", "-o", "plan.lock.json")],
     "plan diff": [("chain.intarsia", "other.intarsia")],

@@ -247,3 +247,37 @@ def test_a_profile_says_what_fails_in_a_body(parse_model, backends):
     assert len(exe.profile({"m": np.array(4), "x": X}).bodies) == 1
     with pytest.raises(InputError, match="index 4"):
         exe.profile({"m": np.array(5), "x": X})
+
+
+def test_what_the_data_counts_is_stacked_and_read_by_native_code(
+    parse_model, assert_same, backends
+):
+    model = parse_model(
+        """g (float[4] x, int64 m) => (float[n,4] y) <bool go = {1}> {
+           last, all = Loop (m, go, x) <body = b (int64 i, bool before, float[4] v) =>
+               (bool after, float[4] w, float[4] o) {
+               after = Identity(before) w = Add(v, x) o = Neg(v) }>
+           y = Tanh(all) }"""
+    )
+    exe = intarsia.compile(model, "llvm", backends=backends)
+    last = exe.placement.regions[-1]
+    assert (last.backend, [node.op_type for node in last.nodes]) == ("llvm", ["Tanh"])
+    for count in (0, 1, 4, 1):
+        feeds = {"m": np.array(count), "x": X}
+        assert_same(exe.run(feeds), expected_of(model, feeds))
+
+
+def test_what_is_stacked_of_entries_of_unknown_size_stays_whole(parse_model, assert_same, backends):
+    model = parse_model(
+        """g (float[4] x, int64 m) => (int64[n,1,k] y) <bool go = {1}> {
+           r = Relu(x)
+           last, y = Loop (m, go, r) <body = b (int64 i, bool before, float[4] v) =>
+               (bool after, float[4] w, int64[1,c] o) {
+               after = Identity(before) w = Add(v, r) o = NonZero(v) }> }"""
+    )
+    for target in ("llvm, onnxruntime", "llvm"):  # onnxruntime stands in for the host
+        exe = intarsia.compile(model, target, backends=backends)
+        assert [one.backend for one in exe.placement.regions] == ["llvm", "onnxruntime"]
+        for count in (1, 4):
+            feeds = {"m": np.array(count), "x": X}
+            assert_same(exe.run(feeds), expected_of(model, feeds))

@@ -38,7 +38,7 @@ from intarsia.tuning.objectives.memory import Memory
 from intarsia.tuning.options import Options
 from intarsia.tuning.prospector import Prospector
 from intarsia.tuning.report import conclude
-from intarsia.tuning.tuner import Tuner, accepted_choice
+from intarsia.tuning.tuner import Tuner, accepted_choice, note_late_sizes
 from intarsia.tuning.whole_plans import WholePlans
 
 RELU_FAST = "fake:0 -cost=Relu:1e-3,*:2e-3 -call-cost=1e-5"
@@ -822,3 +822,16 @@ def test_a_plan_that_the_final_has_no_place_for_says_so(exact, model, costs, set
     assert len(kept) == 5
     fates = {item.name: item.fate for item in report.finalists}
     assert fates["mix 15"] == "not run: the final has 5 plans at most"
+
+
+def test_a_note_names_what_has_no_size_to_be_measured_at(setting_of, parse_model, model):
+    late = parse_model(
+        """g (float[4] x) => (float[n] y) {
+           [first] r = Relu(x)
+           [places] at = NonZero(r)
+           [flat] row = Squeeze(at)
+           [last] y = Gather(r, row) }"""
+    )
+    (line,) = note_late_sizes(setting_of(late, "llvm, onnxruntime").graph)
+    assert line.startswith("the data decides sizes from 'places' (NonZero) on: 3 nodes were")
+    assert note_late_sizes(setting_of(model, RELU_FAST).graph) == ()

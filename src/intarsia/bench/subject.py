@@ -18,6 +18,7 @@ from intarsia.measure.timing import measure_streams
 
 if TYPE_CHECKING:
     from intarsia.place.request import Request
+    from intarsia.runtime.free import Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,8 @@ def set_up_ours(
         path: The model.
         target: The machine, in text.
         threads: Threads of one run.
-        options: `pins`, `exclude`, `placement` of `intarsia.compile`; `is_detected` if nobody gave
-            the order of the target.
+        options: `pins`, `exclude`, `placement` of `intarsia.compile`, and `buckets` with
+            `pad_values` if inputs are padded; `is_detected` if nobody gave the order of the target.
         arrays: Every input, by name.
     """
     from intarsia.compiler import compile as compile_model
@@ -58,9 +59,21 @@ def set_up_ours(
     machine: Any = target
     if target is not None and options.get("is_detected"):
         machine = as_detected(CompilationConfig.resolve(target))
-    executable = compile_model(path, machine, num_threads=threads, **wanted)
-    seconds = time.perf_counter() - start
     given = {name: np.asarray(array, order="C") for name, array in (arrays or {}).items()}
+    is_padded = bool(wanted.get("buckets"))
+    if is_padded:  # the program for what they are padded to is made, and not one for their sizes
+        wanted.pop("sizes", None)
+    executable = compile_model(path, machine, num_threads=threads, **wanted)
+    if is_padded:
+        executable.run(given)
+    seconds = time.perf_counter() - start
+    if is_padded:
+
+        def run_padded() -> object:
+            return executable.run(given)
+
+        _set(_Subject(run_padded, lambda: [*executable.run(given).values()], lambda: run_padded))
+        return _facts(executable, seconds)
     context = executable.context(inputs=given)
     names = [spec.name for spec in executable.outputs]
 
@@ -69,6 +82,11 @@ def set_up_ours(
         return [results[name] for name in names]
 
     _set(_Subject(context.run, outputs, lambda: executable.context(inputs=given).run))
+    return _facts(executable, seconds)
+
+
+def _facts(executable: Program, seconds: float) -> dict[str, Any]:
+    """Return the facts of a plan that took so long to make."""
     return {
         "set_up_seconds": seconds,
         "summary": executable.explain().summary,
@@ -100,6 +118,8 @@ def plain_options(
         "exclude": request.exclude,
         "placement": request.placement,
         "is_detected": is_detected,
+        "buckets": dict(request.buckets),
+        "pad_values": dict(request.pad_values),
     }
 
 

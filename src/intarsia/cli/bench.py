@@ -14,6 +14,7 @@ import typer
 from intarsia.cli.files import readable_model
 from intarsia.cli.models import make_request, progress_bar
 from intarsia.cli.options import (
+    BUCKETS,
     MACHINE,
     Choices,
     InputOption,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from intarsia.place.request import Request
 
 
-@takes_choices(*MACHINE, "shape", "sizes", "pin", "exclude", "placement")
+@takes_choices(*MACHINE, "shape", "sizes", *BUCKETS, "pin", "exclude", "placement")
 def bench_command(  # noqa: PLR0913 - an option each
     model: Annotated[
         Path,
@@ -98,7 +99,7 @@ def bench_command(  # noqa: PLR0913 - an option each
 
     A ratio is a peer's time through ours: above 1 means that ours is faster. With `--profile`, no
     peer runs: every kernel of ours is timed by itself. With `--sizes`, free dimensions stay free
-    in every runtime, and inputs have each of these sizes in turn.
+    in every runtime, and inputs have each of these sizes in turn; with `--bucket` ours are padded.
     """
     from intarsia.bench.compare import Comparison, compare
     from intarsia.bench.models import make_bench_model
@@ -111,6 +112,11 @@ def bench_command(  # noqa: PLR0913 - an option each
             hint="give every size by --sizes, as in --sizes batch=1 --sizes seq=64,128",
         )
     request = make_request(model, choices, threads)
+    if request.buckets and (profile or not request.sizes):
+        raise SettingError(
+            "--bucket pads inputs of sizes that are given by --sizes, and pads none for --profile",
+            hint="give --sizes of what comes, or profile at the sizes of the buckets",
+        )
     target, options = plain_options(request, knows_target=not choices.target_file)
     peers = [name.strip() for name in against.split(",") if name.strip()]
 

@@ -12,6 +12,7 @@ from intarsia.cli.costs import DatabaseOption
 from intarsia.cli.files import writable
 from intarsia.cli.models import prepare_file
 from intarsia.cli.options import (
+    BUCKETS,
     MACHINE,
     NODES,
     BudgetOption,
@@ -43,7 +44,7 @@ PlanArgument: TypeAlias = Annotated[
 
 
 @app.command("forecast")
-@takes_choices(*MACHINE, *NODES)
+@takes_choices(*MACHINE, *NODES, *BUCKETS)
 def forecast_command(
     model: ModelArgument,
     *,
@@ -67,7 +68,7 @@ def forecast_command(
 
 
 @app.command("absent")
-@takes_choices(*MACHINE, *NODES)
+@takes_choices(*MACHINE, *NODES, *BUCKETS)
 def absent_command(
     model: ModelArgument,
     *,

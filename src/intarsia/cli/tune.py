@@ -19,6 +19,7 @@ from intarsia.cli.costs import DatabaseOption
 from intarsia.cli.files import writable
 from intarsia.cli.models import make_request, prepare_file, progress_bar, progress_lines
 from intarsia.cli.options import (
+    BUCKETS,
     MACHINE,
     NODES,
     BudgetOption,
@@ -67,7 +68,7 @@ def _refuse_moved(parameter: typer.CallbackParam, value: object) -> None:
         )
 
 
-@takes_choices(*MACHINE, *NODES, "no_cache")
+@takes_choices(*MACHINE, *NODES, *BUCKETS, "no_cache")
 def tune_command(  # noqa: PLR0913 - an option each
     model: ModelArgument,
     *,
@@ -205,7 +206,7 @@ def _show_result(
     write(f"wrote {file} ({size_text(nbytes)})\n")
 
 
-@takes_choices(*MACHINE, *NODES)
+@takes_choices(*MACHINE, *NODES, *BUCKETS)
 def tune_kernels_command(
     model: ModelArgument,
     *,

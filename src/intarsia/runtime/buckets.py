@@ -47,6 +47,11 @@ class Buckets:
             product *= len(row)
         return product
 
+    @property
+    def largest(self) -> dict[str, int]:
+        """The largest size of each padded dimension."""
+        return {name: row[-1] for name, row in self.sizes.items()}
+
     def round_up(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Return the sizes of the program that runs some sizes.
 

@@ -436,8 +436,7 @@ class FreeExecutable:
 
     def _nominal_sizes(self, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
         """Return a size for each free dimension: what is given, else a bucket, else nominal."""
-        buckets = {} if self.buckets is None else self.buckets.sizes
-        largest = {name: row[-1] for name, row in buckets.items()}
+        largest = {} if self.buckets is None else self.buckets.largest
         return self.signature.nominal_sizes({**largest, **(sizes or {})})
 
     def _output_shapes(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:

@@ -42,6 +42,7 @@ from intarsia.tuning.whole_plans import WholePlans
 
 if TYPE_CHECKING:
     from intarsia.cost.database import CostDatabase
+    from intarsia.graph.graph import Graph
     from intarsia.place.build import RegionStore
     from intarsia.place.setting import Setting
     from intarsia.tuning.objectives.objective import Objective
@@ -61,6 +62,24 @@ Of a single plan the lower end of its interval is, as it would be a rival.
 """
 _PLANNED_ROUNDS = 6
 """Planned rounds of the final, for each plan in it."""
+
+
+def note_late_sizes(graph: Graph) -> tuple[str, ...]:
+    """Say what is measured on fewer targets, as there is no size to measure it at."""
+    unknown = [
+        node
+        for node in graph.nodes
+        for value in (graph.values[i] for i in (*node.reads, *node.outputs) if i >= 0)
+        if value.is_tensor and value.shape is None
+    ]
+    nodes = list(dict.fromkeys(unknown))
+    if not nodes:
+        return ()
+    return (
+        f"the data decides sizes from {nodes[0].name!r} ({nodes[0].op_type}) on: {len(nodes)} "
+        "nodes were measured only on targets that take unknown shapes; `compile --placement "
+        "greedy` has native code take them",
+    )
 
 
 @dataclass(slots=True)
@@ -168,7 +187,8 @@ class Tuner:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know."""
-        return (*self.whole.notes, *self._notes, *self.prospector.notes)
+        late = note_late_sizes(self.setting.graph)
+        return (*self.whole.notes, *self._notes, *self.prospector.notes, *late)
 
     @property
     def is_proven(self) -> bool:
