@@ -100,6 +100,25 @@ def test_tiles_of_convolutions_do_not_go_by_images():
     check(model, [{"batch": 8}])
 
 
+def test_bits_are_the_same_wherever_the_program_for_all_sizes_comes_from(
+    tmp_path, monkeypatch, own_cache
+):
+    """Compiled, kept among the caches, or read from a package."""
+    monkeypatch.setenv("INTARSIA_PROGRAMS", "1")
+    sketch = Sketch()
+    value = sketch.add("Conv", "x", sketch.weight(256, 256, 3, 3, scale=0.02), pads=[1] * 4)
+    value = sketch.add("Softmax", value, axis=1)
+    onnx.save(sketch.model({"x": ["batch", 256, 7, 7]}, [value]), tmp_path / "conv.onnx")
+    feeds = {"x": np.random.default_rng(0).standard_normal((8, 256, 7, 7), np.float32)}
+    exe = intarsia.compile(tmp_path / "conv.onnx", "llvm")
+    (expected,) = exe.generic.at({"batch": 8}).run(feeds).values()
+    exe.save(tmp_path / "conv.intarsia")
+    kept = intarsia.compile(tmp_path / "conv.onnx", "llvm")
+    for one in (exe, kept, intarsia.load(tmp_path / "conv.intarsia")):
+        (found,) = one.specialise({"batch": 8}).run(feeds).values()
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_products_of_computed_operands_do_not_go_by_rows():
     """Few rows are dot products, unless the program for all sizes has tiles; and the reverse."""
     sketch = Sketch()
