@@ -59,8 +59,8 @@ def is_long_step(rows: int, vectors: int) -> bool:
 
     A step of AVX2 is 12 products and 8 loads, and a prefetch takes the place of one. Without, with
     weights from beyond the second cache, convolutions of 1x1 taps were 3 to 10 per cent faster on
-    Zen 3, and those by Winograd's transforms up to a fifth; matrix products gained nothing from
-    that, and 7 per cent from four steps in a turn (MiniLM).
+    Zen 3, those by Winograd's transforms up to a fifth, and matrix products up to a fifth where
+    weights come from memory; these also gained 7 per cent from four steps in a turn (MiniLM).
     """
     return rows * vectors >= _LONG_STEP
 

@@ -297,6 +297,8 @@ def test_nan_and_infinity_pass(run_kernel):
         {"depth": 16},
         {"unroll": 4},
         {"prefetch": 8},
+        {"streamed": 3},
+        {"streamed": 16, "unroll": 4, "row_blocks": 1, "is_rows_first": True},
         {"row_blocks": 1},
         {"row_blocks": 2, "is_rows_first": True},
         {"rows": 3, "vectors": 1},
@@ -330,6 +332,19 @@ def test_large_left_operand_goes_in_chunks_that_stay_cached(unit):
     plan = schedule(Gemm(2000, 40, 200, layout, Panels(), c, unit=UNITS[unit]))
     assert plan.is_rows_first
     assert plan.rows * plan.row_blocks * 200 * 4 <= UNITS[unit].l2_bytes // 2
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 3072, 768), (197, 768, 300), (1500, 512, 512)])
+def test_tiles_of_a_panel_ask_for_all_of_the_next(m, n, k):
+    spec = Gemm(m, n, k, Layout("float32", (k, 1)), Panels(), Layout("float32", (n, 1)), unit=AVX2)
+    plan = schedule(spec)
+    tiles = -(-m // plan.rows)
+    tiles = min(tiles, plan.row_blocks) if plan.is_rows_first else tiles
+    width = plan.vectors * AVX2.lanes()
+    assert tiles * plan.streamed >= width > (tiles - 1) * (plan.streamed - 1)
+    assert plan.prefetch == 0
+    one_panel = replace(spec, n=width, c=Layout("float32", (width, 1)))
+    assert schedule(one_panel).streamed == 0
 
 
 @pytest.mark.parametrize("unit", UNITS)

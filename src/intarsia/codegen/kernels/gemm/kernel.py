@@ -249,8 +249,12 @@ class _Product:
                 lambda v: self._column(place, part, k, v),
             )
 
+        ahead = self._next_panel(place, part, row, rows)
+
         def steps(k: Index, *sums: IrValue) -> Sequence[IrValue]:
             current = list(sums)
+            if ahead is not None:
+                self._stream(ahead + (start + k) * self.plan.streamed, unroll)
             for number in range(unroll):
                 current = step(k + number, current)
             return current
@@ -299,6 +303,26 @@ class _Product:
                 self.b.prefetch(self.right, self._packed(place, k) + offset)
             else:
                 self.b.prefetch(self.right, (*place.batch, k, place.column + offset))
+
+    def _next_panel(
+        self, place: _PanelTurn, part: _DepthRange, row: Index, rows: int
+    ) -> Index | None:
+        """Return where a tile begins to ask for the next panel, if it does."""
+        b, plan = self.b, self.plan
+        if not plan.streamed or part.length.terms:
+            return None
+        first = self.rows.begin(b, place.begin) if plan.is_rows_first else Index()
+        entries = part.length.const * place.vectors * self.lanes
+        # Each tile asks for as many. Tiles may be more than it takes: these ask for the end again.
+        before = (row - first) * (part.length.const * plan.streamed // rows)
+        begin = self._packed(place, part.begin) + place.vectors * self.lanes * self.spec.k
+        return begin + b.smaller(before, entries)
+
+    def _stream(self, begin: Index, steps: int) -> None:
+        """Ask for the entries of the next panel that some steps along k ask for."""
+        line = _LINE_BYTES // self.right.item_bytes
+        for offset in range(0, steps * self.plan.streamed, line):
+            self.b.prefetch(self.right, begin + offset, is_far=True)
 
     def _copy_panel(self, place: _PanelTurn, part: _DepthRange) -> None:
         """Copy a range along k of a panel into the kernel's own buffer."""

@@ -78,7 +78,8 @@ def _choose(product: Gemm) -> GemmSchedule:
     is_read_again = m > rows  # a single pass is sequential, which hardware foresees better
     # Half of the first cache: rows of a and c go through it beside the panel.
     is_far = is_read_again and panel_bytes > unit.l1_bytes // 2 and source is not PanelSource.COPY
-    prefetch = _PREFETCH if is_far else 0
+    is_long = is_long_step(tile_rows(vectors, unit), vectors)
+    prefetch = _PREFETCH if is_far and is_long else 0
     blocks = Split.of(m, rows).count
     panels = Split.of(-(-product.n // lanes), vectors).count
     flop = 2 * product.batches * m * product.n * k
@@ -94,13 +95,19 @@ def _choose(product: Gemm) -> GemmSchedule:
     is_rows_first = is_rows_first and source is not PanelSource.COPY
     if is_rows_first:  # all panels meet a chunk that stays in the second cache
         row_blocks = min(row_blocks, cached)
+    # From memory, a panel does not come as fast as its first tile reads it: the tiles before ask.
+    streamed = 0
+    is_large = panels > 1 and product.n * k * item > unit.l1_bytes
+    if source is PanelSource.PANELS and is_read_again and is_large and not is_long:
+        streamed = -(-width // (row_blocks if is_rows_first else blocks))
     return GemmSchedule(
         rows,
         vectors,
         source,
         depth,
-        unroll=1 if is_long_step(tile_rows(vectors, unit), vectors) else 4,
+        unroll=1 if is_long else 4,
         prefetch=prefetch,
+        streamed=streamed,
         row_blocks=row_blocks,
         is_rows_first=is_rows_first,
     )

@@ -36,6 +36,8 @@ class GemmSchedule:
         depth: Steps along k that are summed before the next tile; 0 for all.
         unroll: Steps of an iteration of the innermost loop.
         prefetch: How many steps ahead the right operand is asked for; 0 for not at all.
+        streamed: Entries of the next panel that a step of a tile asks for, so that the tiles of one
+            panel ask for all of the next; 0 for none.
         row_blocks: Blocks of rows of a turn of the parallel loop, at most. Blocks of columns, for
             dot products.
         is_rows_first: Whether turns go through the panels for each chunk of rows, rather than
@@ -50,6 +52,7 @@ class GemmSchedule:
     # `is_long_step`.
     unroll: int = 1
     prefetch: int = 0
+    streamed: int = 0
     row_blocks: int = 1 << 30
     is_rows_first: bool = False
 
