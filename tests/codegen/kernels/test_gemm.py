@@ -299,6 +299,8 @@ def test_nan_and_infinity_pass(run_kernel):
         {"prefetch": 8},
         {"streamed": 3},
         {"streamed": 16, "unroll": 4, "row_blocks": 1, "is_rows_first": True},
+        {"depth": 16, "turn_panels": 2, "streamed": 4},
+        {"depth": 16, "turn_panels": 9, "row_blocks": 2, "is_rows_first": True},
         {"row_blocks": 1},
         {"row_blocks": 2, "is_rows_first": True},
         {"rows": 3, "vectors": 1},
@@ -332,6 +334,45 @@ def test_large_left_operand_goes_in_chunks_that_stay_cached(unit):
     plan = schedule(Gemm(2000, 40, 200, layout, Panels(), c, unit=UNITS[unit]))
     assert plan.is_rows_first
     assert plan.rows * plan.row_blocks * 200 * 4 <= UNITS[unit].l2_bytes // 2
+
+
+@pytest.mark.parametrize("n", [75, 64, 17])
+@pytest.mark.parametrize("panels", [True, False])
+def test_panels_of_a_turn_meet_a_part_of_the_terms_together(run_kernel, panels, n):
+    rng = np.random.default_rng(13)
+    m, k = 13, 50
+    a, b, bias = numbers(rng, (m, k)), numbers(rng, (k, n)), numbers(rng, (n,))
+    fused = Fused(
+        Body(("float32",) * 2, (Apply("Add", (0, 1)), Apply("Relu", (2,))), (3,)),
+        (Layout("float32", (0, 1)),),
+    )
+    right = Panels() if panels else Layout("float32", (n, 1))
+    spec = Gemm(
+        m, n, k, Layout("float32", (k, 1)), right, Layout("float32", (n, 1)), (), fused, AVX2
+    )
+    exact = np.maximum(a.astype("float64") @ b + bias, 0)
+    for depth in (16, 25):  # with a rest, and without
+        plan = replace(schedule(spec), depth=depth, turn_panels=2, row_blocks=2, is_rows_first=True)
+        cut = replace(spec, schedule=plan)
+        out = np.full((m, n), np.nan, "float32")
+        check(run_kernel, cut, [a, pack(cut, b) if panels else b, out, bias], exact)
+
+
+@pytest.mark.parametrize("unit", [AVX2, AVX512])
+def test_sums_have_one_order_whatever_the_tiles(run_kernel, unit):
+    rng = np.random.default_rng(15)
+    k, n = 2100, 40
+    b = numbers(rng, (k, n))
+    results = []
+    for m in (3, 40):  # in one part, and in several
+        a = numbers(np.random.default_rng(16), (40, k))[:m]
+        spec = Gemm(
+            m, n, k, Layout("float32", (k, 1)), Panels(), Layout("float32", (n, 1)), unit=unit
+        )
+        assert bool(schedule(spec).depth) == (m == 40)
+        out = np.zeros((m, n), "float32")
+        results.append(run_kernel(build(spec), [a, pack(spec, b), out], interpreted=False)[2])
+    np.testing.assert_array_equal(results[0], results[1][:3])
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(64, 3072, 768), (197, 768, 300), (1500, 512, 512)])

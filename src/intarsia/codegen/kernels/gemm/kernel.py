@@ -12,7 +12,7 @@ left operand is not packed, as constant strides make its rows displacements of o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -89,13 +89,41 @@ class _PanelTurn:
 
 
 @dataclass(frozen=True, slots=True)
+class _Turn:
+    """What a turn of the parallel loop computes.
+
+    Attributes:
+        batch: The item.
+        runs: All panels by their widths, and whether the last vector of these is not full.
+        first_panel: Its first one.
+        end_panel: Beyond the last one.
+        begin: The first block of rows.
+        end: Beyond the last one.
+    """
+
+    batch: list[Index]
+    runs: list[tuple[Run, bool]]
+    first_panel: Index
+    end_panel: Index
+    begin: Index
+    end: Index
+
+
+@dataclass(frozen=True, slots=True)
 class _DepthRange:
-    """A range along k; the first part starts the sums, the last one finishes them."""
+    """A range along k.
+
+    Attributes:
+        begin: Where it begins.
+        length: How long it is.
+        is_later: 1 if the result has the sums of ranges before, else 0.
+        is_last: 1 if the epilogue comes after it, else 0.
+    """
 
     begin: Index
     length: Index
-    is_first: bool = False
-    is_last: bool = False
+    is_later: Index
+    is_last: Index
 
 
 class _Product:
@@ -118,11 +146,11 @@ class _Product:
         self.result = spec.c.declare(b, "c", domain, is_written=True)
         self.epilogue = spec.epilogue.bind(b, domain)
         self.rows = split_extent(spec.m, plan.rows)
-        self.depth = min(plan.depth, spec.k) if plan.depth else spec.k
+        self.depth = plan.depth if plan.depth and plan.depth < spec.k else 0
         self.copy: Buffer | None = None
         if plan.source is PanelSource.COPY and spec.k:
             width = min(plan.vectors, self.vectors) * self.lanes
-            self.copy = b.local("panel", self.dtype, (self.depth, width))
+            self.copy = b.local("panel", self.dtype, (self.depth or spec.k, width))
 
     def function(self) -> Function:
         b, spec, plan = self.b, self.spec, self.plan
@@ -131,28 +159,55 @@ class _Product:
         if 0 in (*spec.batch, spec.m, spec.n):
             return b.finish_empty()
         panels = Split.of(self.vectors, plan.vectors)
+        groups = Split.of(panels.count, plan.turn_panels)
         chunks = split_extent(self.rows.count, plan.row_blocks)
-        inner = (chunks.count, panels.count) if plan.is_rows_first else (panels.count, chunks.count)
+        inner = (chunks.count, groups.count) if plan.is_rows_first else (groups.count, chunks.count)
         shape = (*spec.batch, *inner)
-        with b.parallel(math.prod(shape)) as turn:
-            *batch, first, second = b.unravel(turn, shape)
-            chunk, panel = (first, second) if plan.is_rows_first else (second, first)
+        runs = self._panel_runs(panels)
+        with b.parallel(math.prod(shape)) as number:
+            *batch, first, second = b.unravel(number, shape)
+            chunk, group = (first, second) if plan.is_rows_first else (second, first)
             begin, end = Index(0), Index(self.rows.count)
             if chunks.count != 1:
                 begin, end = chunks.begin(b, chunk), chunks.begin(b, chunk + 1)
-            runs = self._panel_runs(panels)
-            for run, is_cut in runs:
-                counts: list[int | None] = [None] * run.size
-                if is_cut:
-                    counts[-1] = spec.n - (self.vectors - 1) * self.lanes
-                if len(runs) == 1:
-                    column = (panel * run.size + run.offset) * self.lanes
-                    self._panel(_PanelTurn(batch, run.size, column, counts, begin, end))
-                    continue
-                for vector in run.each(b, panel, panel + 1):
-                    column = vector * self.lanes
-                    self._panel(_PanelTurn(batch, run.size, column, counts, begin, end))
+            among = groups.begin(b, group), groups.begin(b, group + 1)
+            self._turn(_Turn(batch, runs, *among, begin, end))
         return b.finish()
+
+    def _turn(self, turn: _Turn) -> None:
+        """Compute a turn; a long k in parts, with sums in the result between them."""
+        k, depth = self.spec.k, self.depth
+        if not depth:
+            self._part(turn, _DepthRange(Index(), Index(k), Index(0), Index(1)))
+            return
+        whole = k - k % depth
+        with self.b.serial(0, whole, depth) as begin:
+            is_last = self._from(begin, k - depth)
+            self._part(turn, _DepthRange(begin, Index(depth), self._from(begin, 1), is_last))
+        if whole < k:
+            self._part(turn, _DepthRange(Index(whole), Index(k - whole), Index(1), Index(1)))
+
+    def _from(self, begin: Index, least: int) -> Index:
+        """Return 1 if a part begins at a place or behind it, else 0."""
+        return self.b.smaller(self.b.larger(begin - (least - 1), 0), 1)
+
+    def _part(self, turn: _Turn, part: _DepthRange) -> None:
+        """Compute the panels of a turn, as far as a range along k goes."""
+        for run, is_cut in turn.runs:
+            counts: list[int | None] = [None] * run.size
+            if is_cut:
+                counts[-1] = self.spec.n - (self.vectors - 1) * self.lanes
+            for column in self._columns(turn, run):
+                place = _PanelTurn(turn.batch, run.size, column, counts, turn.begin, turn.end)
+                self._panel(place, part)
+
+    def _columns(self, turn: _Turn, run: Run) -> Iterator[Index]:
+        """Open a loop over the panels of a run in a turn; gives the first column of each."""
+        if len(turn.runs) == 1 and self.plan.turn_panels == 1:
+            yield (turn.first_panel * run.size + run.offset) * self.lanes
+            return
+        for vector in run.each(self.b, turn.first_panel, turn.end_panel):
+            yield vector * self.lanes
 
     def _panel_runs(self, panels: Split) -> list[tuple[Run, bool]]:
         """Return runs of panels, the last panel apart if its last vector is not full."""
@@ -165,21 +220,7 @@ class _Product:
             runs.append((replace(last, first=last.end - 1), True))
         return runs
 
-    def _panel(self, place: _PanelTurn) -> None:
-        """Compute a panel; a long k in parts, with sums in the result between them."""
-        b, k, depth = self.b, self.spec.k, self.depth
-        if depth >= k:
-            self._part(place, _DepthRange(Index(), Index(k), is_first=True, is_last=True))
-            return
-        # A part without steps writes zeros, another one the epilogue's results: so the parts in
-        # between, which have all the work, are one loop with one body.
-        self._part(place, _DepthRange(Index(), Index(), is_first=True))
-        with b.serial(0, k, depth) as begin:
-            self._part(place, _DepthRange(begin, b.smaller(begin + depth, k) - begin))
-        if self.spec.epilogue.body.steps:
-            self._part(place, _DepthRange(Index(k), Index(), is_last=True))
-
-    def _part(self, place: _PanelTurn, part: _DepthRange) -> None:
+    def _panel(self, place: _PanelTurn, part: _DepthRange) -> None:
         if self.copy and part.length != Index():
             self._copy_panel(place, part)
         for run in self.rows.runs:
@@ -193,15 +234,28 @@ class _Product:
         def at(r: int, v: int) -> tuple[Index, ...]:
             return (*place.batch, row + r, place.column + v * lanes)
 
+        def add(_: Index, *sums: IrValue) -> list[IrValue]:
+            before = [load_lanes(b, self.result, at(r, v), lanes, place.counts[v]) for r, v in grid]
+            return [b.add(*pair) for pair in zip(before, sums, strict=True)]
+
+        def store(*, is_last: bool) -> None:
+            for (r, v), value in zip(grid, sums, strict=True):
+                count = place.counts[v]
+                result = self.epilogue(value, at(r, v), count) if is_last else value
+                store_lanes(b, result, self.result, at(r, v), count)
+
         zeros = [b.constant(0, Type(self.dtype, lanes))] * len(grid)
-        sums = zeros
-        if not part.is_first:
-            sums = [load_lanes(b, self.result, at(r, v), lanes, place.counts[v]) for r, v in grid]
-        sums = self._accumulate(place, part, row, rows, sums)
-        for (r, v), value in zip(grid, sums, strict=True):
-            count = place.counts[v]
-            result = self.epilogue(value, at(r, v), count) if part.is_last else value
-            store_lanes(b, result, self.result, at(r, v), count)
+        sums = self._accumulate(place, part, row, rows, zeros)
+        # Loops of one turn or none: the code of a part is the same for all of them.
+        if part.is_later != Index():
+            sums = b.loop(0, part.is_later, sums, add)
+        if part.is_last == Index(1) or not self.spec.epilogue.body.steps:
+            store(is_last=True)
+            return
+        with b.serial(0, part.is_last):
+            store(is_last=True)
+        with b.serial(part.is_last, 1):
+            store(is_last=False)
 
     def _accumulate(
         self, place: _PanelTurn, part: _DepthRange, row: Index, rows: int, sums: list[IrValue]
@@ -260,10 +314,12 @@ class _Product:
             return current
 
         # A length known only when it runs would need a loop for the rest, longer than what it
-        # saves.
+        # saves, unless there is none: chains and their rest are whole turns if all of k is.
+        unroll, k = self.plan.unroll, self.spec.k
         is_free = length.terms or isinstance(length.const, Expression)
-        unroll = 1 if is_free else self.plan.unroll
-        rest = length.const % unroll
+        if is_free and (isinstance(k, Expression) or k % unroll or CHAIN % unroll):
+            unroll = 1
+        rest = 0 if is_free else length.const % unroll
         sums = b.loop(0, length - rest, sums, steps, step=unroll)
         for number in range(rest):
             sums = step(length - rest + number, sums)
@@ -309,13 +365,13 @@ class _Product:
     ) -> Index | None:
         """Return where a tile begins to ask for the next panel, if it does."""
         b, plan = self.b, self.plan
-        if not plan.streamed or part.length.terms:
+        if not plan.streamed or plan.source is not PanelSource.PANELS:
             return None
         first = self.rows.begin(b, place.begin) if plan.is_rows_first else Index()
         entries = part.length.const * place.vectors * self.lanes
         # Each tile asks for as many. Tiles may be more than it takes: these ask for the end again.
         before = (row - first) * (part.length.const * plan.streamed // rows)
-        begin = self._packed(place, part.begin) + place.vectors * self.lanes * self.spec.k
+        begin: Index = self._packed(place, part.begin) + place.vectors * self.lanes * self.spec.k
         return begin + b.smaller(before, entries)
 
     def _stream(self, begin: Index, steps: int) -> None:

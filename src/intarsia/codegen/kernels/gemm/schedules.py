@@ -95,6 +95,12 @@ def _choose(product: Gemm) -> GemmSchedule:
     is_rows_first = is_rows_first and source is not PanelSource.COPY
     if is_rows_first:  # all panels meet a chunk that stays in the second cache
         row_blocks = min(row_blocks, cached)
+    shared = 1
+    if depth and source is PanelSource.PANELS and not is_long:  # so does a part of it
+        is_rows_first = True
+        chunks = Split.of(blocks, max(1, unit.l2_bytes // 4 // (rows * depth * item))).count
+        row_blocks = -(-blocks // chunks)
+        shared = max(1, min(_PANELS, product.batches * panels * chunks // _FEW_TURNS))
     # From memory, a panel does not come as fast as its first tile reads it: the tiles before ask.
     streamed = 0
     is_large = panels > 1 and product.n * k * item > unit.l1_bytes
@@ -109,6 +115,7 @@ def _choose(product: Gemm) -> GemmSchedule:
         prefetch=prefetch,
         streamed=streamed,
         row_blocks=row_blocks,
+        turn_panels=shared,
         is_rows_first=is_rows_first,
     )
 
@@ -141,6 +148,10 @@ _CACHED_BLOCKS = 4
 """Blocks of rows for which reading all panels again is worth it."""
 _TURNS = 64
 """Turns that keep tens of threads busy."""
+_FEW_TURNS = 24
+"""Turns that keep some threads about equally busy."""
+_PANELS = 4
+"""Panels that a part of the rows meets while it is near: on Zen 3 as good as 8 or 16."""
 _TURN_FLOP = 1 << 20
 """Work below which a turn of its own does not pay: some ten microseconds."""
 _SET_BYTES = 4096

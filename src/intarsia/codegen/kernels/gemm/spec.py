@@ -40,6 +40,8 @@ class GemmSchedule:
             panel ask for all of the next; 0 for none.
         row_blocks: Blocks of rows of a turn of the parallel loop, at most. Blocks of columns, for
             dot products.
+        turn_panels: Panels of a turn, at most; all of them meet a part of a long k before the next
+            part.
         is_rows_first: Whether turns go through the panels for each chunk of rows, rather than
             through the rows for each panel.
     """
@@ -54,6 +56,7 @@ class GemmSchedule:
     prefetch: int = 0
     streamed: int = 0
     row_blocks: int = 1 << 30
+    turn_panels: int = 1
     is_rows_first: bool = False
 
 
