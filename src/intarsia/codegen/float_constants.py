@@ -125,6 +125,19 @@ EXPM1 = {
 }
 """exp(r) = 1 + r + r*r*p(r), |r| <= log(2)/2."""
 
+EXP2M1 = {
+    "float32": (
+        0.6931470036506653,
+        0.24022242426872253,
+        0.05550733581185341,
+        0.009671512991189957,
+        0.001326472731307149,
+    ),
+}
+"""2**r = 1 + r*p(r), |r| <= 1/2: of all such polynomials with the least error, 1.82 half units in the
+last place, where interpolation would have 3.4. With one coefficient more it would be 0.27, and
+attention on Zen 3 2 per cent slower."""
+
 LOG = {
     "float32": (0.6666668504430419, 0.3998877865642135, 0.2958003582609418),
     "float64": (

@@ -39,7 +39,7 @@ def with_sign_of(b: Builder, magnitude: IrValue, x: IrValue) -> IrValue:
 
 # The exponential function and what is made of it; the error function
 
-_LOG2_E = 1.4426950408889634
+LOG2_E = 1.4426950408889634
 
 
 def exp(b: Builder, x: IrValue) -> IrValue:
@@ -72,6 +72,19 @@ def exp_nonpositive(b: Builder, x: IrValue) -> IrValue:
     """Return e to the power of x for x <= 0: cheaper than `exp`; denormal results become 0."""
     exponent, rest = _split(b, b.maximum(format_of(x).exp_flush, x))
     return b.mul(_exp(b, rest), power_of_two(b, exponent, x.type.dtype))
+
+
+def exp2_nonpositive(b: Builder, x: IrValue) -> IrValue:
+    """Return 2 to the power of x for x <= 0 in float32; below 2**-126.5 it becomes 0."""
+    form = format_of(x)
+    # With the bias in the sum, its last bits are the exponent of a power of two as they are; -127
+    # is that of zero.
+    x = b.maximum(-form.bias, x)
+    shifted = b.add(x, form.magic + form.bias)
+    power = b.bitcast(b.binary("shl", b.bitcast(shifted, form.bits), form.fraction), x.type.dtype)
+    rest = b.sub(x, b.sub(shifted, form.magic + form.bias))
+    tail = polynomial(b, rest, constants.EXP2M1[x.type.dtype])
+    return b.mul(b.fma(rest, tail, 1.0), power)
 
 
 def expm1(b: Builder, x: IrValue) -> IrValue:
@@ -110,7 +123,7 @@ def _split(b: Builder, x: IrValue) -> tuple[IrValue, IrValue]:
     # The sum's last bits are the nearest integer, with no instruction that converts. Subtracting n
     # log(2) in two parts keeps the rest exact: Cody and Waite, "Software Manual for the Elementary
     # Functions", 1980.
-    shifted = b.fma(x, _LOG2_E, form.magic)
+    shifted = b.fma(x, LOG2_E, form.magic)
     exponent = b.sub(b.bitcast(shifted, form.bits), form.magic_bits)
     turns = b.sub(shifted, form.magic)
     return exponent, b.fma(turns, -form.ln2_low, b.fma(turns, -form.ln2_high, x))

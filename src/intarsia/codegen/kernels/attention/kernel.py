@@ -35,6 +35,7 @@ from intarsia.codegen.kernels.attention.spec import (
 )
 from intarsia.codegen.kernels.lane_transpose import lane_numbers, transpose_lanes
 from intarsia.codegen.kernels.window import Run, Split, split_extent
+from intarsia.codegen.maths import LOG2_E
 from intarsia.codegen.tile import mma_step
 from intarsia.extents import Expression, Size
 
@@ -79,11 +80,22 @@ class _AttentionKernel:
         self.sums = b.local("sums", _DTYPE, (tiles, max(1, spec.value_size), width))
         self.peaks = b.local("peaks", _DTYPE, (tiles, width))
         self.totals = b.local("totals", _DTYPE, (tiles, width))
-        columns = -(-spec.value_size // self.lanes) * self.lanes
-        self.gathered = b.local("gathered", _DTYPE, (keys, columns)) if plan.is_gathered else None
+        self.near_keys = self._near("near_keys", self.k, keys)
+        self.near_values = self._near("near_values", self.v, keys)
+        # Powers of two want a multiplication less than those of e, which is one of the queries'
+        # factor; a mask that is added is a natural logarithm.
+        self.is_binary = all(mask.kind is not MaskKind.ADDED for mask in spec.masks)
         self.few: FewQueriesTurn | None = None
         if plan.few:
             self.few = FewQueriesTurn(b, spec, KEYS_OF_FEW, buffers, group=1, most=plan.few)
+
+    def _near(self, name: str, buffer: Buffer, keys: int) -> Buffer | None:
+        """Return where a block's rows are brought together, if they lie apart."""
+        columns, lanes = buffer.shape[-1], self.lanes
+        assert isinstance(columns, int)
+        if not self.plan.is_gathered or buffer.strides[-1] != 1 or buffer.strides[-2] == columns:
+            return None
+        return self.b.local(name, _DTYPE, (keys, -(-columns // lanes) * lanes))
 
     def function(self) -> Function:
         b, spec = self.b, self.spec
@@ -167,19 +179,20 @@ class _Turn:
                 yield _Tile(kernel, self.batch, vector * lanes, run.size, place, is_rest=is_rest)
 
     def _fetch(self, begin: Index, size: Size) -> None:
-        """Bring the values of a block together, and ask for keys and values of the next one."""
-        b, v, gathered = self.b, self.kernel.v, self.kernel.gathered
-        asked = (self.kernel.k, v) if self.plan.is_far else ()
-        if gathered is None and not asked:
+        """Bring keys and values of a block together, and ask for those of the next one."""
+        b, kernel, lanes = self.b, self.kernel, self.kernel.lanes
+        pairs = ((kernel.k, kernel.near_keys), (kernel.v, kernel.near_values))
+        gathered = [(far, near) for far, near in pairs if near is not None]
+        asked = (kernel.k, kernel.v) if self.plan.is_far else ()
+        if not gathered and not asked:
             return
-        lanes, columns = self.kernel.lanes, self.spec.value_size
         with b.serial(0, size) as key:
-            if gathered is not None:
+            for far, near in gathered:
+                columns = far.shape[-1]
                 for at in range(0, columns, lanes):
                     count = min(lanes, columns - at)
-                    place = (*self.batch, begin + key, at)
-                    value = b.load(v, place, lanes, stride=v.strides[-1] or 1, count=count)
-                    b.store(value, gathered, (key, at))
+                    value = b.load(far, (*self.batch, begin + key, at), lanes, count=count)
+                    b.store(value, near, (key, at))
             for buffer in asked:
                 step = max(1, _LINE_BYTES // buffer.item_bytes)
                 for entry in range(0, buffer.shape[-1], step):
@@ -233,6 +246,18 @@ class _Tile:
         self._keep(kernel.peaks, [b.constant(_LOWEST, self.type)] * self.vectors)
         self._keep(kernel.totals, [zero] * self.vectors)
 
+    @property
+    def _unit(self) -> float:
+        """What scores are multiplied by, beside the scale."""
+        return LOG2_E if self.kernel.is_binary else 1.0
+
+    def _power(self, score: IrValue, peak: IrValue) -> IrValue:
+        """Return the exponential of what a score is below the largest one."""
+        below = self.b.sub(score, peak)
+        if not self.kernel.is_binary:
+            below = self.b.mul(below, LOG2_E)
+        return maths.exp2_nonpositive(self.b, below)
+
     def _keep(self, buffer: Buffer, values: Sequence[IrValue]) -> None:
         for v, value in enumerate(values):
             self.b.store(value, buffer, (self.number, self.lane + v * self.lanes))
@@ -253,6 +278,13 @@ class _Tile:
     def _key(self, key: Index) -> Index:
         """Return a key that is there."""
         return self.b.smaller(key, self.spec.keys - 1) if self.is_rest else key
+
+    def _key_at(self, begin: Index, row: Index, size: Size) -> tuple[Buffer, list[Index]]:
+        """Return where the key of a row of a block lies."""
+        near = self.kernel.near_keys
+        if near is None:
+            return self.kernel.k, [*self.batch, self._key(begin + row)]
+        return near, [self.b.smaller(row, size - 1) if self.is_rest else row]
 
     def _limits(self) -> list[tuple[str, list[IrValue]]]:
         """Return comparisons that hold for keys that are seen, and to what of each vector."""
@@ -301,7 +333,7 @@ class _Tile:
     def _turn_queries(self) -> None:
         """Transpose the queries and scale them."""
         b, spec, q = self.b, self.spec, self.kernel.q
-        factor = spec.scale / spec.cap if spec.cap else spec.scale
+        factor = spec.scale / spec.cap if spec.cap else spec.scale * self._unit
 
         def turn(entry: Index, count: int, rows: list[Index], lane: int) -> None:
             loaded = [
@@ -321,10 +353,7 @@ class _Tile:
         before, totals = self._kept(kernel.peaks), self._kept(kernel.totals)
         self._turn_masks(begin, size)
         peaks = self._scores(begin, size, before)
-        falls = [
-            maths.exp_nonpositive(b, b.sub(old, new))
-            for old, new in zip(before, peaks, strict=True)
-        ]
+        falls = [self._power(old, new) for old, new in zip(before, peaks, strict=True)]
         added = self._rise(size, peaks)
         totals = [
             b.fma(total, fall, new) for total, fall, new in zip(totals, falls, added, strict=True)
@@ -357,7 +386,7 @@ class _Tile:
         limits = self._limits()
 
         def tile(row: Index, rows: int, peaks: Sequence[IrValue]) -> Sequence[IrValue]:
-            keys = [self._key(begin + row + r) for r in range(rows)]
+            keys = [self._key_at(begin, row + r, size) for r in range(rows)]
 
             def step(entry: Index, *sums: IrValue) -> Sequence[IrValue]:
                 return mma_step(
@@ -365,14 +394,14 @@ class _Tile:
                     sums,
                     rows,
                     self.vectors,
-                    lambda r: b.load(kernel.k, (*self.batch, keys[r], entry)),
+                    lambda r: b.load(keys[r][0], (*keys[r][1], entry)),
                     lambda v: b.load(
                         kernel.turned, (self.number, entry, self.lane + v * lanes), lanes
                     ),
                 )
 
             zeros = [b.constant(0.0, self.type)] * (rows * self.vectors)
-            sums = b.loop(0, spec.key_size, zeros, step)
+            sums = self._steps(spec.key_size, zeros, step)
             peaks = list(peaks)
             for r in range(rows):
                 row_sums = sums[r * self.vectors : (r + 1) * self.vectors]
@@ -423,7 +452,7 @@ class _Tile:
         b, spec, kernel = self.b, self.spec, self.kernel
         out = list(scores)
         if spec.cap:
-            out = [b.mul(maths.tanh(b, value), spec.cap) for value in out]
+            out = [b.mul(maths.tanh(b, value), spec.cap * self._unit) for value in out]
         for mask, buffer, turned in zip(spec.masks, kernel.masks, kernel.turned_masks, strict=True):
             if turned is None:
                 one = b.load(buffer, (*self.batch, self.first, self._key(begin + row)))
@@ -437,7 +466,10 @@ class _Tile:
                 continue
             if turned is not None:
                 items = [b.compare("ne", item, 0.0) for item in items]
-            fill = b.constant(mask.fill, self.type)
+            fill = mask.fill * self._unit
+            if math.isfinite(mask.fill):  # the lowest number stands for "as good as not at all"
+                fill = min(max(fill, _LOWEST), -_LOWEST)
+            fill = b.constant(fill, self.type)
             pairs = [(value, fill) for value in out]
             if mask.kind is MaskKind.DROPPED:
                 pairs = [pair[::-1] for pair in pairs]
@@ -459,7 +491,7 @@ class _Tile:
             out = []
             for v, total in enumerate(totals):
                 at = (row, v * lanes)
-                value = maths.exp_nonpositive(b, b.sub(b.load(scores, at, lanes), peaks[v]))
+                value = self._power(b.load(scores, at, lanes), peaks[v])
                 b.store(value, scores, at)
                 out.append(b.add(total, value))
             return out
@@ -492,7 +524,7 @@ class _Tile:
                     lambda v: b.load(kernel.scores, (key, v * lanes), lanes),
                 )
 
-            for value, at in zip(b.loop(0, size, sums, step), grid, strict=True):
+            for value, at in zip(self._steps(size, sums, step), grid, strict=True):
                 b.store(value, kernel.sums, at)
             return ()
 
@@ -500,9 +532,24 @@ class _Tile:
 
     def _value(self, begin: Index, key: Index, entry: Index) -> IrValue:
         """Read an entry of a value of a block."""
-        if self.kernel.gathered is not None:
-            return self.b.load(self.kernel.gathered, (key, entry))
+        if self.kernel.near_values is not None:
+            return self.b.load(self.kernel.near_values, (key, entry))
         return self.b.load(self.kernel.v, (*self.batch, begin + key, entry))
+
+    def _steps(
+        self, size: Size, sums: Sequence[IrValue], step: Callable[..., Sequence[IrValue]]
+    ) -> list[IrValue]:
+        """Append the steps of a tile's products: `step` maps a number and sums to the next sums."""
+
+        def steps(index: Index, *sums: IrValue) -> Sequence[IrValue]:
+            for number in range(self.plan.unroll):
+                sums = tuple(step(index + number, *sums))
+            return sums
+
+        # A free number of keys is that of the last block alone.
+        whole = 0 if isinstance(size, Expression) else size // self.plan.unroll * self.plan.unroll
+        sums = self.b.loop(0, whole, sums, steps, step=self.plan.unroll)
+        return self.b.loop(whole, size, sums, step)
 
     def finish(self) -> None:
         """Divide the sums, and write them turned."""

@@ -26,8 +26,8 @@ _QUERIES = 288
 takes 0.81 of the time of 96."""
 _LEAST_QUERIES = 96
 """The same where there are few turns for several threads."""
-_TURNS = 64
-"""Of the parallel loop, if there can be so many."""
+_TURNS, _FEW_TURNS = 64, 16
+"""Of the parallel loop, if there can be so many; and with blocks of twice `_LEAST_QUERIES`."""
 _WIDE = 8
 """Lanes from which a thread's stack surely has room for it; work items of OpenCL have less."""
 _TURN_BYTES = 192 << 10
@@ -75,11 +75,9 @@ def _choose(spec: Attention) -> AttentionSchedule:
     keys = _KEYS if isinstance(spec.keys, Expression) else max(1, min(spec.keys, _KEYS))
     is_far = 2 * 4 * typical(spec.keys) * columns > spec.unit.l2_bytes
     tiles = _tiles(spec, vectors, -(-total // vectors))
-    # What lies apart in memory is in few sets of a cache.
-    is_gathered = tiles > 1 and spec.v.strides[-2] != spec.value_size
     few = few if isinstance(spec.queries, Expression) else 0
     return AttentionSchedule(
-        vectors, rows, keys, is_far=is_far, tiles=tiles, is_gathered=is_gathered, few=few
+        vectors, rows, keys, is_far=is_far, tiles=tiles, is_gathered=tiles > 1, few=few
     )
 
 
@@ -95,9 +93,10 @@ def _tiles(spec: Attention, vectors: int, count: int) -> int:
     kept = 2 * 4 * typical(spec.keys) * columns
     if lanes < _WIDE or kept <= spec.unit.l2_bytes // 4:
         return 1
-    shared = 4 * _KEYS * (vectors * lanes + spec.value_size)
+    shared = 4 * _KEYS * (vectors * lanes + columns)
     fitting = (_TURN_BYTES - shared) // (4 * vectors * lanes * columns)
-    wanted = max(_LEAST_QUERIES // (vectors * lanes), typical(spec.items) * count // _TURNS)
+    least, total = _LEAST_QUERIES // (vectors * lanes), typical(spec.items) * count
+    wanted = max(least, total // _TURNS, min(2 * least, total // _FEW_TURNS))
     most = max(1, min(_QUERIES // (vectors * lanes), fitting, wanted, count))
     groups = -(-count // most)
     return -(-count // groups)

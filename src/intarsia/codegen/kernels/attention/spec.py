@@ -24,7 +24,8 @@ class AttentionSchedule:
             `vectors` and `rows` do not count.
         is_far: Whether keys and values come from beyond the second cache, and are asked for ahead.
         tiles: Register tiles of queries of a turn, which a block of keys is read for.
-        is_gathered: Whether values of a block are copied side by side before they are read.
+        is_gathered: Whether keys and values of a block are copied together before they are read.
+        unroll: Steps of a turn of the innermost loops.
         few: Up to how many queries lanes are keys, if that is found out when the kernel runs; 0
             where it is not.
     """
@@ -36,6 +37,7 @@ class AttentionSchedule:
     is_far: bool = False
     tiles: int = 1
     is_gathered: bool = False
+    unroll: int = 4
     few: int = 0
 
 
