@@ -88,6 +88,19 @@ def test_errors(run_kernel, case, dtype):
     assert found <= (bound32 if dtype == "float32" else bound64), f"{name} {dtype}: {found} ulp"
 
 
+@pytest.mark.parametrize("lanes", [1, 8, 16])
+def test_powers_of_two(run_kernel, lanes):
+    x = spread(-126.4, 0, "float32")
+    got = apply(run_kernel, maths.exp2_nonpositive, x, lanes=lanes)
+    assert ulps(got, np.exp2(x.astype(WIDE)), "float32") <= 2
+    whole = np.arange(-126, 1).astype("f4")
+    borders = np.array([-0.0, -126.6, -127, -128, -1e30, -np.inf, np.nan], "f4")
+    x = np.resize(np.concatenate((whole, borders)), 144)
+    got = apply(run_kernel, maths.exp2_nonpositive, x, lanes=lanes, interpreted=True)
+    exact = np.where(x < -126.5, 0, np.exp2(x))  # nothing below the normal numbers
+    np.testing.assert_array_equal(got, exact)
+
+
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 4e-7), ("float64", 4e-16)])
 def test_erf(run_kernel, dtype, bound):
     x = spread(-7, 7, dtype)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers that functions are made of: of floating-point formats, and coefficients of polynomials.
 
-Coefficients stand lowest degree first. A polynomial interpolates its function at Chebyshev nodes of
-the interval that the argument is reduced to, computed with 40 digits; float32 rounds them once
-more. The names tell the functions, `r` is the reduced argument and `z` its square.
+Coefficients stand lowest degree first. Unless it says otherwise, a polynomial interpolates its
+function at Chebyshev nodes of the interval that the argument is reduced to, computed with 40
+digits; float32 rounds them once more. The names tell the functions, `r` is the reduced argument and
+`z` its square.
 """
 
 from __future__ import annotations
@@ -134,9 +135,9 @@ EXP2M1 = {
         0.001326472731307149,
     ),
 }
-"""2**r = 1 + r*p(r), |r| <= 1/2: of all such polynomials with the least error, 1.82 half units in the
-last place, where interpolation would have 3.4. With one coefficient more it would be 0.27, and
-attention on Zen 3 2 per cent slower."""
+"""2**r = 1 + r*p(r), |r| <= 1/2: the polynomial of its degree whose largest error is least, 1.82
+half units in the last place; interpolation would have 3.4. With one coefficient more it would be
+0.27, and attention on Zen 3 would take 2 per cent longer."""
 
 LOG = {
     "float32": (0.6666668504430419, 0.3998877865642135, 0.2958003582609418),

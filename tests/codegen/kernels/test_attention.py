@@ -41,7 +41,8 @@ def exact(spec, q, k, v, masks=(), lengths=None):
             scores = spec.cap * np.tanh(scores / spec.cap)
         for mask, array in zip(spec.masks, masks, strict=True):
             added = mask.kind is MaskKind.ADDED
-            scores = scores + array if added else np.where(array, scores, mask.fill)
+            seen = array == (mask.kind is MaskKind.KEPT) if not added else None
+            scores = scores + array if added else np.where(seen, scores, mask.fill)
         row, key = np.arange(spec.queries)[:, None], np.arange(spec.keys)
         if lengths is not None:
             lengths = np.broadcast_to(lengths, spec.batch)[..., None, None]
@@ -151,11 +152,19 @@ def test_scores_that_are_no_numbers(run_kernel, empty):
     check(run_kernel, spec, q, k, v)
 
 
-def test_a_mask_of_the_lowest_numbers_leaves_a_mean(run_kernel):
-    spec = sketch((1,), 5, 80, 4, masks=(ADDED,))
-    mask = np.full((1, 5, 80), np.finfo("f4").min, "f4")
+@pytest.mark.parametrize("queries", [5, 20])
+@pytest.mark.parametrize("cap", [0, 1.5])
+def test_masks_of_the_lowest_numbers_leave_a_mean(run_kernel, queries, cap):
+    lowest = float(np.finfo("f4").min)
+    spec = sketch((1,), queries, 80, 4, masks=(ADDED,), cap=cap)
+    mask = np.full((1, queries, 80), lowest, "f4")
     mask[0, 0, 7] = 0
     check(run_kernel, spec, *numbers(spec), (mask,))
+    for kind in (MaskKind.KEPT, MaskKind.DROPPED):
+        kinds = (Mask(Layout("bool", ()), kind, lowest),)
+        spec = sketch((1,), queries, 80, 4, masks=kinds, cap=cap)
+        kept = mask == (0 if kind is MaskKind.KEPT else lowest)
+        check(run_kernel, spec, *numbers(spec), (kept,))
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -202,12 +211,15 @@ def test_tiles_that_share_blocks_of_keys_have_the_same_bits(run_kernel, options)
     lengths = np.array([[150], [70]]) if "lengths" in options else None
     options.pop("lengths", None)
     spec = sketch((2, 2), 75, 150, 20, unit=AVX2, empty=EmptyRow.ZERO, **options)
+    # Heads lie side by side, so that the rows of each lie apart.
     arrays = [*numbers(spec), np.zeros((2, 2, 75, 20), "f4")]
+    places = [
+        Layout("float32", (array[0].size, 20, 40, 1)) for array in arrays
+    ]  # (items, rows, heads, entries) in memory
     arrays += [np.random.default_rng(1).standard_normal((1, 2, 75, 150)).astype("f4")] * len(
         spec.masks
     )
-    places = [layout(array, (*spec.batch, *array.shape[-2:])) for array in arrays]
-    masks = tuple(replace(mask, layout=places[4]) for mask in spec.masks)
+    masks = tuple(replace(m, layout=layout(arrays[4], (2, 2, 75, 150))) for m in spec.masks)
     spec = replace(spec, q=places[0], k=places[1], v=places[2], y=places[3], masks=masks)
     if lengths is not None:
         spec = replace(spec, lengths=layout(lengths, spec.batch))
@@ -217,7 +229,8 @@ def test_tiles_that_share_blocks_of_keys_have_the_same_bits(run_kernel, options)
         for plan in (
             AttentionSchedule(3, 4, 32),
             AttentionSchedule(3, 4, 32, is_far=True, tiles=2, is_gathered=True),
-            AttentionSchedule(1, 4, 32, tiles=4),
+            AttentionSchedule(1, 4, 32, tiles=4, unroll=7),
+            AttentionSchedule(2, 3, 32, is_gathered=True, unroll=1),
         )
     )
     for other in others:
@@ -272,7 +285,8 @@ def test_random_kernels(run_kernel, data):
         parts = [data.draw(st.integers(1, 5)) for _ in range(3)]
         by_keys, far, gathered = (data.draw(st.booleans()) for _ in range(3))
         tiles = data.draw(st.integers(1, 3))
-        plan = AttentionSchedule(*parts, by_keys, far, tiles, gathered)
+        unroll = data.draw(st.integers(1, 5))
+        plan = AttentionSchedule(*parts, by_keys, far, tiles, gathered, unroll)
         spec = replace(spec, schedule=plan)
     masks = []
     rng = np.random.default_rng(data.draw(st.integers(0, 9)))

@@ -466,10 +466,10 @@ class _Tile:
                 continue
             if turned is not None:
                 items = [b.compare("ne", item, 0.0) for item in items]
-            fill = mask.fill * self._unit
+            number = mask.fill * self._unit
             if math.isfinite(mask.fill):  # the lowest number stands for "as good as not at all"
-                fill = min(max(fill, _LOWEST), -_LOWEST)
-            fill = b.constant(fill, self.type)
+                number = min(max(number, _LOWEST), -_LOWEST)
+            fill = b.constant(number, self.type)
             pairs = [(value, fill) for value in out]
             if mask.kind is MaskKind.DROPPED:
                 pairs = [pair[::-1] for pair in pairs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from intarsia.codegen.kernels.attention.spec import Attention, AttentionSchedule
 from intarsia.codegen.kernels.window import Split
-from intarsia.codegen.tile import step_cost, tile_rows
+from intarsia.codegen.tile import is_long_step, step_cost, tile_rows
 from intarsia.extents import Expression, typical
 
 _VECTORS = (4, 3, 2, 1)
@@ -30,7 +30,7 @@ _TURNS, _FEW_TURNS = 64, 16
 """Of the parallel loop, if there can be so many; and with blocks of twice `_LEAST_QUERIES`."""
 _WIDE = 8
 """Lanes from which a thread's stack surely has room for it; work items of OpenCL have less."""
-_TURN_BYTES = 192 << 10
+_TURN_BYTES = 208 << 10
 """Of what a turn of several tiles keeps, values of a block among it: a part of the second cache."""
 
 
@@ -77,7 +77,14 @@ def _choose(spec: Attention) -> AttentionSchedule:
     tiles = _tiles(spec, vectors, -(-total // vectors))
     few = few if isinstance(spec.queries, Expression) else 0
     return AttentionSchedule(
-        vectors, rows, keys, is_far=is_far, tiles=tiles, is_gathered=tiles > 1, few=few
+        vectors,
+        rows,
+        keys,
+        is_far=is_far,
+        tiles=tiles,
+        is_gathered=tiles > 1,
+        unroll=1 if is_long_step(rows, vectors) else 4,
+        few=few,
     )
 
 

@@ -37,7 +37,7 @@ class AttentionSchedule:
     is_far: bool = False
     tiles: int = 1
     is_gathered: bool = False
-    unroll: int = 4
+    unroll: int = 1
     few: int = 0
 
 
