@@ -26,8 +26,9 @@ _QUERIES = 288
 takes 0.81 of the time of 96."""
 _LEAST_QUERIES = 96
 """The same where there are few turns for several threads."""
-_TURNS, _FEW_TURNS = 64, 16
-"""Of the parallel loop, if there can be so many; and with blocks of twice `_LEAST_QUERIES`."""
+_TURNS = 24
+"""Of the parallel loop, if there can be so many. With 384 keys (12 heads, Zen 3) turns of twice
+`_LEAST_QUERIES` take 0.97 of the time, with 8192 keys those of 264 queries 0.94."""
 _WIDE = 8
 """Lanes from which a thread's stack surely has room for it; work items of OpenCL have less."""
 _TURN_BYTES = 208 << 10
@@ -102,8 +103,7 @@ def _tiles(spec: Attention, vectors: int, count: int) -> int:
         return 1
     shared = 4 * _KEYS * (vectors * lanes + columns)
     fitting = (_TURN_BYTES - shared) // (4 * vectors * lanes * columns)
-    least, total = _LEAST_QUERIES // (vectors * lanes), typical(spec.items) * count
-    wanted = max(least, total // _TURNS, min(2 * least, total // _FEW_TURNS))
+    wanted = max(_LEAST_QUERIES // (vectors * lanes), typical(spec.items) * count // _TURNS)
     most = max(1, min(_QUERIES // (vectors * lanes), fitting, wanted, count))
     groups = -(-count // most)
     return -(-count // groups)
