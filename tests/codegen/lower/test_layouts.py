@@ -349,6 +349,53 @@ def test_numbers(case, run_both):
     run_both(model, feeds_of(model))
 
 
+SHUFFLES = {
+    "pairs": (2, 32, "<group = 64, kernel_shape = [3, 3], pads = [1, 1, 1, 1]>", "y"),
+    "by four, two images": (4, 20, "<group = 80, kernel_shape = [3, 3], pads = [2, 0, 1, 3]>", "y"),
+    "by eight, without a border": (8, 6, "<group = 48, kernel_shape = [2, 2]>", "y"),
+    "more than a block": (32, 2, "<group = 64, kernel_shape = [3, 3]>", "y"),
+    "a number that divides no block": (3, 16, "<group = 48, kernel_shape = [3, 3]>", "y"),
+    "channels that fill no block": (2, 17, "<group = 34, kernel_shape = [3, 3]>", "y"),
+    "seen as they are too": (4, 8, "<group = 32, kernel_shape = [3, 3]>", "y, e, z"),
+}
+
+
+@pytest.mark.parametrize("case", SHUFFLES)
+def test_shuffled_channels(case, run_both):
+    groups, width, conv, outputs = SHUFFLES[case]
+    model = _shuffle(groups, width, conv, outputs)
+    run_both(model, feeds_of(model))
+
+
+def _shuffle(groups, width, conv, outputs="y"):
+    """Return a depthwise convolution of channels that have changed places, of two images."""
+    channels = groups * width
+    body = f"""
+        b = Relu(x) c = Reshape(b, apart) d = Transpose<perm = [0, 2, 1, 3, 4]>(c)
+        e = Reshape(d, whole) f = Conv{conv}(e, w) y = Relu(f)"""
+    if "z" in outputs:
+        body += " z = Neg(e)"
+    taps = (2, 2) if "[2, 2]" in conv else (3, 3)
+    weights = {"w": (channels, 1, *taps), "whole": ints(2, channels, 5, 6)}
+    weights["apart"] = ints(2, groups, width, 5, 6)
+    return small_model(outputs, body, {"x": (2, channels, 5, 6)}, weights)
+
+
+@pytest.mark.parametrize(
+    ("groups", "width", "unit", "found"),
+    [
+        (4, 34, AVX2, ["plain to blocked by 8 e"]),
+        (4, 68, AVX512, ["plain to blocked by 16 e"]),
+        (4, 34, AVX512, ["pack d", "plain to blocked by 16 e"]),  # a block begins inside a group
+        (3, 16, AVX512, ["pack d", "plain to blocked by 16 e"]),
+    ],
+)
+def test_shuffled_channels_are_copied_once(groups, width, unit, found, lower_model):
+    conv = f"<group = {groups * width}, kernel_shape = [3, 3], pads = [1, 1, 1, 1]>"
+    program, _ = lower_model(_shuffle(groups, width, conv), unit)
+    assert conversions(program)[:-1] == found
+
+
 @pytest.mark.parametrize("role", ["scale", "shift"])
 def test_weights_may_be_called_as_ours_are(role, run_both):
     """What is made of a BatchNormalization is named after its node."""

@@ -29,11 +29,26 @@ from intarsia.graph.ops import ViewKind, operator_of
 def lower_reshape(assembler: Assembler, group: KernelGroup) -> None:
     """Rename a tensor, copied if strides forbid it: Reshape, Flatten, Squeeze, Unsqueeze."""
     operation = group.anchor
-    source = operation.node.inputs[0]
-    view = assembler.read(source).viewed_as(operation.output_shape)
+    source, shape = operation.node.inputs[0], operation.output_shape
+    before = assembler.read(source)
+    view = before.viewed_as(shape)
+    if view is None and _joins_channels(before.shape, shape):
+        assembler.join_channels(group.result, source)
+        return
     if view is None:
-        view = assembler.read_dense(source).reshaped(operation.output_shape)
+        view = assembler.read_dense(source).reshaped(shape)
     assembler.alias(group.result, view)
+
+
+def _joins_channels(before: Sequence[Size], after: Sequence[Size]) -> bool:
+    """Tell whether the channels after a Reshape are two dimensions before it, and all else stays."""
+    two, more = before[CHANNELS : CHANNELS + 2], before[CHANNELS + 2 :]
+    return (
+        len(before) == len(after) + 1 > CHANNELS + 2
+        and not is_free(two)
+        and 0 not in two
+        and (*before[:CHANNELS], prod(two), *more) == tuple(after)
+    )
 
 
 def lower_transpose(assembler: Assembler, group: KernelGroup) -> None:
