@@ -134,6 +134,16 @@ def test_calls_go_band_by_band(lower_model):
     assert calls == once * (len(calls) // 3)
 
 
+@pytest.mark.parametrize("case", ["same size", "5 x 5 taps", "taps that are apart"])
+def test_no_row_is_computed_twice(case, lower_model):
+    """Rows that two bands need are moved, and each row of the first result is made by one call."""
+    program, _ = lower_model(CASES[case], replace(AVX512, l2_bytes=SMALL))
+    first = next(call.nodes for call in program.calls if call.nodes)
+    made = [call.shape.split("x") for call in program.calls if call.nodes == first]
+    assert len(made) > 1
+    assert sum(int(shape[-2]) for shape in made) == SHAPE[2]
+
+
 def test_what_a_cache_holds_is_not_cut(lower_model):
     calls = calls_of(lower_model, CASES["a batch"], 1 << 20)
     assert len(calls) == len(set(calls)) == 3
