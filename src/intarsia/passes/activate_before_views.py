@@ -33,8 +33,8 @@ def activate_before_views(model: ir.Model) -> int:
     count = 0
     for node in reversed(list(model.graph)):  # of two views in a row, the last one first
         if _is_view(node) and _is_of_product(node.inputs[0]):
-            nodes = _find_activation(node)
-            result = _only_exit(node, nodes)
+            nodes = find_activation(node)
+            result = only_exit(node, nodes)
             if result is not None:
                 _move_behind(model.graph, node, nodes, result)
                 count += 1
@@ -70,7 +70,7 @@ def _is_of_product(value: ir.Value | None) -> bool:
     return node is not None and not node.domain
 
 
-def _find_activation(view: ir.Node) -> list[ir.Node]:
+def find_activation(view: ir.Node) -> list[ir.Node]:
     """Return the nodes that compute elements from those of a view, and from nothing else."""
     source = view.inputs[0]
     rank = len(source.shape or ()) if source is not None else 0
@@ -107,7 +107,7 @@ def _is_number(value: ir.Value, rank: int) -> bool:
     return is_constant and shape is not None and len(shape) <= rank and set(shape) <= {1}
 
 
-def _only_exit(view: ir.Node, nodes: list[ir.Node]) -> ir.Value | None:
+def only_exit(view: ir.Node, nodes: list[ir.Node]) -> ir.Value | None:
     """Return the value that others read of what is computed, if it is one, and an activation."""
     inner = set(nodes)
     exits = [

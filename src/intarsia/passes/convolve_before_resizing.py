@@ -31,12 +31,12 @@ def convolve_before_resizing(model: ir.Model) -> None:
     for node in list(model.graph):
         if is_pointwise(node):
             parts = _read_parts(node)
-            if any(part.resize is not None for part in parts) and _is_name_free(model.graph, node):
+            if any(part.resize is not None for part in parts) and is_name_free(model.graph, node):
                 _swap(model.graph, node, parts)
 
 
-def _is_name_free(graph: ir.Graph, conv: ir.Node) -> bool:
-    """Whether nothing is called as new nodes will be: the convolution's name, a word, a number."""
+def is_name_free(graph: ir.Graph, conv: ir.Node) -> bool:
+    """Whether nothing is called as new nodes will be: a node's name, a word, a number."""
     values = [value for node in graph for value in (*node.inputs, *node.outputs) if value]
     names = [value.name or "" for value in (*graph.inputs, *values)]
     names += [node.name or "" for node in graph]
@@ -152,7 +152,7 @@ def _movable(value: ir.Value, conv: ir.Node) -> ir.Node | None:
 
 def _swap(graph: ir.Graph, conv: ir.Node, parts: Sequence[_Part]) -> None:
     """Replace a convolution by one for each resized part, one for the rest, and their sum."""
-    draft = _Replacement(graph, conv)
+    draft = Replacement(graph, conv)
     terms: list[ir.Value] = []
     rest = [part for part in parts if part.resize is None]
     if rest:
@@ -186,12 +186,13 @@ _SIZES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class _Replacement:
+class Replacement:
     """The nodes that come in the place of a convolution; their names begin with its own."""
 
     graph: ir.Graph
     conv: ir.Node
     nodes: list[ir.Node] = field(default_factory=list)
+    constants: list[ir.Value] = field(default_factory=list)
 
     def add(
         self,
@@ -213,7 +214,7 @@ class _Replacement:
         weights, *bias = self.conv.inputs[1:]
         array = weights.const_value.numpy()  # type: ignore[union-attr]
         filters = np.concatenate([array[:, part.channels] for part in parts], axis=1)
-        inputs = [x, self._constant(filters), *(bias if has_bias else [])]
+        inputs = [x, self.constant(filters), *(bias if has_bias else [])]
         result = self.add("Conv", inputs, kernel_shape=array.shape[_SPATIAL:])
         if pixels := static_shape(x):  # for the passes that come next
             result.shape = ir.Shape((pixels[0], len(array), *pixels[_SPATIAL:]))
@@ -228,14 +229,16 @@ class _Replacement:
             axes = [axis % rank for axis in resize.attributes.get_ints("axes", tuple(range(rank)))]
             if _CHANNELS in axes:
                 sizes[axes.index(_CHANNELS)] = static_shape(self.conv.outputs[0])[_CHANNELS]
-            inputs[_SIZES] = self._constant(sizes)
+            inputs[_SIZES] = self.constant(sizes)
         attributes = {name: item.value for name, item in resize.attributes.items()}
         return self.add("Resize", inputs, resize, **attributes)
 
-    def _constant(self, array: np.ndarray[Any, Any]) -> ir.Value:
-        name = f"{self.conv.name}.constant{len(self.nodes)}"
+    def constant(self, array: np.ndarray[Any, Any]) -> ir.Value:
+        """Add an array that is known."""
+        name = f"{self.conv.name}.constant{len(self.constants)}"
         tensor = ir.tensor(np.ascontiguousarray(array), name=name)
         value = ir.Value(name=name, const_value=tensor, shape=ir.Shape(array.shape))
         value.dtype = tensor.dtype
         self.graph.initializers.add(value)
+        self.constants.append(value)
         return value

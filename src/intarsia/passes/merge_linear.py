@@ -20,7 +20,7 @@ from intarsia.passes.provenance import device_of, stand_for
 if TYPE_CHECKING:
     from intarsia.arrays import Array
 
-_TO_CHANNELS = (0, 2, 1)
+TO_CHANNELS = (0, 2, 1)
 _TOKENS = 3
 """Dimensions of tokens: images, positions, channels."""
 
@@ -57,7 +57,7 @@ def _read_layer(conv: ir.Node) -> _Layer | None:
     if reshape is None or transpose is None:
         return None
     total = _maker(transpose.inputs[0], "Add")
-    source = transpose.inputs[0] if total is None else _computed(total)
+    source = transpose.inputs[0] if total is None else computed_operand(total)
     product = _maker(source, "MatMul")
     if product is None:
         return None
@@ -65,11 +65,11 @@ def _read_layer(conv: ir.Node) -> _Layer | None:
     nodes = [product, *([total] if total else []), transpose, reshape, conv]
     is_layer = (
         len(tokens) == len(static_shape(product.outputs[0])) == _TOKENS
-        and tuple(transpose.attributes.get_ints("perm", ())) == _TO_CHANNELS
+        and tuple(transpose.attributes.get_ints("perm", ())) == TO_CHANNELS
         and image[:2] == (tokens[0], tokens[2])
-        and _constant(product.inputs[1]) is not None
+        and constant_of(product.inputs[1]) is not None
         and len(static_shape(product.inputs[1])) == 2  # noqa: PLR2004 - a matrix
-        and (total is None or _bias(total, tokens[-1]) is not None)
+        and (total is None or bias_of(total, tokens[-1]) is not None)
         and (total is not None or len(conv.inputs) < _WITH_BIAS)
         and len({device_of(node) for node in nodes}) == 1
     )
@@ -87,13 +87,13 @@ def _maker(value: ir.Value | None, op_type: str) -> ir.Node | None:
     return node if is_wanted else None
 
 
-def _computed(total: ir.Node) -> ir.Value | None:
+def computed_operand(total: ir.Node) -> ir.Value | None:
     """Return the operand of a sum that is not constant."""
-    operands = [value for value in total.inputs if _constant(value) is None]
+    operands = [value for value in total.inputs if constant_of(value) is None]
     return operands[0] if len(operands) == 1 else None
 
 
-def _constant(value: ir.Value | None) -> Array | None:
+def constant_of(value: ir.Value | None) -> Array | None:
     """Return a float32 constant with finite numbers."""
     if value is None or not value.is_initializer() or value.is_graph_input():
         return None
@@ -102,9 +102,9 @@ def _constant(value: ir.Value | None) -> Array | None:
     return array if is_fit else None
 
 
-def _bias(total: ir.Node, width: int) -> Array | None:
+def bias_of(total: ir.Node, width: int) -> Array | None:
     """Return what a sum adds to each channel."""
-    arrays = [array for value in total.inputs if (array := _constant(value)) is not None]
+    arrays = [array for value in total.inputs if (array := constant_of(value)) is not None]
     return (
         arrays[0].reshape(-1)
         if arrays and arrays[0].shape[-1:] == (arrays[0].size,) == (width,)
@@ -124,16 +124,16 @@ def _merge(graph: ir.Graph, layer: _Layer) -> None:
     conv = layer.conv
     filters = conv.inputs[1].const_value.numpy()  # type: ignore[union-attr]
     matrix = filters.reshape(filters.shape[:2]).astype(np.float64).T
-    weight = _constant(layer.product.inputs[1])
+    weight = constant_of(layer.product.inputs[1])
     assert weight is not None
     _replace(graph, layer.product, 1, weight @ matrix)
     if layer.total is not None:
-        bias = _bias(layer.total, len(matrix))
+        bias = bias_of(layer.total, len(matrix))
         assert bias is not None
         shift = bias @ matrix
         if len(conv.inputs) == _WITH_BIAS and conv.inputs[2] is not None:
             shift = shift + conv.inputs[2].const_value.numpy()  # type: ignore[union-attr]
-        computed = _computed(layer.total)
+        computed = computed_operand(layer.total)
         _replace(graph, layer.total, 1 - list(layer.total.inputs).index(computed), shift)
     image = static_shape(conv.outputs[0])
     _replace(graph, layer.reshape, 1, np.array(image, np.int64))

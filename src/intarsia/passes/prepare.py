@@ -24,6 +24,7 @@ from intarsia.graph.ops import ViewKind, operator_of
 from intarsia.graph.snapshot import node_bodies, snapshot
 from intarsia.passes.activate_before_views import activate_before_views
 from intarsia.passes.convolve_before_resizing import convolve_before_resizing
+from intarsia.passes.convolve_tokens import convolve_tokens
 from intarsia.passes.fold_constants import fold_constants, lift_constants
 from intarsia.passes.inline_bodies import inline_bodies
 from intarsia.passes.merge_linear import merge_linear
@@ -328,6 +329,7 @@ PASSES: Mapping[str, Callable[[ir.Model], object]] = {
     "convolve-before-resizing": convolve_before_resizing,
     "merge-linear": merge_linear,
     "activate-before-views": activate_before_views,
+    "convolve-tokens": convolve_tokens,
     "eliminate-duplicates": eliminate_duplicates,
     _ON_CONSTANTS: deduplicate_initializers,
 }

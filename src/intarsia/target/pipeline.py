@@ -30,6 +30,7 @@ STANDARD_PIPELINE = (
     "before placement: convolve-before-resizing",
     "before placement: merge-linear",
     "before placement: activate-before-views",
+    "before placement: convolve-tokens",
     "before placement: eliminate-duplicates",
     "before placement: remove-unused",
     "before placement: deduplicate-initializers",

@@ -302,14 +302,12 @@ class Assembler:
     def join_channels(self, value_id: int, source_id: int) -> None:
         """Let a value's channels be two dimensions of another one, which no strides can join.
 
-        It is copied when it is read for the first time, into the layout that is wanted then: shuffled
-        channels go to blocks with zeros around them in 0.6 of the time of two copies.
+        It is copied when it is read for the first time, into the layout that is wanted then:
+        shuffled channels go to blocks with zeros around them in 0.6 of the time of two copies.
         """
         self._joined[value_id] = source_id
 
-    def _join_channels(
-        self, source_id: int, value_id: int, block: int, pads: Pads | None
-    ) -> _Form:
+    def _join_channels(self, source_id: int, value_id: int, block: int, pads: Pads | None) -> _Form:
         """Copy a value with two dimensions as its channels, to blocks if these are whole."""
         source, shape = self.read(source_id), self.graph.values[value_id].shape
         assert shape is not None

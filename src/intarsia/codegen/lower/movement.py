@@ -41,7 +41,7 @@ def lower_reshape(assembler: Assembler, group: KernelGroup) -> None:
 
 
 def _joins_channels(before: Sequence[Size], after: Sequence[Size]) -> bool:
-    """Tell whether the channels after a Reshape are two dimensions before it, and all else stays."""
+    """Tell whether a Reshape makes channels of two dimensions, and leaves all others."""
     two, more = before[CHANNELS : CHANNELS + 2], before[CHANNELS + 2 :]
     return (
         len(before) == len(after) + 1 > CHANNELS + 2
