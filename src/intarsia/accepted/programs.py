@@ -21,7 +21,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -557,6 +556,8 @@ def _bytes_digest(content: bytes | mmap.mmap) -> str:
 
     SHA-256, for which CPUs have instructions.
     """
+    from concurrent.futures import ThreadPoolExecutor  # a file is hashed once
+
     view = memoryview(content)
     chunks = [view[at : at + _CHUNK_BYTES] for at in range(0, len(view), _CHUNK_BYTES)]
     with ThreadPoolExecutor(max_workers=available_cpus()) as pool:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from intarsia.errors import TargetError
 from intarsia.process.foreign import is_foreign
-from intarsia.process.selftest import is_inside, require_plugin
 from intarsia.target.canonical import CANONICALIZERS
 from intarsia.target.device import DeviceType
 from intarsia.target.kind import TargetKind
@@ -302,6 +301,7 @@ class Registry:
                 return
             # Before loading: a plug-in that is loaded asks for kinds itself.
             self._has_plugins = True
+            from intarsia.process.selftest import is_inside, require_plugin
             from intarsia.settings import Settings
 
             caches, failures = Settings.from_environment().cache_folder(), []
