@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encoders with a free batch and length: one program for random sizes, against other runtimes.
 
-    python benchmarks/free_sizes.py [MODEL ...] [--threads 1] [--lengths 100] [--batch 1]
+    python benchmarks/free_sizes.py [MODEL ...] [--threads 1] [--lengths 100] [--batch 1] [--cpu]
+                                    [--only ROW ...] [--verbose]
 
 Rows: how fast the program for all sizes (tier 0) and the one that is compiled for the sizes that
 come often (tier 1) are over a build with static shapes, at the worst of some lengths; how much
 longer the first run at an unseen length takes than later ones; resident memory after all lengths
 over that after one; the time of the better peer, with the same dynamic model, for all lengths in
 random order, over ours. Exits with 1 if a limit is missed.
+
+Programs take turns, in an order drawn anew for each round, and only ratios within a round count. A
+length has rounds until the intervals of its ratios leave out the limits, so that the worst of many
+lengths is not the one that noise hit. With `--cpu` what counts is the CPU time of this process on
+one thread: where other work runs beside, wall-clock time says little.
 """
 
 from __future__ import annotations
@@ -19,13 +25,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 
 import intarsia
+from intarsia.measure.racing import Ratio, paired_ratio, take_round
+from intarsia.runtime.free import FreeExecutable
 from intarsia.zoo import build
 
 TARGET = "llvm, onnxruntime"
@@ -33,8 +43,79 @@ LONGEST = 512
 LIMITS = {"tier 0": 0.9, "tier 1": 0.97, "first run": 5.0, "memory": 1.2, "peers": 1.1}
 """Ratios, but for milliseconds of the first run; what is measured is above them, or for memory and
 the first run below."""
+LOOKS = (7, 15, 31, 63)
+"""After how many rounds a length may be settled."""
+SHORTEST = 0.02
+"""Seconds of a sample, at least: so many runs at a short length are one."""
 
 Run = Callable[[Mapping[str, Any]], object]
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What was measured of a model.
+
+    Attributes:
+        name: A key of `LIMITS`.
+        value: It.
+        note: What else there is to say.
+    """
+
+    name: str
+    value: float
+    note: str
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether it is on the wrong side of its limit."""
+        limit = LIMITS[self.name]
+        return self.value > limit if self.name in ("first run", "memory") else self.value < limit
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A model with free sizes, and how it is measured.
+
+    Attributes:
+        name: Of the model.
+        model: Its ONNX.
+        options: Of the command.
+        clock: Seconds, of the wall clock or of the CPU.
+        lengths: In random order.
+    """
+
+    name: str
+    model: bytes
+    options: argparse.Namespace
+    clock: Clock
+    lengths: tuple[int, ...]
+
+    def compile(self, **more: Any) -> Any:
+        """Compile the model, for all sizes unless shapes are given."""
+        threads = self.options.threads
+        return intarsia.compile(self.model, TARGET, num_threads=threads, cache=False, **more)
+
+    def feeds(self, length: int) -> dict[str, Any]:
+        """Return tokens, a mask that hides nothing, and one kind of token."""
+        rng, shape = np.random.default_rng(length), (self.options.batch, length)
+        return {
+            "input_ids": rng.integers(0, 2, shape),
+            "attention_mask": np.ones(shape, np.int64),
+            "token_type_ids": rng.integers(0, 2, shape),
+        }
+
+    def seconds(self, run: Run, feeds: Mapping[str, Any], runs: int = 1) -> float:
+        """Time some runs."""
+        start = self.clock()
+        for _ in range(runs):
+            run(feeds)
+        return (self.clock() - start) / runs
+
+    def say(self, *words: object) -> None:
+        """Print what is only wanted with `--verbose`."""
+        if self.options.verbose:
+            print(*words, file=sys.stderr, flush=True)
 
 
 def main() -> int:
@@ -45,97 +126,134 @@ def main() -> int:
     parser.add_argument("--lengths", type=int, default=100)
     parser.add_argument("--checked", type=int, default=5, help="lengths with a static build")
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--cpu", action="store_true", help="CPU time of one thread")
+    parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
+    parser.add_argument("--verbose", action="store_true", help="what each length took, on stderr")
     parser.add_argument("--only-memory", action="store_true", help="what a child process does")
     options = parser.parse_args()
+    if options.cpu and options.threads > 1:
+        parser.error("--cpu is for one thread")
+    rng = np.random.default_rng(0)
+    lengths = tuple(int(length) for length in rng.integers(1, LONGEST + 1, options.lengths))
+    clock = time.process_time if options.cpu else time.perf_counter
     missed = []
     for name in options.names:
-        model = build(name).SerializeToString()
+        bench = Bench(name, build(name).SerializeToString(), options, clock, lengths)
         if options.only_memory:
-            print_memory(model, options)
+            print_memory(bench)
             return 0
-        print(f"\n| {name}, {options.threads} threads | measured | limit |\n|---|---:|---:|")
-        for row, value, note in measure(name, model, options):
-            limit = LIMITS[row.partition(":")[0]]
-            print(f"| {row}{note} | {value:.3f} | {limit:g} |", flush=True)
-            is_upper = row.startswith(("first run", "memory"))
-            if value > limit if is_upper else value < limit:
-                missed.append(f"{name}: {row} {value:.3f}, limit {limit:g}")
+        of_what = "CPU time, " * options.cpu
+        print(
+            f"\n| {name}, {of_what}{options.threads} threads | measured | limit |\n|---|---:|---:|"
+        )
+        for measured in options.only:
+            for row in ROWS[measured](bench):
+                limit = LIMITS[row.name]
+                print(f"| {row.name}: {row.note} | {row.value:.3f} | {limit:g} |", flush=True)
+                if row.is_missed:
+                    missed.append(f"{name}: {row.name} {row.value:.3f}, limit {limit:g}")
     for line in missed:
         print(f"missed: {line}", file=sys.stderr)
     return 1 if missed else 0
 
 
-def measure(name: str, model: bytes, options: argparse.Namespace) -> list[tuple[str, float, str]]:
-    """Return the rows of a model: what, how much, and a remark."""
-    rng = np.random.default_rng(0)
-    lengths = [int(length) for length in rng.integers(1, LONGEST + 1, options.lengths)]
-    ours = intarsia.compile(model, TARGET, num_threads=options.threads, cache=False)
+def measure_tiers(bench: Bench) -> Iterator[Row]:
+    """Yield how fast both tiers are over a static build, at the worst length."""
+    ours = bench.compile()
     if ours.generic is None:
-        sys.exit(f"{name} has no program for all sizes")
-    dimension = ours.symbols[-1].name
-    rows = []
-    zero, one = [], []
-    for length in sorted(set(lengths))[:: max(1, len(set(lengths)) // options.checked)]:
-        feeds = make_feeds(ours.inputs, options.batch, length)
-        shapes = {key: array.shape for key, array in feeds.items()}
-        static = intarsia.compile(
-            model, TARGET, shapes=shapes, num_threads=options.threads, cache=False
-        )
-        sizes = {symbol.name: options.batch for symbol in ours.symbols} | {dimension: length}
-        runs: list[Run] = [static.run, ours.generic.at(sizes).run, ours.specialise(sizes).run]
-        base, tier_0, tier_1 = interleaved(runs, feeds, options.rounds)
-        zero.append((base / tier_0, length))
-        one.append((base / tier_1, length))
-    rows.append(("tier 0", min(zero)[0], f": worst of {len(zero)} lengths ({min(zero)[1]})"))
-    rows.append(("tier 1", min(one)[0], f": worst of {len(one)} lengths ({min(one)[1]})"))
-    fresh = intarsia.compile(model, TARGET, num_threads=options.threads, cache=False)
-    later = []
-    for length in dict.fromkeys(lengths[: options.checked * 4]):
-        feeds = make_feeds(ours.inputs, options.batch, length)
-        first, second = seconds_of(fresh.run, feeds), seconds_of(fresh.run, feeds)
-        later.append((first - second) * 1e3)
-    rows.append(("first run", statistics.median(later), ": ms more than the second, median"))
-    rows.append(("memory", memory_ratio(name, options), f": after {options.lengths} lengths"))
-    peers = {"onnxruntime": onnxruntime_run, "openvino": openvino_run}
-    totals = dict.fromkeys(("ours", *peers), 0.0)
-    run_of = {peer: make(model, options.threads) for peer, make in peers.items()}
-    again = intarsia.compile(model, TARGET, num_threads=options.threads, cache=False)
-    for length in lengths:
-        feeds = make_feeds(ours.inputs, options.batch, length)
-        totals["ours"] += seconds_of(again.run, feeds)
-        for peer, run in run_of.items():
-            totals[peer] += seconds_of(run, feeds)
-    best = min(peers, key=totals.__getitem__)
-    rows.append(("peers", totals[best] / totals["ours"], f": {best} over ours, in total"))
-    return rows
+        sys.exit(f"{bench.name} has no program for all sizes")
+    lengths = sorted(set(bench.lengths))
+    lengths = lengths[:: max(1, len(lengths) // bench.options.checked)]
+    found = {length: tier_ratios(bench, ours, length) for length in lengths}
+    for number, name in enumerate(("tier 0", "tier 1")):
+        worst = min(lengths, key=lambda length: found[length][number].value)
+        ratio = found[worst][number]
+        note = f"worst of {len(lengths)} lengths ({worst}), {ratio.low:.3f} to {ratio.high:.3f}"
+        yield Row(name, ratio.value, note)
 
 
-def make_feeds(inputs: Any, batch: int, length: int) -> dict[str, Any]:
-    """Return tokens, a mask that hides nothing, and one kind of token."""
-    rng = np.random.default_rng(length)
-    return {
-        spec.name: np.ones((batch, length), np.int64)
-        if "mask" in spec.name
-        else rng.integers(0, 2, (batch, length))
-        for spec in inputs
+def tier_ratios(bench: Bench, ours: FreeExecutable, length: int) -> list[Ratio]:
+    """Return how fast tier 0 and tier 1 are over a static build at a length."""
+    feeds, dimension = bench.feeds(length), ours.symbols[-1].name
+    sizes = {symbol.name: bench.options.batch for symbol in ours.symbols} | {dimension: length}
+    assert ours.generic is not None
+    runs: dict[str, Run] = {
+        "static": bench.compile(shapes={key: array.shape for key, array in feeds.items()}).run,
+        "tier 0": ours.generic.at(sizes).run,
+        "tier 1": ours.specialise(sizes).run,
     }
+    once = min(bench.seconds(run, feeds) for _ in range(2) for run in runs.values())
+    block, order = max(1, round(SHORTEST / once)), Random(length)
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+
+    def take(name: str) -> float:
+        runs[name](feeds)  # brings its weights back into the caches
+        return bench.seconds(runs[name], feeds, block)
+
+    for look in LOOKS:
+        while len(samples["static"]) < look:
+            for name, seconds in take_round(list(runs), take, order).items():
+                samples[name].append(seconds)
+        ratios = [paired_ratio(samples["static"], samples[f"tier {tier}"]) for tier in (0, 1)]
+        limits = (LIMITS["tier 0"], LIMITS["tier 1"])
+        if not any(one.low < limit < one.high for one, limit in zip(ratios, limits, strict=True)):
+            break
+    medians = ", ".join(f"{statistics.median(row) * 1e3:.3f}" for row in samples.values())
+    bench.say(f"{length}: {medians} ms; tier 0 {ratios[0]}, tier 1 {ratios[1]}, {look} rounds")
+    return ratios
 
 
-def seconds_of(run: Run, feeds: Mapping[str, Any]) -> float:
-    """Time one run."""
-    start = time.perf_counter()
-    run(feeds)
-    return time.perf_counter() - start
+def measure_first_runs(bench: Bench) -> Iterator[Row]:
+    """Yield how many milliseconds a run at an unseen length takes more than the next one."""
+    program, later = bench.compile(), []
+    for length in dict.fromkeys(bench.lengths):
+        feeds = bench.feeds(length)
+        first, *others = (bench.seconds(program.run, feeds) for _ in range(3))
+        later.append((first - min(others)) * 1e3)
+        bench.say(f"{length}: first run {later[-1]:.3f} ms more, {min(others) * 1e3:.3f} ms later")
+    yield Row("first run", statistics.median(later), f"ms more, median of {len(later)} lengths")
 
 
-def interleaved(runs: list[Run], feeds: Mapping[str, Any], rounds: int) -> list[float]:
-    """Return the median seconds of each, run in turns."""
-    times: list[list[float]] = [[] for _ in runs]
-    for _ in range(rounds + 1):
-        for row, run in zip(times, runs, strict=True):
-            row.append(seconds_of(run, feeds))
-    return [statistics.median(row[1:]) for row in times]
+def measure_memory(bench: Bench) -> Iterator[Row]:
+    """Yield the resident memory of a process of its own after all lengths, over after one."""
+    options = bench.options
+    command = [sys.executable, __file__, bench.name, "--only-memory"]
+    command += [f"--{name}={getattr(options, name)}" for name in ("threads", "lengths", "batch")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    first, last = map(int, done.stdout.split()[-2:])
+    yield Row("memory", last / first, f"after {options.lengths} lengths, over after one")
+
+
+def measure_peers(bench: Bench) -> Iterator[Row]:
+    """Yield the time of the better peer for all lengths in random order, over ours."""
+    threads, order = bench.options.threads, Random(0)
+    ours = bench.compile()
+    runs = {
+        "ours": ours.run,
+        "onnxruntime": onnxruntime_run(bench.model, threads),
+        "openvino": openvino_run(bench.model, threads),
+    }
+    totals = dict.fromkeys(runs, 0.0)
+    for length in bench.lengths:
+        feeds = bench.feeds(length)
+        took = take_round(
+            list(runs), lambda name, feeds=feeds: bench.seconds(runs[name], feeds), order
+        )
+        bench.say(f"{length}:", ", ".join(f"{name} {took[name] * 1e3:.3f}" for name in runs), "ms")
+        totals = {name: totals[name] + took[name] for name in runs}
+    _, *peers = runs
+    best = min(peers, key=totals.__getitem__)
+    ratios = ", ".join(f"{peer} {totals[peer] / totals['ours']:.3f}" for peer in peers)
+    yield Row("peers", totals[best] / totals["ours"], f"over ours in total: {ratios}")
+
+
+ROWS = {
+    "tiers": measure_tiers,
+    "first": measure_first_runs,
+    "memory": measure_memory,
+    "peers": measure_peers,
+}
+"""What is measured, by what `--only` calls it."""
 
 
 def onnxruntime_run(model: bytes, threads: int) -> Run:
@@ -160,24 +278,13 @@ def openvino_run(model: bytes, threads: int) -> Run:
     return lambda feeds: compiled(dict(feeds))
 
 
-def memory_ratio(name: str, options: argparse.Namespace) -> float:
-    """Return the resident memory of a process of its own after all lengths, over after one."""
-    command = [sys.executable, __file__, name, "--only-memory", f"--threads={options.threads}"]
-    command += [f"--lengths={options.lengths}", f"--batch={options.batch}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    first, last = map(int, done.stdout.split()[-2:])
-    return last / first
-
-
-def print_memory(model: bytes, options: argparse.Namespace) -> None:
+def print_memory(bench: Bench) -> None:
     """Print the resident bytes after the longest length and after all."""
-    program = intarsia.compile(model, TARGET, num_threads=options.threads, cache=False)
-    rng = np.random.default_rng(0)
-    lengths = [int(length) for length in rng.integers(1, LONGEST + 1, options.lengths)]
-    program.run(make_feeds(program.inputs, options.batch, LONGEST))
+    program = bench.compile()
+    program.run(bench.feeds(LONGEST))
     first = resident_bytes()
-    for length in lengths:
-        program.run(make_feeds(program.inputs, options.batch, length))
+    for length in bench.lengths:
+        program.run(bench.feeds(length))
     print(first, resident_bytes())
 
 

@@ -305,7 +305,9 @@ def test_the_buffers_of_a_program_go_with_it(parse_model):
         parse_model("g (float[2,3] x) => (float[2,3] y) { y = Relu (x) }"), "llvm", num_threads=1
     )
     exe.run({"x": np.ones((2, 3), np.float32)})
-    context = weakref.ref(exe._idle[0][0])
+    (bound,) = exe._bound.values()
+    context = weakref.ref(bound.context)
+    del bound
     gc.disable()  # arenas are too large to wait for a collection
     try:
         del exe

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -33,8 +34,16 @@ from intarsia.backends.device import (
 )
 from intarsia.backends.values import KernelCall, TensorSpec
 from intarsia.errors import ExecutionError, InputError, IntarsiaError, InternalError
-from intarsia.graph.arena import aligned_bytes
-from intarsia.plan.plan import HOST, CopyStep, Plan, PlanStep, RegionStep, TensorStorage
+from intarsia.graph.arena import ALIGNMENT, aligned_bytes
+from intarsia.plan.plan import (
+    HOST,
+    CopyStep,
+    Plan,
+    PlanStep,
+    PlanTensor,
+    RegionStep,
+    TensorStorage,
+)
 from intarsia.runtime.device_array import DeviceArray
 
 if TYPE_CHECKING:
@@ -47,8 +56,54 @@ PlainRun: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any] | None]
 plain one of numpy that fits, so that nothing has run."""
 
 
+class RunMemory:
+    """Host memory that contexts of several sizes use in turn, and the right to use them.
+
+    Each begins at its first byte, so that a run at new sizes finds memory that the system has given
+    before. It only grows.
+
+    Attributes:
+        block: `u8[...]`; a context is of use as long as it is the same.
+    """
+
+    __slots__ = ("block",)
+
+    def __init__(self) -> None:
+        self.block = aligned_bytes(0)
+
+    def cut(self, sizes: Mapping[int, int]) -> dict[int, Array]:
+        """Return its bytes from the first one on, as many for each key as it says.
+
+        Raises:
+            MemoryError: There are not so many.
+        """
+        ends = list(accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes.values()))
+        if ends and ends[-1] > self.block.nbytes:
+            # What nobody writes to takes no memory, and growing is seldom then.
+            self.block = aligned_bytes(max(ends[-1], 2 * self.block.nbytes))
+        starts = (0, *ends)
+        return {
+            key: self.block[start : start + size]
+            for start, (key, size) in zip(starts, sizes.items(), strict=False)
+        }
+
+
+_ARENA, _SCRATCH = -1, -2
+"""Keys of what a context has beside tensors."""
+
+
 class Context:
-    """The buffers and bound steps of one call at a time; not to be shared between threads."""
+    """The buffers and bound steps of one call at a time; not to be shared between threads.
+
+    Args:
+        plan: What is run.
+        executables: Of its regions.
+        devices: Its memories.
+        constants: By name, the constants that are outputs of the model.
+        given: By position, buffers of the caller.
+        is_part: Whether it shares queues with others of one run.
+        memory: Where what it needs of the host's memory lies; None allocates it.
+    """
 
     def __init__(
         self,
@@ -59,24 +114,31 @@ class Context:
         given: Mapping[int, Buffer | DeviceArray],
         *,
         is_part: bool = False,
+        memory: RunMemory | None = None,
     ) -> None:
         self.plan = plan
         self._opened = tuple(devices)
         # Parts of one run share its queues.
         self._devices = tuple(devices) if is_part else tuple(map(own_queue, devices))
         self._kept = (tuple(executables), self._devices)  # a context may outlive its program
-        arenas = [
-            _allocate(device, nbytes, "an arena", text) if nbytes else None
-            for device, nbytes, text in zip(
-                self._devices, plan.arena_bytes, plan.devices, strict=True
-            )
-        ]
+        scratch = scratch_sizes(plan, [item.scratch_bytes for item in self._kept[0]])
+        self._cuts: dict[int, Array] = {}
+        if memory is not None:
+            needs = {_ARENA: plan.arena_bytes[HOST], _SCRATCH: scratch[HOST]}
+            needs |= {
+                i: tensor.spec.nbytes
+                for i, tensor in enumerate(plan.tensors)
+                if i not in given and _is_own(tensor) and tensor.device == HOST
+            }
+            with suppress(MemoryError):  # then what is allocated by itself says for what
+                self._cuts = memory.cut(needs)
+        arenas = self._allocate(plan.arena_bytes, "an arena", _ARENA)
         self._arrays: dict[int, DeviceArray] = {}
         self._buffers: list[Buffer] = [
             self._given_buffer(i, given[i]) if i in given else self._buffer(i, arenas, constants)
             for i in range(len(plan.tensors))
         ]
-        self._scratch = self._allocate_scratch()
+        self._scratch = self._allocate(scratch, "scratch memory", _SCRATCH)
         self._steps: list[Step] = []
         for position, step in enumerate(plan.steps):
             try:
@@ -297,8 +359,10 @@ class Context:
         if tensor.device != HOST:
             opened, text = self._opened[tensor.device], self.plan.devices[tensor.device]
             return self._given_buffer(position, DeviceArray(opened, text, tensor.spec))
-        with _memory_for(f"{tensor.name!r}, of {tensor.spec.nbytes} bytes,", "the host"):
-            block = aligned_bytes(tensor.spec.nbytes)
+        block = self._cuts.get(position)
+        if block is None:
+            with _memory_for(f"{tensor.name!r}, of {tensor.spec.nbytes} bytes,", "the host"):
+                block = aligned_bytes(tensor.spec.nbytes)
         return block.view(np_dtype(tensor.dtype)).reshape(tensor.shape)
 
     def _bind(self, step: RegionStep | CopyStep) -> Step:
@@ -373,14 +437,21 @@ class Context:
             except Exception as error:  # the first failure is the one that is told
                 logger.info("a device failed again: %s", error)
 
-    def _allocate_scratch(self) -> list[Any]:
-        """Return a block for each device that serves all regions on it: they run in turn."""
-        plan = self.plan
-        sizes = scratch_sizes(plan, [item.scratch_bytes for item in self._kept[0]])
-        return [
-            _allocate(device, nbytes, "scratch memory", text) if nbytes else None
-            for device, nbytes, text in zip(self._devices, sizes, plan.devices, strict=True)
-        ]
+    def _allocate(self, sizes: Sequence[int], what: str, key: int) -> list[Any]:
+        """Return a block for each device that needs one; all regions on it have it in turn.
+
+        Raises:
+            ExecutionError: There is not so much memory.
+        """
+        blocks: list[Any] = [None] * len(sizes)
+        for position, (device, nbytes) in enumerate(zip(self._devices, sizes, strict=True)):
+            if position == HOST and key in self._cuts:
+                blocks[position] = self._cuts[key]
+            elif nbytes:
+                text = self.plan.devices[position]
+                with _memory_for(f"{what} of {nbytes} bytes", text):
+                    blocks[position] = device.allocate(nbytes)
+        return blocks
 
     def _failure(self, position: int, error: Exception) -> IntarsiaError:
         if isinstance(error, InputError):
@@ -439,14 +510,13 @@ def scratch_sizes(plan: Plan, of_regions: Sequence[int]) -> list[int]:
     return sizes
 
 
-def _allocate(device: Device, nbytes: int, what: str, text: str) -> Any:
-    """Return a block of a device.
-
-    Raises:
-        ExecutionError: There is not so much memory.
-    """
-    with _memory_for(f"{what} of {nbytes} bytes", text):
-        return device.allocate(nbytes)
+def _is_own(tensor: PlanTensor) -> bool:
+    """Tell whether a tensor is in memory of its own: neither a constant, in a slot nor an arena."""
+    return (
+        tensor.storage in (TensorStorage.INPUT, TensorStorage.OUTPUT)
+        and tensor.shape is not None
+        and tensor.dtype != "string"
+    )
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from intarsia.backends.values import Artifact, TensorSpec
 from intarsia.errors import InputError
 from intarsia.graph.model_info import ModelInfo
 from intarsia.plan.plan import HOST, Plan, PlanTensor, RegionStep, TensorStorage
-from intarsia.runtime.context import Context, PlainRun
+from intarsia.runtime.context import Context, PlainRun, RunMemory
 from intarsia.runtime.device_array import DeviceArray, check_device_array
 from intarsia.runtime.feeds import check_array, check_feeds
 from intarsia.runtime.stages import PlanStage, StagedContext, split_stages
@@ -32,6 +32,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+class _Bound(NamedTuple):
+    """What runs on some memory, for whoever has taken that.
+
+    Attributes:
+        context: Bound to it.
+        plain: Its quick way; None if there is none.
+        block: What the memory was then.
+    """
+
+    context: Context
+    plain: PlainRun | None
+    block: Array
+
+
 class PlanExecutable:
     """A whole plan, loaded: what `intarsia.compile` and `intarsia.load` return.
 
@@ -44,6 +58,7 @@ class PlanExecutable:
         executables: The same, loaded.
         devices: The opened memory domains of the plan.
         constants: By name, the constants that are outputs of the model.
+        idle: Memory that no run has, of programs that share it; None for memory of its own.
     """
 
     def __init__(
@@ -53,6 +68,8 @@ class PlanExecutable:
         executables: Sequence[Executable],
         devices: Sequence[Device],
         constants: Mapping[str, Array],
+        *,
+        idle: deque[RunMemory] | None = None,
     ) -> None:
         self.plan = plan
         self.artifacts = tuple(artifacts)
@@ -61,9 +78,10 @@ class PlanExecutable:
         self._devices = tuple(devices)
         self._inputs = tuple(plan.tensors[i].spec for i in plan.inputs)
         self._outputs = tuple(plan.tensors[i].spec for i in plan.outputs)
-        # Last in, first out: the buffers that were used last are in the caches. `append` and `pop`
-        # need no lock of ours.
-        self._idle: deque[tuple[Context, PlainRun | None]] = deque()
+        # Last in, first out: the memory that was used last is in the caches. `append` and `pop`
+        # need no lock of ours, and whoever has taken memory may use what is bound to it.
+        self._idle: deque[RunMemory] = deque() if idle is None else idle
+        self._bound: dict[RunMemory, _Bound] = {}
         self._claims = plan.model.claims if plan.model is not None else {}
 
     @property
@@ -115,7 +133,9 @@ class PlanExecutable:
             for number, executable in enumerate(self._executables)
         ]
         plan = self.plan.at(sizes)
-        return PlanExecutable(plan, self.artifacts, executables, self._devices, self.constants)
+        return PlanExecutable(
+            plan, self.artifacts, executables, self._devices, self.constants, idle=self._idle
+        )
 
     @property
     def latest(self) -> PlanExecutable:
@@ -200,11 +220,19 @@ class PlanExecutable:
         """
         if self._idle and type(feeds) is dict:
             try:
-                idle = self._idle.pop()
+                memory = self._idle.pop()
             except IndexError:  # another thread was quicker
                 return self._run(feeds, {})
-            outputs = None if idle[1] is None else idle[1](feeds)
-            self._idle.append(idle)
+            outputs = None
+            try:
+                bound = self._bound.get(memory)
+                if bound is not None and bound.block is memory.block and bound.plain is not None:
+                    outputs = bound.plain(feeds)
+            except BaseException:
+                del self._bound[memory]  # its buffers may be half written
+                raise
+            finally:
+                self._idle.append(memory)
             if outputs is not None:
                 return outputs
         return self._run(feeds, {})
@@ -215,15 +243,23 @@ class PlanExecutable:
             return self._run_on_devices(feeds, given)
         arrays = check_feeds(self.inputs, feeds)
         try:
-            context, plain = self._idle.pop()
+            memory = self._idle.pop()
         except IndexError:
-            context = self.context()
-            plain = context.plain_run()
-        # A context whose run fails is not put back: its buffers may be half written.
-        context.write_inputs(arrays)
-        context.run()
-        outputs = context.read_outputs(given)
-        self._idle.append((context, plain))
+            memory = RunMemory()
+        try:
+            bound = self._bound.get(memory)
+            if bound is None or bound.block is not memory.block:
+                context = self._context({}, memory)
+                bound = _Bound(context, context.plain_run(), memory.block)
+                self._bound[memory] = bound
+            bound.context.write_inputs(arrays)
+            bound.context.run()
+            outputs = bound.context.read_outputs(given)
+        except BaseException:
+            self._bound.pop(memory, None)
+            raise
+        finally:
+            self._idle.append(memory)
         if self._claims:
             self._compare(outputs)
         return outputs
@@ -415,10 +451,16 @@ class PlanExecutable:
                 check = _check_writeable if storage is TensorStorage.OUTPUT else _check_in_place
                 by_position[specs[name]] = check(tensor.spec, array)
         _refuse_overlap([(self.plan.tensors[i], array) for i, array in by_position.items()])
-        parts = (self._executables, self._devices, self.constants, by_position)
-        if self._stages:
+        return self._context(by_position)
+
+    def _context(
+        self, given: Mapping[int, Array | DeviceArray], memory: RunMemory | None = None
+    ) -> Context:
+        """Return a context, on buffers of the caller by position."""
+        parts = (self._executables, self._devices, self.constants, given)
+        if self._stages:  # each has memory of its own, at sizes that are not known yet
             return StagedContext(self.plan, self._stages, *parts)
-        return Context(self.plan, *parts)
+        return Context(self.plan, *parts, memory=memory)
 
     @cached_property
     def _stages(self) -> tuple[PlanStage, ...]:
