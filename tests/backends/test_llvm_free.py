@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 
 from intarsia.backends import llvm
-from intarsia.backends.native_free import fix_sizes
-from intarsia.errors import PackageError
+from intarsia.backends.native_free import FreeCalls
+from intarsia.errors import ExecutionError, PackageError
 from intarsia.extents import evaluate_all
 from intarsia.graph.arena import aligned_bytes
 from intarsia.graph.load import load
@@ -110,9 +110,23 @@ def test_a_damaged_record_of_sizes_is_refused(program):
     payload = executable._payload
     broken = msgspec.structs.replace(payload.free, extents=payload.free.extents[:-1])
     with pytest.raises(PackageError, match="damaged"):
-        fix_sizes(msgspec.structs.replace(payload, free=broken), NOMINAL, artifact.target)
+        FreeCalls(msgspec.structs.replace(payload, free=broken), artifact.target).at(NOMINAL)
+    calls = FreeCalls(payload, artifact.target)
     with pytest.raises(PackageError, match="damaged"):
-        fix_sizes(payload, {"batch": 2}, artifact.target)
+        calls.at({"batch": 2})
+    with pytest.raises(ExecutionError, match="larger than any memory"):
+        calls.at({"batch": 1 << 40, "seq": 1 << 40})
+
+
+def test_a_place_outside_of_its_storage_is_found_when_sizes_are_known(program):
+    _, executable, artifact = program
+    payload, first = executable._payload, executable._payload.calls[0]
+    (storage, offset), *others = first.arguments
+    for number, problem in ((storage, "an offset"), (len(payload.storages), "a pointer")):
+        arguments = [(number, offset + (1 << 40)), *others]
+        calls = [msgspec.structs.replace(first, arguments=arguments), *payload.calls[1:]]
+        with pytest.raises(PackageError, match=problem):
+            FreeCalls(msgspec.structs.replace(payload, calls=calls), artifact.target).at(NOMINAL)
 
 
 NETWORK = """

@@ -32,6 +32,7 @@ from intarsia.backends.device import (
 )
 from intarsia.backends.native import (
     CallRecord,
+    CallWords,
     CheckRecord,
     FoundRecord,
     FreeRecord,
@@ -52,7 +53,7 @@ from intarsia.backends.native import (
     unpack_text,
 )
 from intarsia.backends.native_defects import native_defects
-from intarsia.backends.native_free import fix_sizes, free_record
+from intarsia.backends.native_free import FreeCalls, free_record
 from intarsia.backends.values import (
     ABOUT,
     SCRATCH,
@@ -86,10 +87,6 @@ if TYPE_CHECKING:
 
 _LARGE_SCORES = 16 << 20
 """From this many bytes on, a Softmax's result is in memory rather than in a cache."""
-
-
-_WORD = (1 << 64) - 1
-"""Numbers below zero are given as an unsigned word."""
 
 
 class _Payload(msgspec.Struct, frozen=True):
@@ -156,6 +153,25 @@ class _Found:
     slots: Sequence[_FoundSlot]
 
 
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What a program has at all sizes.
+
+    Attributes:
+        constants: Their addresses: to ask arrays takes longer than all else that binding does.
+        free: Its calls; None if no size is free.
+    """
+
+    constants: Sequence[int]
+    free: FreeCalls[_Payload] | None
+
+    @classmethod
+    def of(cls, artifact: Artifact, payload: _Payload) -> _Shared:
+        constants = [constant.data.ctypes.data for constant in artifact.constants]
+        is_free = payload.free is not None
+        return cls(constants, FreeCalls(payload, artifact.target) if is_free else None)
+
+
 class NativeExecutable:
     """Linked kernels with their weights; bindings and threads share it."""
 
@@ -166,6 +182,8 @@ class NativeExecutable:
         library: LoadedCode,
         pool: ThreadPool | Team | None,
         caches: Path,
+        shared: _Shared | None = None,
+        words: CallWords | None = None,
     ) -> None:
         self.scratch_bytes = payload.scratch_bytes
         self.never_fails = not payload.checks  # machine code raises nothing else
@@ -174,6 +192,8 @@ class NativeExecutable:
         self._payload = payload
         self._library = library
         self._caches = caches
+        self._shared = _Shared.of(artifact, payload) if shared is None else shared
+        self._words = CallWords.of(payload.calls) if words is None else words
 
     def at(self, sizes: Mapping[str, int]) -> NativeExecutable:
         """Return the program for sizes of its free dimensions, on the same code and weights.
@@ -183,11 +203,14 @@ class NativeExecutable:
 
         Raises:
             PackageError: The program is damaged.
+            ExecutionError: No memory is so large.
         """
-        if self._payload.free is None:
+        if self._payload.free is None or self._shared.free is None:
             return self
-        payload = fix_sizes(self._payload, sizes, self._artifact.target)
-        return NativeExecutable(self._artifact, payload, self._library, self._pool, self._caches)
+        payload, words = self._shared.free.at(sizes)
+        return NativeExecutable(
+            self._artifact, payload, self._library, self._pool, self._caches, self._shared, words
+        )
 
     def bind(
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
@@ -280,33 +303,32 @@ class NativeExecutable:
             told: Memory for faults, and for sizes that are found.
         """
         faults, counts = told
-        bases = []
-        for kind, index, _ in self._payload.storages:
-            if kind == StorageKind.SCRATCH:
-                bases.append(scratch.ctypes.data + index if scratch is not None else 0)
-            elif kind == StorageKind.FAULT:
-                bases.append(faults.ctypes.data + index)
-            elif kind == StorageKind.COUNT:
-                bases.append(counts.ctypes.data + index)
-            elif kind == StorageKind.CONSTANT:
-                bases.append(self._artifact.constants[index].data.ctypes.data)
-            else:
-                arrays = inputs if kind == StorageKind.INPUT else outputs
-                bases.append(arrays[index].ctypes.data)
+        starts = {
+            str(StorageKind.SCRATCH): scratch.ctypes.data if scratch is not None else 0,
+            str(StorageKind.FAULT): faults.ctypes.data,
+            str(StorageKind.COUNT): counts.ctypes.data,
+        }
+        addresses = {
+            str(StorageKind.INPUT): [array.ctypes.data for array in inputs],
+            str(StorageKind.OUTPUT): [array.ctypes.data for array in outputs],
+            str(StorageKind.CONSTANT): self._shared.constants,
+        }
+        bases = [
+            starts[kind] + index if kind in starts else addresses[kind][index]
+            for kind, index, _ in self._payload.storages
+        ]
         names = [name for name, _ in self._payload.kernels]
         calls = [
             (
                 self._library.addresses[names[call.kernel]],
-                [
-                    *(bases[storage] + offset for storage, offset in call.arguments),
-                    *(size & _WORD for size in call.sizes),
-                ],
+                words,
                 call.extent,
             )
-            for call in self._payload.calls
+            for call, words in zip(self._payload.calls, self._words.at(bases), strict=True)
         ]
-        works = self._payload.works
-        threads = self._pool.threads if self._pool is not None else 1
+        if self._pool is None:
+            return calls, [1] * len(calls)
+        works, threads = self._payload.works, self._pool.threads
         chunks = [
             chunk_count(call.extent, call_work(works[call.kernel], call.flop, call.nbytes), threads)
             for call in self._payload.calls

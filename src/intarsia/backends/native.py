@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
 
 _DIGEST_BYTES = 32
 _FAULT = np.dtype(np.int64)  # the type of subscripts in kernels
+
+# Texts, as payloads have them: members of enumerations take long to look up and to compare.
+_SCRATCH, _FAULTS, _COUNT = map(str, (StorageKind.SCRATCH, StorageKind.FAULT, StorageKind.COUNT))
 
 _CODES = {
     "op": ReasonCode.UNSUPPORTED_OP,
@@ -135,6 +140,41 @@ class FreeRecord(msgspec.Struct, frozen=True, array_like=True):
     lives: list[tuple[int, int] | None]
     calls: list[FreeCall]
     checks: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class CallWords:
+    """What all calls of a program are given, in one row: places in storages, then sizes.
+
+    Attributes:
+        storages: Of each word, as a number; -1 for a size.
+        offsets: Bytes from there, or the size; int64.
+        ends: Where the words of each call end.
+    """
+
+    storages: Array
+    offsets: Array
+    ends: tuple[int, ...]
+
+    @classmethod
+    def of(cls, calls: Sequence[CallRecord]) -> CallWords:
+        """Return the words of calls, as they are recorded."""
+        rows = [[*call.arguments, *((-1, size) for size in call.sizes)] for call in calls]
+        words = np.array([word for row in rows for word in row], np.int64).reshape(-1, 2)
+        return cls(words[:, 0], words[:, 1], tuple(accumulate(map(len, rows))))
+
+    def are_inside(self, nbytes: Sequence[int]) -> bool:
+        """Tell whether all places are inside of storages of so many bytes."""
+        room = np.array([*nbytes, 0], np.int64)[self.storages]
+        # `<=`: an argument of no bytes may begin at the end.
+        is_inside = (self.offsets >= 0) & (self.offsets <= room)
+        return bool((is_inside | (self.storages < 0)).all())
+
+    def at(self, bases: Sequence[int]) -> list[list[int]]:
+        """Return what each call is given where storages begin at some addresses."""
+        places = np.array([*bases, 0], np.int64)[self.storages] + self.offsets
+        words = places.view(np.uint64).tolist()
+        return [words[first:last] for first, last in pairwise((0, *self.ends))]
 
 
 class Calls(Protocol):
@@ -346,11 +386,15 @@ def _problem_with(payload: Calls, artifact: Artifact) -> str:
         StorageKind.CONSTANT: [constant.data.nbytes for constant in artifact.constants],
     }
     sizes_by_kind = {str(kind): sizes for kind, sizes in counts.items()}
-    return problem_of(payload, sizes_by_kind)
+    problem = problem_of_calls(payload) or problem_of(payload, sizes_by_kind)
+    if problem:
+        return problem
+    nbytes = [nbytes for _, _, nbytes in payload.storages]
+    return "" if CallWords.of(payload.calls).are_inside(nbytes) else "an offset"
 
 
 def problem_of(payload: Calls, sizes_by_kind: Mapping[str, Sequence[int]] | None) -> str:
-    """Return what is wrong with a payload's pointers; empty if nothing is.
+    """Return what is wrong with a payload's memory and turns; empty if nothing is.
 
     Args:
         payload: Of fixed sizes.
@@ -359,12 +403,12 @@ def problem_of(payload: Calls, sizes_by_kind: Mapping[str, Sequence[int]] | None
     faults = counts = 0
     found = {one.output for one in payload.found}
     for kind, index, nbytes in payload.storages:
-        if kind == StorageKind.SCRATCH:
+        if kind == _SCRATCH:
             is_sound = 0 <= index <= index + nbytes <= payload.scratch_bytes
-        elif kind == StorageKind.FAULT:
+        elif kind == _FAULTS:
             is_sound = index == faults and nbytes >= 0 and not nbytes % _FAULT.itemsize
             faults += nbytes
-        elif kind == StorageKind.COUNT:
+        elif kind == _COUNT:
             is_sound = index == counts and nbytes == _FAULT.itemsize
             counts += nbytes
         elif sizes_by_kind is None or (kind == StorageKind.OUTPUT and index in found):
@@ -376,34 +420,33 @@ def problem_of(payload: Calls, sizes_by_kind: Mapping[str, Sequence[int]] | None
             return "a storage"
     if not _is_found(payload):
         return "an output whose size is found"
-    held = [i for i, storage in enumerate(payload.storages) if storage[0] == StorageKind.FAULT]
+    held = [i for i, (kind, _, _) in enumerate(payload.storages) if kind == _FAULTS]
     if held != [check.storage for check in payload.checks]:
         return "its checks"
-    return next(filter(None, (_problem_of(call, payload) for call in payload.calls)), "")
+    return "a call" if any(call.extent < 0 for call in payload.calls) else ""
 
 
 def _is_found(payload: Calls) -> bool:
     """Tell whether each output whose size is found has a size of its own and one storage."""
+    counts = [i for i, (kind, _, _) in enumerate(payload.storages) if kind == _COUNT]
+    if not counts and not payload.found:
+        return True
     kinds = [(kind, index) for kind, index, _ in payload.storages]
-    counts = [i for i, (kind, _) in enumerate(kinds) if kind == StorageKind.COUNT]
     return counts == [one.count for one in payload.found] and all(
         kinds.count((str(StorageKind.OUTPUT), one.output)) == 1 and 0 <= one.axis < len(one.shape)
         for one in payload.found
     )
 
 
-def _problem_of(call: CallRecord, payload: Calls) -> str:
-    """Return what is wrong with a call; empty if nothing is."""
-    if not 0 <= call.kernel < len(payload.counts) or call.extent < 0:
-        return "a call"
-    if len(call.arguments) + len(call.sizes) != payload.counts[call.kernel]:
-        return "the arguments of a call"
-    for storage, offset in call.arguments:
-        if not 0 <= storage < len(payload.storages):
+def problem_of_calls(payload: Calls) -> str:
+    """Return what is wrong with a payload's calls, whatever the sizes are; empty if nothing is."""
+    for call in payload.calls:
+        if not 0 <= call.kernel < len(payload.counts):
+            return "a call"
+        if len(call.arguments) + len(call.sizes) != payload.counts[call.kernel]:
+            return "the arguments of a call"
+        if not all(0 <= storage < len(payload.storages) for storage, _ in call.arguments):
             return "a pointer"
-        # `<=`: an argument of no bytes may begin at the end.
-        if not 0 <= offset <= payload.storages[storage][2]:
-            return "an offset"
     return ""
 
 

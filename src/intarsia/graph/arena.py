@@ -28,16 +28,17 @@ def assign_offsets(lives: Sequence[tuple[int, int, int]]) -> tuple[list[int], in
     end = 0
     for first, last, nbytes in lives:
         size = -(-nbytes // ALIGNMENT) * ALIGNMENT
-        for _, offset, freed in [block for block in live if block[0] < first]:
-            gaps = _merge_gap(gaps, offset, freed)
-        live = [block for block in live if block[0] >= first]
+        ended = [block for block in live if block[0] < first]
+        if ended:
+            live = [block for block in live if block[0] >= first]
+            gaps = _merge_gaps([*gaps, *((offset, freed) for _, offset, freed in ended)])
         fitting = [gap for gap in gaps if gap[1] >= size]
         if fitting:
             # Best fit: large gaps stay for large blocks.
             offset, width = min(fitting, key=lambda gap: (gap[1], gap[0]))
             gaps.remove((offset, width))
             if width > size:
-                gaps = _merge_gap(gaps, offset + size, width - size)
+                gaps = _merge_gaps([*gaps, (offset + size, width - size)])
         elif gaps and sum(gaps[-1]) == end:  # stretch the last gap to the size
             offset, _ = gaps.pop()
             end = offset + size
@@ -49,13 +50,18 @@ def assign_offsets(lives: Sequence[tuple[int, int, int]]) -> tuple[list[int], in
     return offsets, end
 
 
-def _merge_gap(gaps: list[tuple[int, int]], offset: int, size: int) -> list[tuple[int, int]]:
+def _merge_gaps(gaps: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return gaps in order, those that touch as one."""
     merged: list[tuple[int, int]] = []
-    for start, width in sorted([*gaps, (offset, size)]):
-        if merged and sum(merged[-1]) == start:
+    end = -1
+    for start, width in sorted(gaps):
+        if start == end:
             merged[-1] = (merged[-1][0], merged[-1][1] + width)
         elif width:
             merged.append((start, width))
+        else:
+            continue
+        end = start + width
     return merged
 
 

@@ -13,7 +13,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import c_void_p
 from functools import cache
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -125,15 +125,17 @@ def make_step(
         chunks: With a pool, into how many chunks each call is cut.
         caches: The folder of all caches, where the function's own code is kept.
     """
-    tables = [np.array(arguments or (0,), np.uint64) for _, arguments, _ in calls]
+    words = np.array([word for _, arguments, _ in calls for word in arguments] or [0], np.uint64)
+    sizes = [words.itemsize * len(arguments) for _, arguments, _ in calls]
+    starts = list(accumulate(sizes, initial=words.ctypes.data))[:-1]
     counts = chunks if pool is not None else [1] * len(calls)
     head = (len(calls), pool.address, pool.parallel_for) if pool is not None else (len(calls), 0, 0)
     rows = [
-        (address, arguments.ctypes.data, extent, count)
-        for (address, _, extent), arguments, count in zip(calls, tables, counts, strict=True)
+        (address, start, extent, count)
+        for (address, _, extent), start, count in zip(calls, starts, counts, strict=True)
     ]
     table = np.array([*head, *chain.from_iterable(rows)], np.uint64)
-    return make_function(_method(caches), table, (owned, pool, tables))
+    return make_function(_method(caches), table, (owned, pool, words))
 
 
 def make_function(
