@@ -355,3 +355,51 @@ def test_programs_for_sizes_know_shapes_that_the_model_computes():
     (program,) = exe.programs
     assert not any(tensor.shape is None for tensor in program.plan.tensors)
     assert program.placement.node_count < exe.generic.placement.node_count + 1
+
+
+@pytest.mark.parametrize(("batch", "seq"), [(1, 5), (3, 40)])
+def test_a_program_for_some_sizes_is_that_of_a_build_for_these(attention, batch, seq):
+    """What `benchmarks/free_sizes.py` compares differs by where it lies in memory alone."""
+    sizes = {"batch": batch, "seq": seq}
+    own = intarsia.compile(attention, "llvm", num_threads=1).specialise(sizes)
+    static = intarsia.compile(attention, "llvm", shapes=sizes, num_threads=1)
+    assert [one.payload for one in own.artifacts] == [one.payload for one in static.artifacts]
+
+
+def test_sizes_use_the_same_memory_in_turn(attention):
+    exe, theirs = intarsia.compile(attention, "llvm", num_threads=1, frozen=True), peer(attention)
+
+    def check(batch, seq):
+        feeds = attention_feeds(batch, seq, seed=seq)
+        for _ in range(2):
+            result = exe.run(feeds)["y"]
+            np.testing.assert_allclose(result, theirs.run(None, feeds)[0], rtol=1e-4, atol=1e-5)
+
+    check(2, 40)
+    (memory,) = exe.generic._idle
+    block = memory.block
+    check(2, 7)
+    check(1, 39)
+    assert memory.block is block
+    check(4, 100)  # it grows, and what is bound to the old one is bound anew
+    assert memory.block.nbytes > block.nbytes
+    check(2, 40)
+    with pytest.raises(InputError, match="ids"):
+        exe.run(attention_feeds(2, 40) | {"ids": np.full((2, 40), 99)})
+    check(2, 40)
+    check(1, 1)
+    assert list(exe.generic._idle) == [memory]
+
+
+def test_threads_at_different_sizes_do_not_share_memory(attention):
+    exe, theirs = intarsia.compile(attention, "llvm", num_threads=1, frozen=True), peer(attention)
+    every = [attention_feeds(1 + n % 3, 1 + 7 * n, seed=n) for n in range(8)]
+    expected = [theirs.run(None, feeds)[0] for feeds in every]
+
+    def run(turn):
+        return turn, exe.run(every[turn % 8])["y"]
+
+    with ThreadPoolExecutor(4) as pool:
+        for turn, result in pool.map(run, range(64)):
+            np.testing.assert_allclose(result, expected[turn % 8], rtol=1e-4, atol=1e-5)
+    assert 1 <= len(exe.generic._idle) <= 4
