@@ -190,6 +190,30 @@ def test_products(data):
 @pytest.mark.exhaustive
 @CHECKED
 @given(st.data())
+def test_products_of_computed_operands(data):
+    """Columns free or not, the right operand row by row or column by column."""
+    sketch = Sketch()
+    terms = data.draw(st.sampled_from((5, 64, 300, 1030)))
+    fixed = data.draw(st.sampled_from((1, 3, 40)))
+    turned = sketch.add("Transpose", "y", perm=[0, 2, 1])
+    outputs = [
+        sketch.add("MatMul", "x", turned),
+        sketch.add("MatMul", "x", sketch.add("Transpose", "z", perm=[0, 2, 1])),
+        sketch.add("Einsum", "x", "z", equation="bik,bjk->bij"),
+        sketch.add("MatMul", sketch.add("Relu", "z"), turned),
+    ]
+    inputs = {
+        "x": ["batch", "seq", terms],
+        "y": ["batch", "keys", terms],
+        "z": ["batch", fixed, terms],
+    }
+    sizes = data.draw(drawn_sizes(**TOKENS, keys=LENGTHS))
+    check(sketch.model(inputs, outputs), sizes)
+
+
+@pytest.mark.exhaustive
+@CHECKED
+@given(st.data())
 def test_rows_and_reductions(data):
     sketch, value, outputs = Sketch(), "x", []
     width = data.draw(st.sampled_from((1, 6, 24, 100, 384)))
