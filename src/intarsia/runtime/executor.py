@@ -229,7 +229,7 @@ class PlanExecutable:
                 if bound is not None and bound.block is memory.block and bound.plain is not None:
                     outputs = bound.plain(feeds)
             except BaseException:
-                del self._bound[memory]  # its buffers may be half written
+                self._bound.pop(memory, None)  # its buffers may be half written
                 raise
             finally:
                 self._idle.append(memory)
