@@ -77,7 +77,7 @@ def interleaved(
 ) -> list[float]:
     """Return the median seconds of a run of each, in turns."""
     clock = time.process_time if is_cpu else time.perf_counter
-    feeds = make_feeds(programs[0].inputs, 1, length)
+    feeds = make_feeds([spec.name for spec in programs[0].inputs], 1, length)
     times: list[list[float]] = [[] for _ in programs]
     for _ in range(rounds + 1):
         for row, program in zip(times, programs, strict=True):
