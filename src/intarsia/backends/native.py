@@ -24,7 +24,7 @@ from intarsia.backends.index_checks import misfit, outside
 from intarsia.backends.values import Artifact, ArtifactConstant, FusedGroup, Refusal
 from intarsia.codegen.storage import StorageKind
 from intarsia.decoding import decode_msgpack
-from intarsia.errors import PackageError, ReasonCode
+from intarsia.errors import BackendError, PackageError, ReasonCode
 from intarsia.extents import Expression, to_data, typical
 from intarsia.graph.arena import align_array
 from intarsia.graph.late_sizes import touched
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from intarsia.graph.region import Region
 
 _DIGEST_BYTES = 32
+_ADDRESSED_BYTES = 1 << 63
 _FAULT = np.dtype(np.int64)  # the type of subscripts in kernels
 
 # Texts, as payloads have them: members of enumerations take long to look up and to compare.
@@ -213,7 +214,17 @@ Payload = TypeVar("Payload", bound=Calls)
 
 
 def storage_records(program: Program) -> list[tuple[str, int, int]]:
-    """Return a program's memory for a payload."""
+    """Return a program's memory for a payload.
+
+    Raises:
+        BackendError: It is more than native code addresses.
+    """
+    largest = max((typical(storage.nbytes) for storage in program.storages), default=0)
+    if largest >= _ADDRESSED_BYTES:
+        raise BackendError(
+            f"a tensor of {largest} bytes is more than native code addresses",
+            hint="check the shapes of the model",
+        )
     return [
         (str(storage.kind), typical(storage.index), typical(storage.nbytes))
         for storage in program.storages
