@@ -23,8 +23,8 @@ from tests.codegen.lower.bordered import (
 from tests.codegen.lower.random_graphs import models
 from tests.codegen.lower.small_models import feeds_of, small_model
 
-from intarsia.backends import llvm
 from intarsia.codegen.unit import AVX512
+from intarsia.native import native_target
 
 SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -76,13 +76,13 @@ def test_bands_of_a_chain_begin_and_end_at_the_border(monkeypatch):
         e = Conv(c, q) y = Add(e, x)"""
     weights = {"p": (48, 16, 1, 1), "d": (48, 1, 3, 3), "q": (16, 48, 1, 1)}
     model = small_model("y", body, {"x": (2, 16, 29, 17)}, weights)
-    found = llvm.lowering_options
+    found = native_target.lowering_options
 
     def small(target):
         options = found(target)
         return replace(options, unit=replace(options.unit, l2_bytes=8 << 10))
 
-    monkeypatch.setattr(llvm, "lowering_options", small)
+    monkeypatch.setattr(native_target, "lowering_options", small)
     program = program_of(model, ["x", "y"], replace(AVX512, l2_bytes=8 << 10))
     calls = [call.nodes for call in program.calls if call.nodes]
     assert len(calls) > len(set(calls))

@@ -8,8 +8,8 @@ import pytest
 from tests.codegen.lower.small_models import feeds_of, small_model
 
 import intarsia
-from intarsia.backends import llvm
 from intarsia.codegen.unit import AVX512
+from intarsia.native import native_target
 
 SAME = "pads = [1, 1, 1, 1]"
 SHAPE = (1, 16, 29, 17)
@@ -80,14 +80,14 @@ def compile_for(monkeypatch, backends):
     """A function that compiles a model for a second cache of some bytes."""
 
     def compile_(model, l2_bytes, threads=1):
-        found = llvm.lowering_options
+        found = native_target.lowering_options
         with monkeypatch.context() as patch:
 
             def small(target):
                 options = found(target)
                 return replace(options, unit=replace(options.unit, l2_bytes=l2_bytes))
 
-            patch.setattr(llvm, "lowering_options", small)
+            patch.setattr(native_target, "lowering_options", small)
             return intarsia.compile(model, "llvm", num_threads=threads, backends=backends)
 
     return compile_
