@@ -18,6 +18,7 @@ from intarsia.backends.calling import calling, failure_code
 from intarsia.backends.device import Executable, ThreadOptions
 from intarsia.backends.values import Artifact, Candidate, Refusal
 from intarsia.errors import (
+    ExecutionError,
     IntarsiaError,
     InternalError,
     ReasonCode,
@@ -342,6 +343,8 @@ class RegionBuilder:
                 refused |= dict.fromkeys(unit, failure)
         if not refused:  # a failure of several together: the one that is named is to go
             named = [node for node in nodes if self.setting.graph.nodes[node].name == error.node]
+            if not named and isinstance(error, ExecutionError):  # parts might end processes too
+                named = list(nodes)
             if not named:
                 named, error = self._find_last(draft, assigned, list(units), error)
             refused = dict.fromkeys(named, error)

@@ -32,7 +32,7 @@ from intarsia.backends.opencl.payload import Payload, start_of
 from intarsia.backends.opencl.vendors import offered_libraries, visible
 from intarsia.cache import make_cache_folder
 from intarsia.codegen.storage import StorageKind
-from intarsia.errors import BackendError, SettingError
+from intarsia.errors import ExecutionError, SettingError
 from intarsia.process import selftest
 from intarsia.settings import Settings
 
@@ -84,7 +84,7 @@ class FirstUse:
         """Raise if the driver dies of the program: if another process did not outlive it.
 
         Raises:
-            BackendError: It does.
+            ExecutionError: It does.
         """
         if not self._is_noted:
             return
@@ -107,7 +107,7 @@ class FirstUse:
                 self._caches,
             )
         if verdict.problem:
-            raise BackendError(
+            raise ExecutionError(
                 f"the driver of opencl:{self._device.number} does not survive these kernels: "
                 f"{verdict.problem}",
                 backend=BACKEND_NAME,
