@@ -16,7 +16,13 @@ import onnx_ir as ir
 
 from intarsia.passes.activate_before_views import find_activation, only_exit
 from intarsia.passes.convolve_before_resizing import Replacement, is_name_free, is_read_once
-from intarsia.passes.merge_linear import TO_CHANNELS, bias_of, computed_operand, constant_of
+from intarsia.passes.merge_linear import (
+    TO_CHANNELS,
+    bias_of,
+    computed_operand,
+    constant_of,
+    maker_of,
+)
 from intarsia.passes.provenance import device_of, stand_for
 
 if TYPE_CHECKING:
@@ -88,12 +94,12 @@ def _inner(value: ir.Value | None, rank: int) -> tuple[int, ...]:
 
 def _read_widening(conv: ir.Node) -> _LinearLayer | None:
     """Return the linear layer whose tokens become the image that a convolution reads."""
-    reshape = _maker(conv.inputs[0], "Reshape")
-    transpose = _maker(reshape.inputs[0], "Transpose") if reshape else None
+    reshape = maker_of(conv.inputs[0], "Reshape")
+    transpose = maker_of(reshape.inputs[0], "Transpose") if reshape else None
     if reshape is None or transpose is None or not _is_image_of(conv.inputs[0], transpose):
         return None
-    total = _maker(transpose.inputs[0], "Add")
-    product = _maker(transpose.inputs[0] if total is None else computed_operand(total), "MatMul")
+    total = maker_of(transpose.inputs[0], "Add")
+    product = maker_of(transpose.inputs[0] if total is None else computed_operand(total), "MatMul")
     weight = None if product is None else _weight(product)
     if product is None or product.inputs[0] is None or weight is None:
         return None
@@ -147,13 +153,6 @@ def _weight(product: ir.Node) -> Array | None:
     array = constant_of(product.inputs[1])
     is_matrix = array is not None and array.ndim == 2  # noqa: PLR2004 - a matrix
     return array if is_matrix and _inner(product.inputs[0], _TOKENS) else None
-
-
-def _maker(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    """Return the node of an operator that makes a value which is read once."""
-    node = None if value is None or not is_read_once(value) else value.producer()
-    is_wanted = node is not None and (node.domain, node.op_type) == ("", op_type)
-    return node if is_wanted else None
 
 
 def _reader(value: ir.Value, op_type: str) -> ir.Node | None:

@@ -52,13 +52,13 @@ class _Layer:
 
 def _read_layer(conv: ir.Node) -> _Layer | None:
     """Return the linear layer that a convolution reads through views, if nothing else does."""
-    reshape = _maker(conv.inputs[0], "Reshape")
-    transpose = _maker(reshape.inputs[0], "Transpose") if reshape else None
+    reshape = maker_of(conv.inputs[0], "Reshape")
+    transpose = maker_of(reshape.inputs[0], "Transpose") if reshape else None
     if reshape is None or transpose is None:
         return None
-    total = _maker(transpose.inputs[0], "Add")
+    total = maker_of(transpose.inputs[0], "Add")
     source = transpose.inputs[0] if total is None else computed_operand(total)
-    product = _maker(source, "MatMul")
+    product = maker_of(source, "MatMul")
     if product is None:
         return None
     tokens, image = static_shape(transpose.inputs[0]), static_shape(conv.inputs[0])
@@ -80,7 +80,7 @@ _WITH_BIAS = 3
 """Inputs of a convolution that has a bias."""
 
 
-def _maker(value: ir.Value | None, op_type: str) -> ir.Node | None:
+def maker_of(value: ir.Value | None, op_type: str) -> ir.Node | None:
     """Return the node of an operator that makes a value which is read once."""
     node = None if value is None or not is_read_once(value) else value.producer()
     is_wanted = node is not None and (node.domain, node.op_type) == ("", op_type)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -42,10 +43,7 @@ class Buckets:
     @property
     def count(self) -> int:
         """How many programs there may be for one size of each other dimension."""
-        product = 1
-        for row in self.sizes.values():
-            product *= len(row)
-        return product
+        return prod(map(len, self.sizes.values()))
 
     @property
     def largest(self) -> dict[str, int]:
