@@ -334,7 +334,8 @@ def native_artifact(
         inputs=inputs,
         outputs=outputs,
         constants=tuple(
-            ArtifactConstant(name, align_array(array)) for name, array in program.constants.items()
+            ArtifactConstant(name, align_array(array), name in program.packed)
+            for name, array in program.constants.items()
         ),
         metadata=metadata,
     )

@@ -180,10 +180,17 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactConstant:
-    """A constant that an artifact refers to: its name there, and a read-only view of its data."""
+    """A constant that an artifact refers to.
+
+    Attributes:
+        name: Its name there.
+        data: A read-only view of it.
+        is_packed: Whether the backend made it while it compiled, and nothing else holds it.
+    """
 
     name: str
     data: Array
+    is_packed: bool = False
 
 
 ABOUT = "about"

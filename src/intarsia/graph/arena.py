@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 
 import numpy as np
@@ -63,6 +64,46 @@ def _merge_gaps(gaps: list[tuple[int, int]]) -> list[tuple[int, int]]:
             continue
         end = start + width
     return merged
+
+
+_LARGE_PAGE_BYTES = 2 << 20
+"""Of a large page: of x86-64, and of Arm CPUs with ordinary pages of 4 KiB."""
+LARGE_ARRAY_BYTES = 4 << 20
+"""Arrays from here on lie on large pages for the most part: numpy asks for that itself."""
+
+
+def on_large_pages(arrays: Sequence[Array]) -> list[Array]:
+    """Return read-only copies that lie side by side on large pages, where the system has any.
+
+    With ordinary pages, a run of few rows of MiniLM, which reads 42 MB of weights and computes
+    little, took up to a fifth longer (Zen 3). Each array must be contiguous and hold numbers.
+
+    Returns:
+        The arrays themselves where there are no large pages, or if they do not fill one.
+    """
+    advice = getattr(mmap, "MADV_HUGEPAGE", None)
+    ends = []
+    total = 0
+    for array in arrays:
+        total += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        ends.append(total)
+    if advice is None or total < _LARGE_PAGE_BYTES:
+        return list(arrays)
+    try:
+        pages = mmap.mmap(-1, total + _LARGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANON)
+        pages.madvise(advice)
+    except OSError:  # no such pages, or not so much memory
+        return list(arrays)
+    block = np.frombuffer(pages, np.uint8)
+    block = block[-block.ctypes.data % _LARGE_PAGE_BYTES :]
+    copies = []
+    for array, end in zip(arrays, ends, strict=True):
+        begin = end - -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        copy: Array = block[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+        copy[...] = array
+        copy.flags.writeable = False
+        copies.append(copy)
+    return copies
 
 
 def aligned_bytes(nbytes: int) -> Array:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from mmap import mmap
@@ -18,6 +18,7 @@ from intarsia.backends.backend import RegisteredBackend
 from intarsia.backends.device import Device, Executable, HostDevice, ThreadOptions
 from intarsia.backends.values import Artifact, ArtifactConstant
 from intarsia.errors import BackendError, IntarsiaError
+from intarsia.graph.arena import LARGE_ARRAY_BYTES, on_large_pages
 from intarsia.plan.devices import HOST_DOMAIN, domain_text, parse_domain
 from intarsia.target import DeviceType
 
@@ -61,14 +62,20 @@ class SharedConstants:
         self._file: ref[mmap] | None = None
 
     def share(self, artifact: Artifact) -> Artifact:
-        """Return an artifact whose constants are those of others where they are equal."""
-        return replace(
-            artifact,
-            constants=tuple(
-                ArtifactConstant(constant.name, self._shared(constant.data))
-                for constant in artifact.constants
-            ),
+        """Return an artifact whose constants are those of others where they are equal.
+
+        New ones are moved: see `_moved`.
+        """
+        shared = [replace(one, data=self._shared(one.data)) for one in artifact.constants]
+        copies = _moved(
+            one
+            for one, before in zip(shared, artifact.constants, strict=True)
+            if one.data is before.data
         )
+        for key, array in list(self._by_content.items()):
+            if id(array) in copies:
+                self._by_content[key] = copies[id(array)]
+        return _with_copies(replace(artifact, constants=tuple(shared)), copies)
 
     def _shared(self, array: Array) -> Array:
         if array.dtype == object or not array.flags.c_contiguous:
@@ -87,6 +94,22 @@ class SharedConstants:
     def _by_content_of(self, array: Array) -> Array:
         content = hashlib.sha256(array.reshape(-1).view(np.uint8).data).digest()
         return self._by_content.setdefault((array.dtype.str, array.shape, content), array)
+
+
+def _moved(constants: Iterable[ArtifactConstant]) -> dict[int, Array]:
+    """Copy what backends packed onto large pages; return the copies by the arrays' `id`."""
+    arrays = [one.data for one in constants if one.is_packed]
+    small = [array for array in arrays if array.nbytes < LARGE_ARRAY_BYTES]
+    return dict(zip(map(id, small), on_large_pages(small), strict=True))
+
+
+def _with_copies(artifact: Artifact, copies: Mapping[int, Array]) -> Artifact:
+    return replace(
+        artifact,
+        constants=tuple(
+            replace(one, data=copies.get(id(one.data), one.data)) for one in artifact.constants
+        ),
+    )
 
 
 def _mapped_file(array: Array) -> mmap | None:
@@ -116,8 +139,13 @@ class RegionLoader:
         self._opened: dict[str, Device] = {}
 
     def with_shared(self, artifact: Artifact) -> Artifact:
-        """Return an artifact that shares its constants with those of other programs."""
-        return artifact if self._shared is None else self._shared.share(artifact)
+        """Return an artifact that shares its constants with those of other programs.
+
+        Those that its backend packed lie on large pages then.
+        """
+        if self._shared is None:
+            return _with_copies(artifact, _moved(artifact.constants))
+        return self._shared.share(artifact)
 
     def device(self, text: str) -> Device:
         """Return an opened memory domain; host memory needs no backend to open it.

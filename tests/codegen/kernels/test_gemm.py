@@ -12,6 +12,7 @@ from intarsia.codegen.body import NOTHING, Apply, Body, Fused, Layout
 from intarsia.codegen.ir import row_major
 from intarsia.codegen.kernels.gemm import Gemm, Panels, PanelSource, build, flops, pack, schedule
 from intarsia.codegen.unit import AVX2, AVX512, SCALAR, SSE
+from intarsia.extents import symbol
 
 UNITS = {"avx512": AVX512, "avx2": AVX2, "sse": SSE, "scalar": SCALAR}
 _TOLERANCE = {"float32": 2e-6, "float64": 1e-14}
@@ -386,6 +387,8 @@ def test_tiles_of_a_panel_ask_for_all_of_the_next(m, n, k):
     assert plan.prefetch == 0
     one_panel = replace(spec, n=width, c=Layout("float32", (width, 1)))
     assert schedule(one_panel).streamed == 0
+    free = replace(spec, m=symbol("m"))
+    assert schedule(free).streamed * 2 >= schedule(free).vectors * AVX2.lanes()
 
 
 @pytest.mark.parametrize("unit", UNITS)

@@ -201,9 +201,8 @@ class _Steps:
                 begin, end = chunks.begin(b, chunk), chunks.begin(b, chunk + 1)
 
             def each_tile(begin: Index = begin, end: Index = end) -> Iterator[tuple[Index, int]]:
-                for run in self.tiles.runs:
-                    for row in run.each(b, begin, end):
-                        yield row, run.size
+                for rows, row in self.tiles.each(b, begin, end):
+                    yield row, rows
 
             self._start(direction, each_tile)
             with b.serial(0, spec.steps) as step:

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from intarsia.codegen.body import Fused, Layout
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Index, IrValue, Subscript
+from intarsia.codegen.ir import INT64, Index, IrValue, Subscript
 from intarsia.extents import Expression, Size
 
 
@@ -95,6 +95,19 @@ class Split:
         runs = (Run(0, larger, size + 1, 0), Run(larger, self.count, size, larger))
         return tuple(run for run in runs if run.first < run.end and run.size)
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes that parts have."""
+        return tuple(run.size for run in self.runs)
+
+    def each(
+        self, builder: Builder, begin: Subscript | None = None, end: Subscript | None = None
+    ) -> Iterator[tuple[int, Index]]:
+        """Open a loop for each size of parts, over those in a range; gives size and begin."""
+        for run in self.runs:
+            for start in run.each(builder, begin, end):
+                yield run.size, start
+
     def at(self, builder: Builder, part: Index) -> Iterator[tuple[Run, Index]]:
         """Open a block for each run, of which the one that holds a part turns; gives its begin."""
         for run in self.runs:
@@ -112,7 +125,11 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class FreeSplit:
-    """A free extent cut into parts of one size, the last one smaller; see `Split`."""
+    """A free extent cut into parts of at most one size; see `Split`.
+
+    All are whole but for the last ones: the last whole part and the rest are halved, as few rows
+    take nearly as long as many. Up to that, there are as many parts as `count`.
+    """
 
     extent: Size
     size: int
@@ -124,35 +141,60 @@ class FreeSplit:
 
     @property
     def count(self) -> Size:
-        """How many parts there are."""
+        """How many parts there are, what is left over by two parts being one with the last."""
         return -(-self.extent // self.size)
 
     @property
-    def runs(self) -> tuple[Run | FreeRest, ...]:
-        """The whole parts, then the rest: one part, or an even one and one more."""
-        whole = self.extent // self.size
-        rest = self.extent - whole * self.size
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes that parts have, the largest first."""
+        # A code for each size costs time to compile.
+        fewer = [size for size in range(self.size - 1, 0, -1) if size <= _EACH or size % 2 == 0]
+        return (self.size, *fewer)
 
-        def reaches(number: int) -> Size:  # 1 or 0, as a rest is smaller than a part
-            return (rest + self.size - number) // self.size if number < self.size else 0
+    def each(
+        self, builder: Builder, begin: Subscript | None = None, end: Subscript | None = None
+    ) -> Iterator[tuple[int, Index]]:
+        """Open a loop for each size of parts, over those in a range; gives size and begin."""
+        whole = builder.larger(self.extent // self.size - 1, 0)
+        rest = builder.index(whole * -self.size + self.extent)
+        tails = [self._tail(length) for length in range(2 * self.size)]
+        row = number = Index()
+        for size in self.sizes:
+            parts = self._looked_up(builder, [tail.count(size) for tail in tails], rest)
+            if size == self.size:
+                parts = whole + parts
+            lower, upper = Index(), parts
+            if begin is not None and end is not None:
+                lower = builder.larger(Index.of(begin) - number, 0)
+                upper = builder.smaller(Index.of(end) - number, parts)
+                number = builder.smaller(number + parts, self.count - 1)
+            with builder.serial(lower, upper) as part:
+                yield size, row + part * size
+            row = row + parts * size
 
-        def is_between(low: int, high: int) -> Size:
-            return reaches(low) - reaches(high)
+    def _tail(self, length: int) -> tuple[int, ...]:
+        """Cut what is less than two whole parts, into sizes that there are."""
+        if length <= self.size:
+            few: Iterable[tuple[int, ...]] = [(length,), (length - 1, 1)]
+        else:
+            halves = [(length - half, half) for half in range(length // 2, 0, -1)]
+            few = [*halves, (self.size, length - self.size - 1, 1)]
+        return next((parts for parts in few if set(parts) <= set(self.sizes)), ())
 
-        begin = whole * self.size
-        # A code for each size costs time to compile, and a single row about as much as three.
-        single = [number for number in range(1, self.size) if number <= _SINGLE or number % 2 == 0]
-        runs: list[Run | FreeRest] = [Run(0, whole, self.size, 0)]
-        for number in single:
-            end = number + 1 if number < _SINGLE else number + 2
-            runs.append(FreeRest(whole, is_between(number, end), number, begin))
-        odd = [is_between(number, number + 1) for number in range(_SINGLE + 1, self.size, 2)]
-        if odd:
-            runs.append(FreeRest(whole, sum(odd, 0), 1, begin + rest - 1))
-        return tuple(runs)
+    @staticmethod
+    def _looked_up(builder: Builder, counts: Sequence[int], at: IrValue) -> Index:
+        """Return an entry of a table of numbers up to 3."""
+        total = Index()
+        for bit in (1, 2):
+            table = sum(1 << entry for entry, count in enumerate(counts) if count & bit)
+            assert table < 1 << 63, "too many numbers"
+            if table:
+                found = builder.binary("shr", builder.constant(table, INT64), at)
+                total = total + Index.of(builder.binary("and", found, 1)) * bit
+        return total
 
     def begin(self, _builder: Builder, part: Subscript) -> Index:
-        """Return where a part begins; beyond the last one that may be beyond the end."""
+        """Return where a part begins, but for the last two; beyond these, maybe beyond the end."""
         return Index.of(part) * self.size
 
     def at(self, builder: Builder, part: Index) -> Iterator[tuple[Run, Index]]:
@@ -161,43 +203,14 @@ class FreeSplit:
         with builder.serial(part, builder.smaller(part + 1, whole)) as index:
             yield Run(0, whole, self.size, 0), index * self.size
         if self.size > 1:
-            rest = FreeRest(whole, self.extent - whole * self.size, 1, whole * self.size)
-            for begin in rest.each(builder, part, part + 1):
-                yield Run(0, whole, 1, 0), begin
+            begin = builder.larger(part, whole) * self.size
+            end = builder.smaller((part + 1) * self.size, self.extent)
+            with builder.serial(begin, end) as index:
+                yield Run(0, whole, 1, 0), index
 
 
-_FAR = 1 << 20
-"""More parts than a rest ever has."""
-_SINGLE = 8
-"""Up to this many rows, a rest is one part."""
-
-
-@dataclass(frozen=True, slots=True)
-class FreeRest:
-    """What is left of a free extent after its whole parts, as far as parts of one size cover it.
-
-    Attributes:
-        whole: How many whole parts there are.
-        count: How many parts of this size; at most one, unless the whole parts are of no other.
-        size: Of a part.
-        offset: Where the first one begins.
-    """
-
-    whole: Size
-    count: Size
-    size: int
-    offset: Size
-
-    def each(
-        self, builder: Builder, begin: Subscript | None = None, end: Subscript | None = None
-    ) -> Iterator[Index]:
-        """Open a loop over the parts, if the last part of the extent lies in a range."""
-        upper = Index.of(self.count)
-        if begin is not None and end is not None:  # a range that begins behind it has no turn
-            last = builder.larger(Index.of(end) - self.whole, 0)
-            upper = builder.smaller(last * _FAR, self.count)
-        with builder.serial(0, upper) as part:
-            yield part * self.size + self.offset
+_EACH = 8
+"""Up to this size, parts have a code of their own; of larger ones, every other."""
 
 
 def split_extent(extent: Size, limit: int) -> Split | FreeSplit:

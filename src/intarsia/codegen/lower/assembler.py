@@ -652,11 +652,14 @@ class Assembler:
         storages, size = place_scratch(self._storages, calls)
         checks = tuple(self._checks)
         found = tuple(self._found)
+        names = list(self.constants)
+        packed = [self._storages[view.storage].index for view in self._packed.values()]
         return Program(
             tuple(self._kernels),
             calls,
             storages,
             self.constants,
+            frozenset(names[index] for index in packed),
             size,
             checks,
             found,

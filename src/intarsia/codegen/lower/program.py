@@ -122,6 +122,7 @@ class Program:
         calls: In the order in which they run.
         storages: All memory.
         constants: Weights as the kernels want them, by a name that says of what and how.
+        packed: Names of those that lowering made, and that nothing else holds.
         scratch_bytes: Size of the arena, planned by liveness.
         checks: Of indices, in the order of their calls.
         found: The outputs whose sizes are found, in the order of their calls.
@@ -132,6 +133,7 @@ class Program:
     calls: tuple[Call, ...]
     storages: tuple[MemoryBlock, ...]
     constants: Mapping[str, Array] = field(default_factory=dict)
+    packed: frozenset[str] = frozenset()
     scratch_bytes: int = 0
     checks: tuple[IndexCheck, ...] = ()
     found: tuple[FoundOutput, ...] = ()

@@ -64,7 +64,7 @@ class _AttentionKernel:
         self.q, self.k, self.v, self.y = buffers.q, buffers.k, buffers.v, buffers.y
         self.masks, self.lengths = buffers.masks, buffers.lengths
         self.blocks = split_extent(-(-spec.queries // self.lanes), self.plan.vectors)
-        width = max((run.size for run in self.blocks.runs), default=1) * self.lanes
+        width = max(self.blocks.sizes, default=1) * self.lanes
         # A tile of the last keys has all its rows, where the number of keys is free.
         keys = plan.keys
         if isinstance(spec.keys, Expression):

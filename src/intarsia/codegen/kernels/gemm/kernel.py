@@ -24,7 +24,7 @@ from intarsia.codegen.ir import Buffer, Function, Index, IrValue, Type
 from intarsia.codegen.kernels.gemm.schedules import CHAIN, schedule
 from intarsia.codegen.kernels.gemm.spec import Gemm, GemmSchedule, Panels, PanelSource, merged
 from intarsia.codegen.kernels.lane_transpose import transpose_lanes
-from intarsia.codegen.kernels.window import Run, Split, split_extent
+from intarsia.codegen.kernels.window import FreeSplit, Run, Split, split_extent
 from intarsia.codegen.tile import mma_step, multiply_add
 from intarsia.extents import Expression
 from intarsia.graph.arena import aligned_bytes
@@ -223,9 +223,8 @@ class _Product:
     def _panel(self, place: _PanelTurn, part: _DepthRange) -> None:
         if self.copy and part.length != Index():
             self._copy_panel(place, part)
-        for run in self.rows.runs:
-            for row in run.each(self.b, place.begin, place.end):
-                self._tile(place, part, row, run.size)
+        for rows, row in self.rows.each(self.b, place.begin, place.end):
+            self._tile(place, part, row, rows)
 
     def _tile(self, place: _PanelTurn, part: _DepthRange, row: Index, rows: int) -> None:
         b, lanes = self.b, self.lanes
@@ -303,12 +302,13 @@ class _Product:
                 lambda v: self._column(place, part, k, v),
             )
 
-        ahead = self._next_panel(place, part, row, rows)
+        rate = self._rate(place)
+        ahead = self._next_panel(place, part, row, rows, rate)
 
         def steps(k: Index, *sums: IrValue) -> Sequence[IrValue]:
             current = list(sums)
             if ahead is not None:
-                self._stream(ahead + (start + k) * self.plan.streamed, unroll)
+                self._stream(ahead + self._times(start + k, rate), unroll)
             for number in range(unroll):
                 current = step(k + number, current)
             return current
@@ -360,8 +360,24 @@ class _Product:
             else:
                 self.b.prefetch(self.right, (*place.batch, k, place.column + offset))
 
+    def _rate(self, place: _PanelTurn) -> Index:
+        """Return how many entries of the next panel a step of a tile asks for anew."""
+        b, plan = self.b, self.plan
+        if not plan.streamed or not isinstance(self.rows, FreeSplit):
+            return Index(plan.streamed)
+        tiles = b.index(b.smaller(self.rows.count, plan.row_blocks))
+        even = b.div(b.add(tiles, place.vectors * self.lanes - 1), tiles)
+        return b.smaller(even, plan.streamed)
+
+    def _times(self, index: Index, factor: Index) -> Index:
+        """Return a product of subscripts of which the second is a number or a value."""
+        if not factor.terms:
+            product: Index = index * factor.const
+            return product
+        return Index.of(self.b.mul(self.b.index(index), self.b.index(factor)))
+
     def _next_panel(
-        self, place: _PanelTurn, part: _DepthRange, row: Index, rows: int
+        self, place: _PanelTurn, part: _DepthRange, row: Index, rows: int, rate: Index
     ) -> Index | None:
         """Return where a tile begins to ask for the next panel, if it does."""
         b, plan = self.b, self.plan
@@ -370,7 +386,10 @@ class _Product:
         first = self.rows.begin(b, place.begin) if plan.is_rows_first else Index()
         entries = part.length.const * place.vectors * self.lanes
         # Each tile asks for as many. Tiles may be more than it takes: these ask for the end again.
-        before = (row - first) * (part.length.const * plan.streamed // rows)
+        if rate.terms:
+            before = self._times((row - first) * (part.length.const // plan.rows), rate)
+        else:
+            before = (row - first) * (part.length.const * plan.streamed // rows)
         begin: Index = self._packed(place, part.begin) + place.vectors * self.lanes * self.spec.k
         return begin + b.smaller(before, entries)
 
@@ -469,9 +488,7 @@ def _build_dots(spec: Gemm, plan: GemmSchedule) -> Function:
     with b.parallel(math.prod(shape)) as turn:
         *batch, chunk = b.unravel(turn, shape)
         begin, end = chunks.begin(b, chunk), chunks.begin(b, chunk + 1)
-        for run in columns.runs:
-            for column in run.each(b, begin, end):
-                for group in rows.runs:
-                    for row in group.each(b):
-                        tile(batch, row, column, group.size, run.size)
+        for width, column in columns.each(b, begin, end):
+            for height, row in rows.each(b):
+                tile(batch, row, column, height, width)
     return b.finish()

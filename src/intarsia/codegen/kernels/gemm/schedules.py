@@ -39,7 +39,7 @@ def schedule(spec: Gemm) -> GemmSchedule:
         batch=tuple([typical(extent) for extent in product.batch]),
     )
     if not is_free((product.n, product.k)):
-        return _choose(sizes)
+        return _for_any_rows(product, _choose(sizes))
     if is_free((product.n,)):
         if is_free((product.k,)) or not _is_turned(product):
             raise UndecidedError(f"a product of {product.k} terms and {product.n} columns")
@@ -50,6 +50,14 @@ def schedule(spec: Gemm) -> GemmSchedule:
     if product.b_strides[-1] not in (0, 1):
         raise UndecidedError(f"a product of {product.k} terms that lie apart")
     return replace(plan, source=PanelSource.PLACE, depth=0)
+
+
+def _for_any_rows(product: Gemm, plan: GemmSchedule) -> GemmSchedule:
+    """Return a schedule with which two tiles can ask for all of a panel, where rows are free."""
+    if not plan.streamed or not is_free((product.m,)):
+        return plan
+    width = plan.vectors * product.unit.lanes(product.a.dtype)
+    return replace(plan, streamed=-(-width // 2))
 
 
 def _choose(product: Gemm) -> GemmSchedule:

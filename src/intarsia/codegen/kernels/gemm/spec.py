@@ -37,7 +37,8 @@ class GemmSchedule:
         unroll: Steps of an iteration of the innermost loop.
         prefetch: How many steps ahead the right operand is asked for; 0 for not at all.
         streamed: Entries of the next panel that a step of a tile asks for, so that the tiles of one
-            panel ask for all of the next; 0 for none.
+            panel ask for all of the next; 0 for none. Where rows are free, at most: it is what
+            their number needs.
         row_blocks: Blocks of rows of a turn of the parallel loop, at most. Blocks of columns, for
             dot products.
         turn_panels: Panels of a turn, at most; all of them meet a part of a long k before the next

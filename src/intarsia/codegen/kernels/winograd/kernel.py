@@ -157,9 +157,8 @@ class _WinogradKernel(ConvKernel):
             for block in self._block(at):
                 self._inputs(block)
                 begin, end = self.shares.begin(b, share), self.shares.begin(b, share + 1)
-                for run in self.panels.runs:
-                    for first in run.each(b, begin, end):
-                        self._panel(block, first, run.size)
+                for vectors, first in self.panels.each(b, begin, end):
+                    self._panel(block, first, vectors)
         return b.finish()
 
     def _block(self, at: Sequence[Index]) -> Iterator[_TileBlock]:
@@ -171,7 +170,7 @@ class _WinogradKernel(ConvKernel):
         few, many = (
             self._register_tiles(size * columns.extent) for size in (rows.size, rows.size + 1)
         )
-        is_plain = images.count == images.extent and columns.count == 1 and len(rows.runs) > 1
+        is_plain = images.count == images.extent and columns.count == 1 and len(rows.sizes) > 1
         if is_plain and few.size == many.size and not few.larger and not many.larger:
             first, end = rows.begin(b, at[1]), rows.begin(b, at[1] + 1)
             more = (end - first - rows.size) * (many.count - few.count)
