@@ -20,6 +20,10 @@ from typing import Any, NoReturn, TypeAlias
 from intarsia.errors import IntarsiaError
 
 
+_BEYOND = 1 << 40
+"""More than any extent."""
+
+
 class UndecidedError(IntarsiaError, ValueError):
     """A question about a free extent has different answers for different sizes."""
 
@@ -69,7 +73,7 @@ class Quotient:
     def bounds(self) -> tuple[float, float]:
         """Between which numbers it is."""
         low, high = self.dividend.bounds
-        return _divided(low, self.divisor), _divided(high, self.divisor)
+        return max(low, -_BEYOND) // self.divisor, min(high, _BEYOND - 1) // self.divisor
 
     def evaluate(self, sizes: Mapping[str, int]) -> int:
         """Return what it is for sizes."""
@@ -320,10 +324,6 @@ def _times(left: float, right: float) -> float:
     return 0.0 if 0 in (left, right) else left * right  # infinity times 0 is not a number
 
 
-def _divided(bound: float, divisor: int) -> float:
-    return bound if abs(bound) == inf else bound // divisor  # infinity // 2 is not a number
-
-
 def divide(dividend: Extent, divisor: Extent) -> Extent | None:
     """Return the quotient if there is no rest for any sizes, else None.
 
@@ -384,6 +384,11 @@ def most(extent: Extent, limit: int) -> int:
     if isinstance(extent, int):
         return min(extent, limit)
     return int(min(extent.bounds[1], limit))
+
+
+def at_most(extent: Extent, limit: int) -> Extent:
+    """Return 1 for sizes at which an extent is at most a limit, else 0."""
+    return -((extent - limit - 1) // _BEYOND)
 
 
 def common_divisor(number: int, extent: Extent) -> int:

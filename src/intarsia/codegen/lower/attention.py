@@ -10,7 +10,16 @@ from itertools import accumulate, pairwise
 from operator import mul
 from typing import Any, TypeAlias
 
-from intarsia.codegen.kernels.attention import Attention, EmptyRow, Mask, MaskKind
+from intarsia.codegen.kernels.attention import (
+    Attention,
+    AttentionOfParts,
+    EmptyRow,
+    Mask,
+    MaskKind,
+    is_cut,
+    parts_shape,
+    ways,
+)
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
@@ -189,7 +198,14 @@ def append_attention(
         **options,
     )
     views = [heads.q, heads.k, heads.v, heads.y, *(mask[0] for mask in heads.masks)]
-    assembler.call(spec, [*views, lengths] if lengths else views, names, "attention")
+    views += [lengths] if lengths else []
+    for way in ways(spec):
+        if not is_cut(way):
+            assembler.call(way, views, names, "attention")
+            continue
+        parts = assembler.scratch("float32", parts_shape(way))
+        assembler.call(way, [*views, parts], names, "attention of parts of the keys")
+        assembler.call(AttentionOfParts(way), [parts, heads.y], names, "parts of the keys")
 
 
 def lower_problem(assembler: Assembler, group: KernelGroup) -> None:

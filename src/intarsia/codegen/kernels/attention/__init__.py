@@ -2,7 +2,8 @@
 """Attention: a softmax of scaled products of queries and keys, times values, as one kernel."""
 
 from intarsia.codegen.kernels.attention.kernel import build
-from intarsia.codegen.kernels.attention.schedules import schedule
+from intarsia.codegen.kernels.attention.parts import AttentionOfParts, is_cut, parts_shape
+from intarsia.codegen.kernels.attention.schedules import schedule, ways
 from intarsia.codegen.kernels.attention.spec import (
     Attention,
     AttentionSchedule,
@@ -12,16 +13,20 @@ from intarsia.codegen.kernels.attention.spec import (
     flops,
 )
 
-SPECS = (Attention,)
+SPECS = (Attention, AttentionOfParts)
 
 __all__ = [
     "SPECS",
     "Attention",
+    "AttentionOfParts",
     "AttentionSchedule",
     "EmptyRow",
     "Mask",
     "MaskKind",
     "build",
     "flops",
+    "is_cut",
+    "parts_shape",
     "schedule",
+    "ways",
 ]

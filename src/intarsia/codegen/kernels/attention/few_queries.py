@@ -3,8 +3,8 @@
 
 With as many queries as lanes or more, lanes are queries (`kernel.py`). With one, each key and each
 value is read once, as fast as memory. Query heads that share keys are one turn's, which reads a
-block of keys for all of them. Where the number of queries is free, a kernel has both ways, and
-goes by their number when it runs: so it sums as one for so many queries does.
+block of keys for all of them; of many keys, each part is a turn (`parts.py`). Where the number of
+queries is free, this is one of two kernels, of which that one has turns which is for so many.
 """
 
 from __future__ import annotations
@@ -17,12 +17,20 @@ import numpy as np
 from intarsia.codegen import maths
 from intarsia.codegen.body import load_lanes
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import INT64, Buffer, Function, Index, IrValue, Type
+from intarsia.codegen.ir import Buffer, Function, Index, IrValue, Type
 from intarsia.codegen.kernels.attention.arguments import AttentionBuffers, declare_buffers
+from intarsia.codegen.kernels.attention.limits import begin_of, length_of, limit_of, shift_of
+from intarsia.codegen.kernels.attention.parts import (
+    PartRow,
+    few_turns,
+    is_cut,
+    part_count,
+    parts_shape,
+    result_writer,
+)
 from intarsia.codegen.kernels.attention.spec import (
     Attention,
     AttentionSchedule,
-    EmptyRow,
     MaskKind,
 )
 from intarsia.codegen.kernels.lane_transpose import lane_numbers, transpose_lanes
@@ -39,10 +47,13 @@ _SHARED_BYTES = 32 << 10
 
 
 def build_few(spec: Attention, plan: AttentionSchedule) -> Function:
-    """Return the kernel; its arguments are q, k, v, y, masks, lengths."""
+    """Return the kernel; its arguments are q, k, v, y, masks, lengths, parts."""
     b = Builder("attention")
     buffers = declare_buffers(b, spec)
-    group = _group(spec)
+    parts = None
+    if is_cut(spec):
+        parts = b.argument("parts", _DTYPE, parts_shape(spec), is_written=True)
+    group = _group(spec, plan.few or spec.queries)
     b.note(
         f"batch {spec.batch}, {spec.queries} queries, {spec.keys} keys, "
         f"sizes {spec.key_size} and {spec.value_size}, {group} heads together"
@@ -50,43 +61,44 @@ def build_few(spec: Attention, plan: AttentionSchedule) -> Function:
     b.note(f"{plan}")
     if 0 in (*spec.batch, spec.queries, spec.value_size):
         return b.finish_empty()
-    turns = FewQueriesTurn(b, spec, plan.keys, buffers, group=group, most=spec.queries)
-    shape = spec.batch[:-1] if group > 1 else spec.batch
-    with b.parallel(math.prod(shape)) as turn:
-        turns.append(b.unravel(turn, shape) if shape else [])
+    turns = _FewQueriesTurn(b, spec, plan, buffers, parts, group)
+    shape = (*(spec.batch[:-1] if group > 1 else spec.batch), part_count(spec))
+    with b.parallel(math.prod(shape) * few_turns(spec)) as turn:
+        turns.append(*b.unravel(turn, shape))
     return b.finish()
 
 
-class FewQueriesTurn:
+class _FewQueriesTurn:
     """Makes what one turn does: the queries of an item, or of heads that share keys.
 
     Args:
         b: Of the kernel.
         spec: What it computes.
-        keys: Of a block.
+        plan: How.
         buffers: The kernel's arguments.
+        parts: What is left of each part of the keys; None if there is one part.
         group: How many heads are one turn's.
-        most: How many queries there are at most.
     """
 
     def __init__(
         self,
         b: Builder,
         spec: Attention,
-        keys: int,
+        plan: AttentionSchedule,
         buffers: AttentionBuffers,
-        *,
+        parts: Buffer | None,
         group: int,
-        most: int,
     ) -> None:
-        self.b, self.spec, self.keys, self.args, self.group = b, spec, keys, buffers, group
+        self.b, self.spec, self.args, self.group = b, spec, buffers, group
+        self.keys, self.part, self.parts = plan.keys, plan.part, parts
         self.lanes = spec.unit.lanes(_DTYPE)
         self.type = Type(_DTYPE, self.lanes)
         self.rows = group * spec.queries
         key_width, value_width = (
             -(-size // self.lanes) * self.lanes for size in (spec.key_size, spec.value_size)
         )
-        rows = group * most
+        rows = group * (plan.few or spec.queries)
+        keys = plan.keys
         self.scaled = b.local("scaled", _DTYPE, (rows, key_width))
         self.scores = b.local("dots", _DTYPE, (-(-keys // self.lanes) * self.lanes,))
         self.peaks = b.local("peaks", _DTYPE, (rows, self.lanes))
@@ -94,8 +106,8 @@ class FewQueriesTurn:
         self.sums = b.local("added", _DTYPE, (rows, value_width))
         self.batch: list[Index] = []
         self.shift = Index()
-        self.end = Index(spec.keys)
-        self.length: IrValue | None = None
+        self.number, self.begin, self.end = Index(), Index(), Index(spec.keys)
+        self.length: Index | None = None
         self.is_rest = False
         """Whether lanes of a block may lie beyond the last key, which stands for them then."""
         # Masks of the last keys are read one by one, where the number of keys is free.
@@ -105,45 +117,44 @@ class FewQueriesTurn:
             for i in range(len(spec.masks))
         ]
 
-    def append(self, batch: list[Index]) -> None:
-        """Append the turn of an item of the batch."""
+    def append(self, *place: Index) -> None:
+        """Append the turn of an item of the batch and a part of the keys."""
         b, spec, size = self.b, self.spec, self.keys
-        self.batch = batch
+        *self.batch, self.number = place
         self._limit()
         with b.serial(0, self.rows) as row:
             self._start(row)
         whole = spec.keys // size * size
-        self._blocks(0, whole, size)
+        self._blocks(self.begin, b.smaller(whole, self.end), size)
         rest = spec.keys - whole
         self.is_rest = isinstance(rest, Expression)
         if self.is_rest or rest:
-            self._blocks(whole, spec.keys, rest)
+            self._blocks(Index.of(whole), self.end, rest)
         with b.serial(0, self.rows) as row:
             self._finish(row)
 
-    def _blocks(self, first: Size, last: Size, size: Size) -> None:
+    def _blocks(self, begin: Index, end: Index, size: Size) -> None:
         """Append what the blocks of a range of keys add to the sums of all rows."""
         b = self.b
-        with (
-            b.serial(first, b.smaller(last, self.end), self.keys) as begin,
-            b.serial(0, self.rows) as row,
-        ):
-            self._block(begin, size, row)
+        with b.serial(begin, end, self.keys) as key, b.serial(0, self.rows) as row:
+            self._block(key, size, row)
 
     def _key(self, key: Index) -> Index:
         """Return a key that is there."""
         return self.b.smaller(key, self.spec.keys - 1) if self.is_rest else key
 
     def _limit(self) -> None:
-        """Find out up to where keys are seen."""
+        """Find out from where on and up to where the part has keys that are seen."""
         b, spec, lengths = self.b, self.spec, self.args.lengths
-        if lengths is not None:
-            length = b.load(lengths, [*self.batch, *[Index()] * (self.group > 1)])
-            self.length = b.cast(length, INT64.dtype)
-            self.shift = Index.of(self.length) - spec.queries
-            self.end = b.smaller(self.end, Index.of(self.length))
-        if spec.last is not None:
-            self.end = b.smaller(self.end, self.shift + spec.last + spec.queries)
+        item = [*self.batch, *[Index()] * (self.group > 1)]
+        self.length = length_of(b, lengths, item)
+        self.shift = shift_of(b, spec, lengths, item)
+        self.begin = begin_of(b, spec, lengths, item, Index(), self.keys)
+        self.end = limit_of(b, spec, lengths, item, Index.of(spec.queries))
+        if self.parts is not None:
+            first = self.number * self.part
+            self.begin = b.larger(self.begin, first)
+            self.end = b.smaller(self.end, first + self.part)
 
     def _item(self, row: Index) -> tuple[list[Index], Index]:
         """Return the item of a batch, and the query, of a row."""
@@ -250,7 +261,7 @@ class FewQueriesTurn:
             value = b.select(read, *pair)
         limits: list[tuple[str, Index]] = []
         if self.length is not None:
-            limits.append(("lt", Index.of(self.length)))
+            limits.append(("lt", self.length))
         if self.is_rest:
             limits.append(("lt", Index.of(spec.keys)))
         elif count < lanes:
@@ -307,21 +318,42 @@ class FewQueriesTurn:
                     b.store(value, self.sums, (row, at))
 
     def _finish(self, row: Index) -> None:
+        """Write what a row has of the part; the result, if there is no other part."""
+        b, spec, parts = self.b, self.spec, self.parts
+        if parts is None:
+            self._write(row)
+            return
+        if not isinstance(spec.keys, Expression):
+            self._leave(row, parts)
+            return
+        keys = b.index(spec.keys)
+        with b.where(b.compare("le", keys, self.part)):
+            self._write(row)
+        with b.where(b.compare("gt", keys, self.part)):
+            self._leave(row, parts)
+
+    def _write(self, row: Index) -> None:
         """Divide a row's sums, and write them."""
-        b, y, lanes = self.b, self.args.y, self.lanes
+        b, lanes = self.b, self.lanes
         item, query = self._item(row)
-        total = b.splat(b.reduce("add", b.load(self.totals, (row, 0), lanes)), lanes)
-        part = b.div(1.0, total)
-        predicate = {EmptyRow.ZERO: "ne", EmptyRow.CLEAN: "gt"}.get(self.spec.empty)
+        total = b.load(self.totals, (row, 0), lanes)
+        write = result_writer(b, self.spec, self.args.y, (*item, query), total)
         for at, count in self._vectors(self.spec.value_size):
-            value = b.mul(b.load(self.sums, (row, at), lanes), part)
-            if predicate is not None:
-                value = b.select(b.compare(predicate, total, 0.0), value, 0.0)
-            b.store(value, y, (*item, query, at), stride=y.strides[-1] or 1, count=count)
+            write(at, count, b.load(self.sums, (row, at), lanes))
+
+    def _leave(self, row: Index, parts: Buffer) -> None:
+        """Leave a row's sums and what they are relative to."""
+        b, lanes, layout = self.b, self.lanes, PartRow.of(self.spec)
+        item, query = self._item(row)
+        places = [(self.sums, at, at) for at, _ in layout.vectors]
+        places += [(self.peaks, 0, layout.peak), (self.totals, 0, layout.total)]
+        for buffer, source, target in places:
+            value = b.load(buffer, (row, source), lanes)
+            b.store(value, parts, (*item, self.number, query, target))
 
 
-def _group(spec: Attention) -> int:
-    """Return how many heads of one turn share keys and values."""
+def _group(spec: Attention, most: int) -> int:
+    """Return how many heads of one turn, of so many queries at most, share keys and values."""
     if not spec.batch:
         return 1
     group = spec.batch[-1]
@@ -329,5 +361,5 @@ def _group(spec: Attention) -> int:
         return 1
     if spec.lengths is not None and spec.lengths.strides[-1] != 0:
         return 1
-    nbytes = 4 * group * spec.queries * (spec.key_size + spec.value_size)
+    nbytes = 4 * group * most * (spec.key_size + spec.value_size)
     return group if nbytes <= _SHARED_BYTES else 1

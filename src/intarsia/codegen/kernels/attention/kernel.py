@@ -24,9 +24,10 @@ from intarsia.codegen.body import load_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Function, Index, IrValue, Type
 from intarsia.codegen.kernels.attention.arguments import declare_buffers
-from intarsia.codegen.kernels.attention.few_queries import FewQueriesTurn, build_few
+from intarsia.codegen.kernels.attention.few_queries import build_few
 from intarsia.codegen.kernels.attention.limits import begin_of, limit_of, shift_of
-from intarsia.codegen.kernels.attention.schedules import KEYS_OF_FEW, schedule
+from intarsia.codegen.kernels.attention.parts import AttentionOfParts, build_joining, few_turns
+from intarsia.codegen.kernels.attention.schedules import schedule
 from intarsia.codegen.kernels.attention.spec import (
     Attention,
     AttentionSchedule,
@@ -47,8 +48,13 @@ _LOWEST = float(np.finfo(_DTYPE).min)
 """Where largest scores start: minus infinity would make a first block without scores NaN."""
 
 
-def build(spec: Attention) -> Function:
-    """Return the kernel; its arguments are q, k, v, y, masks, lengths."""
+def build(spec: Attention | AttentionOfParts) -> Function:
+    """Return the kernel; its arguments are q, k, v, y, masks, lengths, and parts if there are any.
+
+    Those of what joins parts are these and y.
+    """
+    if isinstance(spec, AttentionOfParts):
+        return build_joining(spec)
     plan = schedule(spec)
     return build_few(spec, plan) if plan.is_by_keys else _AttentionKernel(spec, plan).function()
 
@@ -85,9 +91,6 @@ class _AttentionKernel:
         # Powers of two want a multiplication less than those of e, which is one of the queries'
         # factor; a mask that is added is a natural logarithm.
         self.is_binary = all(mask.kind is not MaskKind.ADDED for mask in spec.masks)
-        self.few: FewQueriesTurn | None = None
-        if plan.few:
-            self.few = FewQueriesTurn(b, spec, KEYS_OF_FEW, buffers, group=1, most=plan.few)
 
     def _near(self, name: str, buffer: Buffer, keys: int) -> Buffer | None:
         """Return where a block's rows are brought together, if they lie apart."""
@@ -107,16 +110,12 @@ class _AttentionKernel:
         if 0 in (*spec.batch, spec.queries, spec.value_size):
             return b.finish_empty()
         shape = (*spec.batch, -(-self.blocks.count // self.plan.tiles))
-        with b.parallel(math.prod(shape)) as turn:
+        turns = math.prod(shape)
+        if self.plan.few:  # fewer queries are another kernel's
+            turns = turns * (1 - few_turns(spec))
+        with b.parallel(turns) as turn:
             *batch, number = b.unravel(turn, shape)
-            if self.few is None:
-                _Turn(self, batch, number).append()
-            else:
-                queries = b.index(spec.queries)
-                with b.where(b.compare("le", queries, self.plan.few)):
-                    self.few.append(batch)
-                with b.where(b.compare("gt", queries, self.plan.few)):
-                    _Turn(self, batch, number).append()
+            _Turn(self, batch, number).append()
         return b.finish()
 
 

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from intarsia.codegen.kernels.attention.spec import Attention, AttentionSchedule
 from intarsia.codegen.kernels.window import Split
 from intarsia.codegen.tile import is_long_step, step_cost, tile_rows
-from intarsia.extents import Expression, typical
+from intarsia.extents import Expression, most, typical
 
 _VECTORS = (4, 3, 2, 1)
 """In the order of preference between what is about equal."""
@@ -14,8 +16,10 @@ _ABOUT = 1.03
 _KEYS = 96
 """Keys of a block: their scores for a turn's queries are some kilobytes. It decides the order of
 sums, and so does not depend on the other choices."""
-KEYS_OF_FEW = 128
+_KEYS_OF_FEW = 128
 """The same where lanes are keys."""
+_PART = 512
+"""Keys of a part where lanes are keys; it decides the order of sums too."""
 _FEW = 2
 """A lane of a query takes about half of what a query takes whose lanes are keys."""
 _LOCAL_BYTES = 64 << 10
@@ -44,10 +48,7 @@ def _choose(spec: Attention) -> AttentionSchedule:
     lanes = spec.unit.lanes("float32")
     few = lanes // _FEW
     if isinstance(spec.queries, int) and spec.queries <= few:
-        keys = KEYS_OF_FEW
-        if not isinstance(spec.keys, Expression):
-            keys = max(1, min(spec.keys, keys))
-        return AttentionSchedule(1, 1, keys, is_by_keys=True)
+        return _by_keys(spec)
     total = -(-typical(spec.queries) // lanes)
     columns = spec.key_size + spec.value_size
 
@@ -87,6 +88,21 @@ def _choose(spec: Attention) -> AttentionSchedule:
         unroll=1 if is_long_step(rows, vectors) else 4,
         few=few,
     )
+
+
+def _by_keys(spec: Attention, few: int = 0) -> AttentionSchedule:
+    """Return that of a kernel whose lanes are keys; `few` as in `AttentionSchedule`."""
+    keys = most(spec.keys, _KEYS_OF_FEW)
+    part = _PART if most(spec.keys, _PART + 1) > _PART else 0
+    return AttentionSchedule(1, 1, max(1, keys), is_by_keys=True, few=few, part=part)
+
+
+def ways(spec: Attention) -> tuple[Attention, ...]:
+    """Return what computes attention, of which one has turns: two by the number of free queries."""
+    plan = schedule(spec)
+    if plan.is_by_keys or not plan.few:
+        return (spec,)
+    return spec, replace(spec, schedule=_by_keys(spec, plan.few))
 
 
 def _tiles(spec: Attention, vectors: int, count: int) -> int:

@@ -26,8 +26,11 @@ class AttentionSchedule:
         tiles: Register tiles of queries of a turn, which a block of keys is read for.
         is_gathered: Whether keys and values of a block are copied together before they are read.
         unroll: Steps of a turn of the innermost loops.
-        few: Up to how many queries lanes are keys, if that is found out when the kernel runs; 0
-            where it is not.
+        few: Up to how many queries lanes are keys, where their number is free: a kernel whose lanes
+            are keys has turns for no more, one whose lanes are queries only for more. 0 where the
+            number is known.
+        part: Keys of a part, which has turns of its own, a multiple of `keys`; 0 for all keys in
+            one. Only where lanes are keys.
     """
 
     vectors: int
@@ -39,6 +42,7 @@ class AttentionSchedule:
     is_gathered: bool = False
     unroll: int = 1
     few: int = 0
+    part: int = 0
 
 
 class MaskKind(StrEnum):
