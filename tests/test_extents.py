@@ -9,6 +9,7 @@ from intarsia.extents import (
     Expression,
     Extent,
     UndecidedError,
+    at_most,
     divide,
     evaluate,
     free_symbols,
@@ -67,6 +68,19 @@ def test_an_exact_quotient_is_one(left, right, sizes):
     quotient = divide(left * right, right)
     if quotient is not None:
         assert evaluate(quotient * right, sizes) == evaluate(left * right, sizes)
+
+
+@given(EXTENTS, st.integers(0, 9), SIZES)
+def test_at_most_is_one_or_none(extent, limit, sizes):
+    assert evaluate(at_most(extent, limit), sizes) == (evaluate(extent, sizes) <= limit)
+
+
+def test_at_most_is_decided_where_bounds_decide():
+    assert at_most(S, 512) >= 0
+    assert at_most(B, 0) <= 0  # there is no upper bound, and yet no dimension beyond 2**40
+    assert 1 - at_most(B, 3) >= 0
+    with pytest.raises(UndecidedError):
+        bool(at_most(B, 3))
 
 
 def test_equal_polynomials_are_equal_values():

@@ -19,7 +19,6 @@ from typing import Any, NoReturn, TypeAlias
 
 from intarsia.errors import IntarsiaError
 
-
 _BEYOND = 1 << 40
 """More than any extent."""
 

@@ -148,6 +148,18 @@ def test_sums_along_other_dimensions_do_not_go_by_what_is_one():
     check(sketch.model({"x": ["a", "b", "c"]}, outputs), sizes)
 
 
+def test_parts_of_keys_do_not_go_by_queries_or_heads():
+    """Keys of few queries are cut in parts of one length, whatever is known of the sizes."""
+    sketch = Sketch()
+    inputs = {"q": ["batch", "seq", 64], "k": ["batch", "keys", 16], "v": ["batch", "keys", 16]}
+    free = sketch.add("Attention", *inputs, q_num_heads=4, kv_num_heads=1)
+    inputs |= {"one": ["batch", 1, 64], "mask": ["keys"]}
+    one = sketch.add("Attention", "one", "k", "v", "mask", q_num_heads=4, kv_num_heads=1)
+    sizes = [(1, 1, 600), (2, 3, 512), (1, 9, 1025), (3, 2, 1024), (1, 1, 70)]
+    named = [dict(zip(("batch", "seq", "keys"), some, strict=True)) for some in sizes]
+    check(sketch.model(inputs, [free, one]), named)
+
+
 @pytest.mark.exhaustive
 def test_both_programs_of_an_encoder_give_the_same_bits():
     rng = np.random.default_rng(2)
@@ -258,7 +270,7 @@ def test_attention(data):
         is_causal=data.draw(st.integers(0, 1)),
         softcap=data.draw(st.sampled_from((0.0, 5.0))),
     )
-    sizes = data.draw(drawn_sizes(**TOKENS, keys=LENGTHS))
+    sizes = data.draw(drawn_sizes(**TOKENS, keys=(*LENGTHS, 511, 513, 1300)))
     check(sketch.model(inputs, [y]), sizes)
 
 

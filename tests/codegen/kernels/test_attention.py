@@ -12,12 +12,16 @@ from intarsia.codegen.body import Layout
 from intarsia.codegen.ir import row_major
 from intarsia.codegen.kernels.attention import (
     Attention,
+    AttentionOfParts,
     AttentionSchedule,
     EmptyRow,
     Mask,
     MaskKind,
     build,
     flops,
+    is_cut,
+    parts_shape,
+    schedule,
 )
 from intarsia.codegen.unit import AVX2, AVX512, SCALAR, SSE
 
@@ -61,6 +65,16 @@ def exact(spec, q, k, v, masks=(), lengths=None):
         return weights @ v
 
 
+def run_ways(run_kernel, spec, arrays, *, interpreted=False):
+    """Run the kernel, and what joins its parts if there are any; return the result."""
+    if not is_cut(spec):
+        return run_kernel(build(spec), arrays, rtol=1e-5, interpreted=interpreted)[3]
+    parts = np.full(parts_shape(spec), np.nan, "f4")
+    options = {"rtol": 1e-5, "interpreted": interpreted}
+    *_, parts = run_kernel(build(spec), [*arrays, parts], **options)
+    return run_kernel(build(AttentionOfParts(spec)), [parts, arrays[3]], **options)[1]
+
+
 def check(run_kernel, spec, q, k, v, masks=(), lengths=None, *, interpreted=True):
     """Run a kernel on dense arrays, and compare."""
     arrays = [q, k, v, np.zeros((*spec.batch, spec.queries, spec.value_size), "f4"), *masks]
@@ -72,7 +86,7 @@ def check(run_kernel, spec, q, k, v, masks=(), lengths=None, *, interpreted=True
     if lengths is not None:
         spec = replace(spec, lengths=layout(lengths, spec.batch))
         arrays.append(lengths)
-    got = run_kernel(build(spec), arrays, rtol=1e-5, interpreted=interpreted)[3]
+    got = run_ways(run_kernel, spec, arrays, interpreted=interpreted)
     want = exact(spec, q, k, v, masks, lengths)
     scale = float(np.abs(np.nan_to_num(want)).max(initial=1))
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5 * scale)
@@ -237,6 +251,66 @@ def test_tiles_that_share_blocks_of_keys_have_the_same_bits(run_kernel, options)
         np.testing.assert_array_equal(other, first)
 
 
+@pytest.mark.parametrize("unit", ["avx512", "avx2", "sse"])
+@pytest.mark.parametrize(
+    ("queries", "keys", "options"),
+    [
+        (1, 513, {}),
+        (1, 1024, {"masks": (ADDED,)}),
+        (2, 1300, {"last": 1290, "cap": 2.0}),
+        (2, 1700, {"first": 600, "last": 1200, "masks": (KEPT,)}),
+        (1, 1100, {"lengths": [[1100], [700], [512], [0]], "last": 0, "first": -99}),
+    ],
+    ids=str,
+)
+def test_many_keys_of_few_queries_are_cut(run_kernel, unit, queries, keys, options):
+    """A part may have nothing that is seen, and an item no key at all."""
+    options = dict(options)
+    lengths = np.array(options.pop("lengths")) if "lengths" in options else None
+    batch = (2, 3) if lengths is None else (4, 3)
+    spec = sketch(batch, queries, keys, 20, unit=UNITS[unit], empty=EmptyRow.ZERO, **options)
+    assert is_cut(spec)
+    rng = np.random.default_rng(1)
+    masks = [rng.standard_normal((1, 3, queries, keys)).astype("f4") for _ in spec.masks]
+    if spec.masks and spec.masks[0].kind is MaskKind.KEPT:
+        masks = [mask > 0 for mask in masks]
+    heads = (batch[0], 1)
+    check(run_kernel, spec, *numbers(spec, heads=heads), masks, lengths=lengths, interpreted=False)
+
+
+def test_parts_are_turns_of_what_would_have_one():
+    spec = sketch((2, 3), 1, 4 * schedule(sketch((), 1, 9999, 8)).part, 8)
+    assert build(spec).extent == 2 * 4  # the three heads share their keys
+    assert build(replace(spec, queries=20)).extent == 2 * 3
+    assert not is_cut(replace(spec, keys=300))
+
+
+@pytest.mark.parametrize("empty", EmptyRow)
+def test_parts_of_what_is_no_number(run_kernel, empty):
+    """Scores that are infinite or no numbers, in one part of several, and in all."""
+    spec = sketch((1,), 3, 80, 4, unit=AVX2, masks=(ADDED,), empty=empty)
+    spec = replace(spec, schedule=AttentionSchedule(1, 1, 8, is_by_keys=True, part=16))
+    mask = np.zeros((3, 80), "f4")
+    mask[0, 20], mask[1, 30], mask[1, 79] = np.nan, np.inf, -np.inf
+    check(run_kernel, spec, *numbers(spec), (mask,))
+    mask[0, :64], mask[2] = -np.inf, -np.inf
+    check(run_kernel, spec, *numbers(spec), (mask,))
+
+
+def test_one_part_has_the_bits_of_all_keys(run_kernel):
+    """What is joined of one part and of nothing is that part; so is a window in one part."""
+    arrays = numbers(sketch((2,), 2, 90, 12))
+    arrays.append(np.zeros((2, 2, 12), "f4"))
+    results = []
+    for part in (0, 64):
+        spec = sketch((2,), 2, 90, 12, unit=AVX2, last=50)
+        places = [layout(array, array.shape) for array in arrays]
+        plan = AttentionSchedule(1, 1, 16, is_by_keys=True, part=part)
+        spec = replace(spec, q=places[0], k=places[1], v=places[2], y=places[3], schedule=plan)
+        results.append(run_ways(run_kernel, spec, arrays))
+    np.testing.assert_array_equal(*results)
+
+
 @pytest.mark.parametrize("unit", ["avx512", "avx2"])
 def test_scores_stay_in_the_second_cache(unit):
     """What a turn keeps does not grow with the number of keys."""
@@ -286,7 +360,8 @@ def test_random_kernels(run_kernel, data):
         by_keys, far, gathered = (data.draw(st.booleans()) for _ in range(3))
         tiles = data.draw(st.integers(1, 3))
         unroll = data.draw(st.integers(1, 5))
-        plan = AttentionSchedule(*parts, by_keys, far, tiles, gathered, unroll)
+        part = parts[2] * data.draw(st.integers(0, 4)) if by_keys else 0
+        plan = AttentionSchedule(*parts, by_keys, far, tiles, gathered, unroll, part=part)
         spec = replace(spec, schedule=plan)
     masks = []
     rng = np.random.default_rng(data.draw(st.integers(0, 9)))

@@ -12,6 +12,7 @@ from intarsia.codegen.body import Apply, Body, Fused, Layout
 from intarsia.codegen.expand import expand
 from intarsia.codegen.interpreter import interpret
 from intarsia.codegen.ir import row_major
+from intarsia.codegen.kernels import attention
 from intarsia.codegen.kernels.attention.spec import Attention, AttentionSchedule, Mask
 from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.kernels.families import family_of
@@ -248,6 +249,20 @@ def test_extents_as_numbers():
 TILES = AttentionSchedule(2, 4, 32, is_far=True, tiles=2, is_gathered=True)
 
 
+def attend(spec, arrays, sizes):
+    """Run all kernels of attention, as a program does; only one of two ways has turns."""
+    turns = []
+    for way in attention.ways(spec):
+        turns.append(evaluate(attention.build(way).extent, sizes))
+        if not attention.is_cut(way):
+            run(way, arrays, sizes)
+            continue
+        parts = np.full(evaluate_all(attention.parts_shape(way), sizes), np.nan, np.float32)
+        run(way, [*arrays, parts.reshape(-1)], sizes)
+        run(attention.AttentionOfParts(way), [parts.reshape(-1), arrays[3]], sizes)
+    assert sum(map(bool, turns)) == 1
+
+
 @pytest.mark.parametrize("mask", ["none", "keys", "scores", "causal"])
 @pytest.mark.parametrize(
     ("queries", "plan"), [(S, None), (2, None), (S, TILES)], ids=["free", "few", "tiles"]
@@ -255,6 +270,20 @@ TILES = AttentionSchedule(2, 4, 32, is_far=True, tiles=2, is_gathered=True)
 @pytest.mark.parametrize("sizes", [(2, 17, 20), (1, 3, 130), (1, 40, 96)])
 def test_attention(mask, sizes, queries, plan):
     """Keys beyond the last one count for nothing, no query is left out, few are taken as few."""
+    check_attention(mask, sizes, queries, plan)
+
+
+PARTS = AttentionSchedule(1, 1, 16, is_by_keys=True, few=4, part=32)
+
+
+@pytest.mark.parametrize("mask", ["none", "keys", "scores", "causal"])
+@pytest.mark.parametrize("sizes", [(2, 1, 31), (1, 3, 32), (2, 4, 33), (1, 2, 128)])
+def test_attention_of_parts_of_the_keys(mask, sizes):
+    check_attention(mask, sizes, S, PARTS)
+
+
+def check_attention(mask, sizes, queries, plan):
+    """Compare with numpy, and all bits with those of known sizes."""
     sizes, rng = named(*sizes), np.random.default_rng(0)
     b, s, t = sizes["b"], evaluate(queries, sizes), sizes["t"]
     heads, size = 2, 9
@@ -280,5 +309,8 @@ def test_attention(mask, sizes, queries, plan):
     spec = dataclasses.replace(spec, schedule=plan)
     y = np.zeros((b, s, heads, size), np.float32)
     flat = [array.reshape(-1) for array in (q, k, v, y, *more)]
-    run_both(spec, flat, sizes)
+    again = [array.copy() for array in flat]
+    attend(spec, flat, sizes)
+    attend(fixed(spec, sizes), again, sizes)
+    np.testing.assert_array_equal(flat[3], again[3])
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)

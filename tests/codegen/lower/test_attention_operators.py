@@ -172,3 +172,48 @@ def test_random_nodes(backends, data):
     outputs = 3 if past else 1
     cpu = data.draw(st.sampled_from(["", " -mcpu=haswell", " -mcpu=x86-64"]))
     check(backends, attention(inputs, outputs, **attributes), f"llvm{cpu}")
+
+
+LONG_FLAT = {"q": (2, 2, 24), "k": (2, 1100, 6), "v": (2, 1100, 5)}
+LONG = {"q": (1, 4, 1, 6), "k": (1, 1, 3, 6), "v": (1, 1, 3, 5)}
+LONG_PAST = {"past_key": (1, 1, 1500, 6), "past_value": (1, 1, 1500, 5)}
+SHARED = {"q_num_heads": 4, "kv_num_heads": 1}
+LONG_CASES = {
+    "two queries": (LONG_FLAT, 1, SHARED),
+    "a past and a soft cap": ({**LONG, **LONG_PAST}, 3, {"is_causal": 1, "softcap": 2.0}),
+    "a window": ({**LONG, **LONG_PAST, "q": (1, 4, 3, 6)}, 3, {"left_window_size": 700}),
+    "a mask": ({**LONG, **LONG_PAST, "mask": np.zeros((4, 1, 1503), bool)}, 3, {}),
+    "lengths": (
+        {**LONG_FLAT, "lengths": np.array([1100, 513])},
+        1,
+        {"q_num_heads": 4, "kv_num_heads": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("cpu", ["", " -mcpu=haswell"])
+@pytest.mark.parametrize("case", LONG_CASES)
+def test_many_keys_of_few_queries(backends, case, cpu):
+    inputs, outputs, attributes = LONG_CASES[case]
+    feeds = {"lengths": inputs["lengths"]} if "lengths" in inputs else {}
+    check(backends, attention(inputs, outputs, **attributes), f"llvm{cpu}", **feeds)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_threads_share_keys_and_change_no_bit(backends, data):
+    """Parts of keys are as long as they are, whatever the number of threads."""
+    batch, pairs, group = (data.draw(st.integers(1, 2)) for _ in range(3))
+    queries, size = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([16, 64]))
+    keys = data.draw(st.sampled_from([512, 513, 1024, 1537, 4000]))
+    inputs = {"q": (batch, pairs * group, queries, size)}
+    inputs |= dict.fromkeys(("k", "v"), (batch, pairs, keys, size))
+    model = attention(inputs, left_window_size=data.draw(st.sampled_from([-1, 800])))
+    feeds = feeds_of(model)
+    results = [
+        intarsia.compile(model, "llvm", num_threads=threads, backends=backends).run(feeds)["y"]
+        for threads in (1, 2)
+    ]
+    np.testing.assert_array_equal(*results)
+    wanted = ReferenceEvaluator(model).run(None, feeds)[0]
+    np.testing.assert_allclose(results[0], wanted, rtol=1e-4, atol=1e-5)

@@ -78,6 +78,14 @@ MULTI_HEADS = {
     ),
     "a past": ({**THREE, **OLD, "bias": (72,)}, 3, {}),
     "causal": ({**THREE, "k": (2, 9, 24), "v": (2, 9, 20)}, 1, {"unidirectional": 1}),
+    "one query, a long past": (
+        {
+            **dict.fromkeys(("q", "k", "v"), (2, 1, 24)),
+            **dict.fromkeys(("past_key", "past_value"), (2, 4, 1200, 6)),
+        },
+        3,
+        {"unidirectional": 1},
+    ),
     "one query, a past": (
         {**THREE, **OLD, "q": (2, 1, 24), "k": (2, 1, 24), "v": (2, 1, 24)},
         3,
