@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention on `llvm` alone against the fused operators of ONNX Runtime and OpenVINO, in float32.
 
-    python benchmarks/attention.py [--lengths N ...] [--queries N] [--threads 1] [--rounds 9]
+    python benchmarks/attention.py [--lengths N ...] [--queries N] [--key-heads N] [--threads 1]
+                                   [--rounds 9]
 
 12 heads of 64, one item, from f32[1, length, 768] to the same. Ours is torch's eager spelling, as
 ONNX's main operators; the peers have `com.microsoft.MultiHeadAttention` and OpenVINO's
-`ScaledDotProductAttention` between reshapes and transpositions. Runs take turns in one process; a
-ratio is the median over the rounds of the better peer's time through ours: CPU time of the process
-with one thread, which other processes disturb less, else wall time. Exits with 1 if one is below
-1.1 or results differ.
+`ScaledDotProductAttention` between reshapes and transpositions. With fewer heads of keys than of
+queries, ours and ONNX Runtime's are ONNX's own `Attention`. `--queries 1` is a step of decoding,
+without its copy of the keys before; with `--key-heads 1` threads can share keys only. Runs take
+turns in one process; a ratio is the median over the rounds of the better peer's time through ours:
+CPU time of the process with one thread, which other processes disturb less, else wall time. Exits
+with 1 if one is below 1.1 or results differ.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 384, 2048, 8192])
     parser.add_argument("--queries", type=int, help="as many as keys unless told")
+    parser.add_argument("--key-heads", type=int, default=HEADS, help="which 12 heads share")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", action="store_true")
@@ -55,7 +59,7 @@ def main() -> int:
     for length in options.lengths:
         queries = options.queries or length
         rounds = options.rounds if queries * length < LONG else min(options.rounds, FEW_ROUNDS)
-        row = measure(queries, length, options.threads, rounds)
+        row = measure(queries, length, options.key_heads, options.threads, rounds)
         rows.append(row)
         if not options.json:
             times = ", ".join(f"{name} {value:.1f}" for name, value in row["us"].items())
@@ -72,12 +76,16 @@ def main() -> int:
     return 1 if slow else 0
 
 
-def measure(queries: int, keys: int, threads: int, rounds: int) -> dict[str, Any]:
+def measure(queries: int, keys: int, key_heads: int, threads: int, rounds: int) -> dict[str, Any]:
     """Return the medians of one shape: microseconds of each side, and the better peer's ratio."""
     rng = np.random.default_rng(0)
     feeds = {
-        name: rng.standard_normal((1, length, WIDTH)).astype(np.float32)
-        for name, length in (("q", queries), ("k", keys), ("v", keys))
+        name: rng.standard_normal((1, length, heads * SIZE)).astype(np.float32)
+        for name, length, heads in (
+            ("q", queries, HEADS),
+            ("k", keys, key_heads),
+            ("v", keys, key_heads),
+        )
     }
     sides = {
         "llvm": _ours(feeds, threads),
@@ -99,6 +107,7 @@ def measure(queries: int, keys: int, threads: int, rounds: int) -> dict[str, Any
     return {
         "queries": queries,
         "keys": keys,
+        "key_heads": key_heads,
         "us": {name: value * 1e6 for name, value in seconds.items()},
         "gflops": 4 * WIDTH * queries * keys / seconds["llvm"] / 1e9,
         "ratio": statistics.median(ratios),
@@ -112,6 +121,16 @@ def _seconds(call: Callable[[], Any], calls: int, clock: Callable[[], float]) ->
     for _ in range(calls):
         call()
     return (clock() - start) / calls
+
+
+def _heads(array: Array) -> int:
+    return array.shape[-1] // SIZE
+
+
+def _shared(feeds: dict[str, Array]) -> onnx.ModelProto:
+    """Return ONNX's own operator, for heads that share keys."""
+    heads = {"q_num_heads": HEADS, "kv_num_heads": _heads(feeds["k"])}
+    return _model([helper.make_node("Attention", list(feeds), ["y"], **heads)], feeds, {})
 
 
 def eager(feeds: dict[str, Array]) -> onnx.ModelProto:
@@ -143,12 +162,13 @@ def _model(
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, feeds["q"].shape)],
         [numpy_helper.from_array(np.asarray(a), name) for name, a in constants.items()],
     )
-    domains = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=domains, ir_version=8)
+    domains = [helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=domains, ir_version=11)
 
 
 def _ours(feeds: dict[str, Array], threads: int) -> Side:
-    program = intarsia.compile(eager(feeds), "llvm", num_threads=threads)
+    model = eager(feeds) if _heads(feeds["k"]) == HEADS else _shared(feeds)
+    program = intarsia.compile(model, "llvm", num_threads=threads)
     assert {region.backend for region in program.placement.regions} == {"llvm"}
     result = np.zeros_like(feeds["q"])
     return program.bind(feeds, {"y": result}), result
@@ -158,10 +178,12 @@ def _onnxruntime(feeds: dict[str, Array], threads: int) -> Side:
     node = helper.make_node(
         "MultiHeadAttention", list(feeds), ["y"], domain="com.microsoft", num_heads=HEADS
     )
+    is_shared = _heads(feeds["k"]) < HEADS
+    model = _shared(feeds) if is_shared else _model([node], feeds, {})
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(
-        _model([node], feeds, {}).SerializeToString(), options, providers=["CPUExecutionProvider"]
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     result = np.zeros_like(feeds["q"])
     binding = session.io_binding()
@@ -175,11 +197,16 @@ def _openvino(feeds: dict[str, Array], threads: int) -> Side:
     import openvino
     from openvino import opset13
 
-    order, split = opset13.constant(np.array([0, 2, 1, 3])), np.array([0, 0, HEADS, SIZE])
+    order = opset13.constant(np.array([0, 2, 1, 3]))
     inputs = [opset13.parameter(array.shape, np.float32, name) for name, array in feeds.items()]
     heads = [
-        opset13.transpose(opset13.reshape(item, opset13.constant(split), special_zero=True), order)
-        for item in inputs
+        opset13.transpose(
+            opset13.reshape(
+                item, opset13.constant(np.array([0, 0, _heads(array), SIZE])), special_zero=True
+            ),
+            order,
+        )
+        for item, array in zip(inputs, feeds.values(), strict=True)
     ]
     context = opset13.transpose(opset13.scaled_dot_product_attention(*heads), order)
     joined = opset13.constant(np.array([0, 0, WIDTH]))
