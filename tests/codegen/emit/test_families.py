@@ -43,6 +43,9 @@ FAMILIES = {
     "attention by keys": lambda run: test_attention.test_masks_of_all_shapes(
         run, "avx2", test_attention.ADDED, (2, 1, 21, 40), True
     ),
+    "attention in parts": lambda run: test_attention.test_many_keys_of_few_queries_are_cut(
+        run, "avx2", 1, 513, {}
+    ),
     "attention with lengths": lambda run: test_attention.test_lengths_of_keys(
         run, "int64", {"last": 0, "first": -3}
     ),
