@@ -199,7 +199,7 @@ def test_many_keys_of_few_queries(backends, case, cpu):
     check(backends, attention(inputs, outputs, **attributes), f"llvm{cpu}", **feeds)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_threads_share_keys_and_change_no_bit(backends, data):
     """Parts of keys are as long as they are, whatever the number of threads."""
