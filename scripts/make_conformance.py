@@ -3,14 +3,18 @@
 
     python scripts/make_conformance.py docs/onnx_conformance.md
     python scripts/make_conformance.py --filter '^test_pool' --target openvino /tmp/page.md
+    python scripts/make_conformance.py --keep /tmp/claims.jsonl docs/onnx_conformance.md
 
 As many targets run at a time as there are CPUs, each in a process of its own that may die: about
-five minutes on two. Exits with 1 if a test fails for which no rule of a backend accounts.
+five minutes on two. What became of each test is written down at once with `--keep`, and the same
+command goes on where it was stopped: name a new file after a change. Exits with 1 if a test fails
+for which no rule of a backend accounts.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import re
@@ -18,12 +22,18 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from intarsia.backends.registry import load_backends
 from intarsia.onnx_backend.claims import STATED, Claim, check_isolated, node_cases
-from intarsia.onnx_backend.conformance import Outcome
+from intarsia.onnx_backend.conformance import OnnxCase, Outcome
 from intarsia.settings import Settings
 from intarsia.target import Target
 
@@ -100,14 +110,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("page", type=Path)
     parser.add_argument("--target", action="append", help=f"default: {'; '.join(TARGETS)}")
     parser.add_argument("--filter", metavar="REGEX", default="", help="of the names of tests")
+    parser.add_argument("--keep", metavar="FILE", type=Path, help="of results, to go on from")
     options = parser.parse_args(arguments)
     pattern = re.compile(options.filter)
     cases = [case for case in node_cases(several=True) if pattern.search(case.name)]
     absent = {text: why for text in options.target or TARGETS if (why := _absence(text))}
     targets = [text for text in options.target or TARGETS if text not in absent]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        all_claims = pool.map(lambda text: list(check_isolated(cases, text)), targets)
-        by_target = dict(zip(targets, all_claims, strict=True))
+    by_target = _run(cases, targets, options.keep)
     options.page.write_text("".join(_page(by_target, absent)), encoding="utf-8")
     unexplained = [
         (text, claim)
@@ -118,6 +127,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for text, claim in unexplained:
         print(f"{text}: {claim.test}: {_line(claim.why)}", file=sys.stderr)
     return 1 if unexplained else 0
+
+
+def _run(
+    cases: Sequence[OnnxCase], targets: Sequence[str], keep: Path | None
+) -> dict[str, list[Claim]]:
+    """Return what became of each test on each target, those that are kept from before too."""
+    known = _kept(keep) if keep is not None and keep.exists() else {}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    file = nullcontext(None) if keep is None else keep.open("a", encoding="utf-8")
+    with (
+        file as kept,
+        Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress,
+        ThreadPoolExecutor(os.cpu_count()) as pool,
+    ):
+        tasks = {text: progress.add_task(text, total=len(cases)) for text in targets}
+
+        def check(text: str) -> list[Claim]:
+            claims = {name: claim for (target, name), claim in known.items() if target == text}
+            left = [case for case in cases if case.name not in claims]
+            progress.update(tasks[text], completed=len(cases) - len(left))
+            for claim in check_isolated(left, text):
+                claims[claim.test] = claim
+                _keep(kept, text, claim)
+                progress.advance(tasks[text])
+            return [claims[case.name] for case in cases]
+
+        return dict(zip(targets, pool.map(check, targets), strict=True))
+
+
+def _keep(file: TextIO | None, target: str, claim: Claim) -> None:
+    """Write a line down, whole and at once: threads share the file."""
+    if file is not None:
+        file.write(f"{json.dumps({'target': target, **asdict(claim)})}\n")
+        file.flush()
+
+
+def _kept(file: Path) -> dict[tuple[str, str], Claim]:
+    """Return what was written down, by target and test; cuts off a last line that was not ended."""
+    text = file.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        file.write_text(whole, encoding="utf-8")
+    claims = {}
+    for line in whole.splitlines():
+        fields = json.loads(line)
+        target, outcome = fields.pop("target"), Outcome(fields.pop("outcome"))
+        dtypes = tuple(fields.pop("dtypes"))
+        claims[target, fields["test"]] = Claim(dtypes=dtypes, outcome=outcome, **fields)
+    return claims
 
 
 def _absence(text: str) -> str:

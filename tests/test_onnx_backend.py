@@ -14,9 +14,9 @@ from onnx import helper
 
 import intarsia.onnx_backend
 from intarsia.errors import InputError, ModelError, TargetError
-from intarsia.onnx_backend import conformance
+from intarsia.onnx_backend import claims, conformance
 from intarsia.onnx_backend.__main__ import main
-from intarsia.onnx_backend.claims import STATED, check_isolated, node_cases
+from intarsia.onnx_backend.claims import STATED, check_claims, check_isolated, node_cases
 
 SAMPLE, SEED = 150, 0
 
@@ -174,13 +174,32 @@ def test_claims_are_tried_in_a_process_of_their_own():
     pytest.importorskip("onnxruntime")
     cases = [case for case in node_cases(several=True) if re.match(CLAIMED, case.name)]
     assert len(cases) == 5
-    claims = {claim.test: claim for claim in check_isolated(cases, "onnxruntime")}
-    assert claims["test_abs"].outcome is conformance.Outcome.PASSED
-    assert claims["test_training_dropout_default"].code == STATED
+    found = {claim.test: claim for claim in check_isolated(cases, "onnxruntime")}
+    assert found["test_abs"].outcome is conformance.Outcome.PASSED
+    assert found["test_training_dropout_default"].code == STATED
     partial = {claim.test: claim for claim in check_isolated(cases, "dnnl")}
     assert partial["test_softmax_axis_0"].outcome is conformance.Outcome.PASSED
     assert partial["test_mod_uint8"].outcome is conformance.Outcome.REFUSED
     assert partial["test_mod_uint8"].why
+
+
+def test_halves_that_float64_gives_are_right_whatever_was_rounded_before(parse_model, monkeypatch):
+    def claim_of(kind, dtype, factor):
+        model = parse_model(f"g ({kind}[9] x) => ({kind}[9] y) {{ a = Mul(x, x) y = Neg(a) }}")
+        x = np.linspace(0.5, 1, 9, dtype=dtype)
+        wanted = (-(x.astype("f8") ** 2) * factor).astype(dtype)
+        (claim,) = check_claims([make_case(model, x, wanted)], "llvm")
+        return claim
+
+    assert claim_of("float16", "f2", 1).outcome is conformance.Outcome.PASSED
+    claim = claim_of("float16", "f2", 1.003)
+    assert claim.code == STATED
+    assert "float64" in claim.why
+    assert not claim_of("float", "f4", 1.003).code
+    monkeypatch.setattr(claims, "evaluate", lambda model, feeds: [feeds["x"].astype("f8")])
+    claim = claim_of("float16", "f2", 1.003)
+    assert claim.outcome is conformance.Outcome.FAILED
+    assert not claim.code
 
 
 @pytest.mark.exhaustive
@@ -198,14 +217,27 @@ def test_the_page_counts_by_target_and_operator(tmp_path):
     script = Path(__file__).parents[1] / "scripts" / "make_conformance.py"
     page = tmp_path / "page.md"
     names = "^test_(abs|training_dropout_default|mod_uint8)$"
+    kept = tmp_path / "claims.jsonl"
     given = ["--target", "onnxruntime", "--target", "dnnl", "--filter", names, str(page)]
-    ran = subprocess.run(
-        [sys.executable, str(script), *given], capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    text = page.read_text(encoding="utf-8")
+
+    def write():
+        ran = subprocess.run(
+            [sys.executable, str(script), "--keep", str(kept), *given],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr
+        return page.read_text(encoding="utf-8")
+
+    text = write()
     assert "| `onnxruntime` | 2 | 1 | 0 | 0 | 3 |" in text
     assert "| `dnnl` | 1 | 0 | 0 | 2 | 3 |" in text
     assert "| Dropout | stated | 1 | it draws other random numbers (1) |" in text
     assert "| Abs | 1 | all | all |" in text
     assert "| Mod | 1 | all |  |" in text
+    *first, last = kept.read_text().splitlines(keepends=True)
+    assert len(first) == 5
+    kept.write_text("".join([*first, last[:20]]))  # as if it had been stopped in a line
+    assert write() == text
+    assert kept.read_text() == "".join([*first, last])

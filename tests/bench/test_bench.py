@@ -9,7 +9,6 @@ import pytest
 
 from intarsia.__main__ import main
 from intarsia.bench.compare import Comparison, Peer, Series, compare
-from intarsia.bench.float64 import evaluate
 from intarsia.bench.models import make_bench_model
 from intarsia.errors import BackendError, ModelError, SettingError
 
@@ -73,16 +72,6 @@ def test_a_batch_that_does_not_fit_is_an_error(tmp_path, parse_model):
     onnx.save(model, path)
     with pytest.raises(ModelError, match="batch 3"):
         make_bench_model(path, tmp_path, batch=3)
-
-
-def test_the_float64_reference_is_finer_than_float32(tmp_path, parse_model):
-    model = parse_model("""net (float[4] x) => (float[4] y) { a = Exp(x) y = Log(a) }""")
-    path = tmp_path / "net.onnx"
-    onnx.save(model, path)
-    x = np.array([0.1, 1.7, -3.3, 9.9], np.float32)
-    (y,) = evaluate(str(path), {"x": x})
-    assert y.dtype == np.float64
-    np.testing.assert_allclose(y, x.astype(np.float64), rtol=1e-14)
 
 
 def run(capsys, *arguments):

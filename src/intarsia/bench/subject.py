@@ -194,9 +194,11 @@ def read_outputs() -> tuple[int, dict[str, Array]]:
 
 def evaluate_float64(path: str, arrays: Any = None) -> tuple[int, dict[str, Array]]:
     """Return the outputs of the ONNX reference evaluator computing in float64."""
-    from intarsia.bench.float64 import evaluate
+    import onnx
 
-    outputs = evaluate(path, arrays or {})
+    from intarsia.backends.float64 import evaluate
+
+    outputs = evaluate(onnx.load(path), arrays or {})
     return len(outputs), {str(i): output for i, output in enumerate(outputs)}
 
 

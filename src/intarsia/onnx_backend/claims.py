@@ -19,6 +19,7 @@ from onnx import numpy_helper
 from onnx.backend.test.runner import Runner
 
 from intarsia.backends.defects import KnownDefect
+from intarsia.backends.float64 import evaluate
 from intarsia.backends.registry import Backends, load_backends
 from intarsia.errors import ExecutionError, IntarsiaError, UnsupportedError
 from intarsia.graph.load import load
@@ -31,6 +32,7 @@ from intarsia.target import Target
 
 STATED = "stated"
 """The code of a failure that a backend states of itself: see `docs/numbers.md`."""
+_ROUNDED = "its expectation is rounded to halves in between; float64 gives what we give"
 
 _SEVERAL = 2
 _REASON = re.compile(r"not on .*?: ([\w-]+): (.*)")
@@ -159,6 +161,8 @@ def _check(case: OnnxCase, target: str, backends: Backends) -> Claim:
         defect = _stated(case, target, backends, list(zip(outputs, wanted, strict=False)))
         if defect is not None:
             return replace(claim, outcome=Outcome.FAILED, code=STATED, why=defect.says)
+        if _is_exact(case, inputs, outputs):
+            return replace(claim, outcome=Outcome.FAILED, code=STATED, why=_ROUNDED)
         return replace(claim, outcome=Outcome.FAILED, why=str(error))
     except ExecutionError as error:
         if error.backend == _STAND_IN and _STAND_IN not in target:  # none of the target's takes it
@@ -168,6 +172,26 @@ def _check(case: OnnxCase, target: str, backends: Backends) -> Claim:
         why = str(error) if isinstance(error, IntarsiaError) else repr(error)
         return replace(claim, outcome=Outcome.FAILED, why=why)
     return claim
+
+
+def _is_exact(case: OnnxCase, inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
+    """Tell whether halves are within a test's tolerance of what float64 gives, if not of its own.
+
+    What it expects of several nodes is rounded after each, to three digits; a library that rounds
+    once is nearer to what is meant, and may be further from the expectation.
+    """
+    if not all(_is_array(output) and output.dtype == np.float16 for output in outputs):
+        return False
+    names = [value.name for value in case.model.graph.input]
+    feeds = dict(zip(names, (_scalar(as_array(proto)) for proto in inputs), strict=True))
+    try:
+        with quiet():
+            wanted = evaluate(case.model, feeds)
+            wide = [output.astype(np.float64) for output in outputs]
+            Runner.assert_similar_outputs(wanted, wide, case.rtol, case.atol, case.name)
+    except Exception:  # without a reference the expectation stands
+        return False
+    return True
 
 
 def _flat(values: Iterable[Any]) -> list[Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several operators that are one function of one tensor: GELU written out, gates, guarded softmax.
+"""Several operators that are one function of one tensor: GELU or Mish written out, gates, and so on.
 
 Which function a chain is, is told by computing it at some points, not by its constants alone:
 exporters write one GELU (Hendrycks and Gimpel, arXiv:1606.08415) in many orders.
@@ -82,6 +82,12 @@ CHAINS: tuple[Pattern, ...] = (
             Op("Mul", Op("Mul", SOURCE, unit), CONSTANT),
             Op("Mul", Op("Mul", SOURCE, CONSTANT), unit),
         )
+    ),
+    # Its Softplus by itself is off by a unit next to one, which is all there is of Mish at -10.
+    Pattern(
+        "mish",
+        Op("Mul", SOURCE, Op("Tanh", Op("Softplus", SOURCE))),
+        lambda _: Post(Eltwise.MISH),
     ),
     Pattern("guarded softmax", Op("Where", Op("IsNaN", SOURCE), CONSTANT, SOURCE), _guard),
 )

@@ -15,22 +15,23 @@ from intarsia.backends.evaluator import make_evaluator
 _NARROW = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 
-def evaluate(path: str, feeds: Mapping[str, Array]) -> list[Array]:
-    """Return the outputs of the ONNX reference evaluator with float64 in place of float32.
+def evaluate(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
+    """Return the outputs of the ONNX reference evaluator with float64 in place of narrower floats.
 
     Args:
-        path: The model.
+        model: Stays as it is.
         feeds: An array per input, by name.
     """
-    model = onnx.load(path)
-    for graph in _graphs(model.graph):
+    wider = onnx.ModelProto()
+    wider.CopyFrom(model)
+    for graph in _graphs(wider.graph):
         for tensor in graph.initializer:
             _widen(tensor)
         for node in graph.node:
             _widen_node(node)
     wide = {name: _wide(array) for name, array in feeds.items()}
     with np.errstate(all="ignore"):
-        outputs = make_evaluator(model).run(None, wide)
+        outputs = make_evaluator(wider).run(None, wide)
     return [np.asarray(output) for output in outputs]
 
 
