@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several operators that are one function of one tensor: GELU or Mish written out, gates, and so on.
+"""Several operators that are one function of one tensor: GELU written out, Mish, guarded softmax.
 
 Which function a chain is, is told by computing it at some points, not by its constants alone:
 exporters write one GELU (Hendrycks and Gimpel, arXiv:1606.08415) in many orders.
