@@ -17,7 +17,7 @@ import onnx.defs
 from intarsia.errors import ModelError
 from intarsia.graph.external import tensor_bytes
 from intarsia.graph.tensors import all_tensors
-from intarsia.graph.undeclared import UNDECLARED
+from intarsia.graph.undeclared import is_undeclared
 
 _ONNX_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 
@@ -195,7 +195,7 @@ def _check_operator(node: onnx.NodeProto, versions: dict[str, int]) -> None:
         )
     if not domain and node.op_type == "Einsum":
         _check_equation(node)
-    if not domain and node.op_type in UNDECLARED:
+    if not domain and is_undeclared(node.op_type, versions[domain]):
         return
     if node.domain in _ONNX_DOMAINS and not _exists(node.op_type, versions[domain], domain):
         label = domain or "ai.onnx"
