@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """If, Loop and Scan as steps of a plan give what ONNX Runtime gives."""
 
+import ml_dtypes
 import numpy as np
 import onnxruntime
 import pytest
@@ -218,6 +219,24 @@ def test_what_a_loop_stacks_may_become_bfloat16(parse_model, backends):
     array = exe.run({"m": np.array(2), "x": x})["y"]
     assert array.dtype.name == "bfloat16"
     np.testing.assert_array_equal(array.astype(np.float32), [-x, -2 * x])
+
+
+@pytest.mark.parametrize("kind", ["16", "1"])
+def test_a_bfloat16_number_goes_into_what_a_loop_stacks(parse_model, backends, kind):
+    """Neither what comes in nor what goes out has a size and a type that the session knows."""
+    dtype = {"16": "bfloat16", "1": "float"}[kind]
+    model = parse_model(f"""g (int64 m, bfloat16 s) => ({dtype}[k] y) {{
+        x = Cast<to = 1>(s)
+        z, all = Loop(m, , x) <
+            body = b (int64 i, bool on, float v) => (bool on, float u, float t) {{
+            u = Add(v, x) t = Neg(v) }}>
+        y = Cast<to = {kind}>(all) }}""")
+    exe = intarsia.compile(model, "onnxruntime", backends=backends)
+    start = np.array(1.5, ml_dtypes.bfloat16)
+    for count in (2, 0):
+        array = exe.run({"m": np.array(count), "s": start})["y"]
+        assert array.dtype.name == {"16": "bfloat16", "1": "float32"}[kind]
+        np.testing.assert_array_equal(array.astype(np.float32), [-1.5, -3.0][:count])
 
 
 def test_a_profile_counts_iterations_and_times_what_is_in_them(parse_model, backends):

@@ -7,9 +7,11 @@ outputs by IO binding. Attributes: `num_threads`, `graph_optimization`, `custom_
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -205,12 +207,12 @@ class OrtExecutable:
         }
         specs = self._artifact.outputs
         results: Sequence[Any] = outputs
-        arrays = [one for one in outputs if isinstance(one, np.ndarray)]
+        arrays = [one for one in (*feeds.values(), *outputs) if isinstance(one, np.ndarray)]
         is_odd = any(one.dtype.isbuiltin == _USER_DEFINED for one in arrays)
         is_plain = all(
             isinstance(one, np.ndarray) and not one.dtype.hasobject for one in feeds.values()
         )
-        if is_odd and is_plain:  # the session makes no arrays of such types
+        if is_odd and is_plain:  # the session neither takes nor makes arrays of such types
             self._run_bound(feeds, outputs)
         else:
             results = self._session.run([spec.name for spec in specs], feeds)
@@ -221,7 +223,7 @@ class OrtExecutable:
     def _run_bound(self, feeds: Mapping[str, Any], outputs: tuple[Buffer, ...]) -> None:
         """Run on outputs whose memory is there; others go into their slots."""
         binding = self._session.io_binding()
-        arrays = {name: np.ascontiguousarray(value) for name, value in feeds.items()}
+        arrays = {name: np.asarray(value, order="C") for name, value in feeds.items()}
         for spec in self._artifact.inputs:
             array = arrays[spec.name]
             kind = _bound_type(spec.dtype)
@@ -238,7 +240,17 @@ class OrtExecutable:
         made = binding.get_outputs() if slots else ()
         for spec, slot in slots:
             position = self._artifact.outputs.index(spec)
-            slot.value = made[position].numpy()
+            slot.value = _array_of(made[position], spec.dtype)
+
+
+def _array_of(value: Any, dtype: str) -> Array:
+    """Return what a session made as an array of our own, of types without a numpy name too."""
+    if dtype in _NATIVE:
+        array: Array = value.numpy()
+        return array
+    kind, shape = np_dtype(dtype), tuple(value.shape())
+    memory = (ctypes.c_uint8 * (prod(shape) * kind.itemsize)).from_address(value.data_ptr())
+    return np.frombuffer(memory, kind).reshape(shape).copy()
 
 
 class _BoundRun:
