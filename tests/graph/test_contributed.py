@@ -33,6 +33,13 @@ SHAPES = {
     "y = com.microsoft.RotaryEmbedding(x, i, t, t)": "float[2,3,8]",
     "y = com.microsoft.MultiHeadAttention<num_heads = 2>(x, kv, kv)": "float[2,3,8]",
     "o, y = com.microsoft.MultiHeadAttention<num_heads = 2>(x, kv, kv, , , , old, old)": "float[2,2,9,4]",  # noqa: E501
+    "o, y = com.microsoft.MultiHeadAttention<num_heads = 2>(x, kv, kv)": "float[2,2,7,4]",
+    "y = com.microsoft.MultiHeadAttention<num_heads = 2>(x, old, old)": "float[2,3,8]",
+    "y = com.microsoft.MultiHeadAttention<num_heads = 2>(x, pair)": "float[2,3,8]",
+    "y = com.microsoft.MultiHeadAttention<num_heads = 2>(triple)": "float[2,3,8]",
+    "y = com.microsoft.DecoderMaskedMultiHeadAttention<num_heads = 2>(q, q, q)": "float[2,1,8]",
+    "y = com.microsoft.DecoderMaskedMultiHeadAttention<num_heads = 2>(q, old, old)": "float[2,1,8]",
+    "o, y = com.microsoft.DecoderMaskedMultiHeadAttention<num_heads = 2>(q, q, q, , , old, old)": "float[2,2,2,4]",  # noqa: E501
     "y = com.microsoft.Attention<num_heads = 2>(x, w3)": "float[2,3,8]",
     "y = com.microsoft.Attention<num_heads = 2, qkv_hidden_sizes = [8, 8, 4]>(x, w3)": "float[2,3,4]",  # noqa: E501
     "o, y = com.microsoft.Attention<num_heads = 2>(x, w3, , , both)": "float[2,2,2,8,4]",
@@ -45,6 +52,7 @@ SHAPES = {
 INPUTS = "float[2,3,8] x, float[8] b, int64[2,3] i, float[11,8] t, float[3,7,8] z"
 INPUTS += ", float[5,3,3] k, int64[4,2] g, float[2,7,8] kv, float[2,2,2,4] old"
 INPUTS += ", float[2,3,4] h, float[2,3,8] w, int32[1] n"
+INPUTS += ", float[2,7,2,2,4] pair, float[2,3,2,3,4] triple, float[2,1,8] q"
 INPUTS += ", float[8,24] w3, float[2,2,2,5,4] both"
 
 

@@ -52,19 +52,39 @@ def _product(node: onnx.NodeProto) -> str:
 
 
 def _present(past: int, new: int) -> Stated:
-    """Return what joins a past and new keys or values, (batch, length, heads * size)."""
+    """Return what joins a past, if there is one, and keys or values, (batch, length, width)."""
 
     def stated(node: onnx.NodeProto) -> str:
-        heads = next((item.i for item in node.attribute if item.name == "num_heads"), 1)
-        name = f"o{past - 5}"
+        name = f"o{new}"
+        joined = f"Concat<axis = 2>(i{past}, {name}t)" if _has(node, past) else f"Identity({name}t)"
         return (
-            f"{name}s = Constant<value_ints = [0, 0, {heads}, -1]> ()"
+            f"{name}s = Constant<value_ints = [0, 0, {_number(node, 'num_heads')}, -1]> ()"
             f" {name}r = Reshape(i{new}, {name}s)"
             f" {name}t = Transpose<perm = [0, 2, 1, 3]>({name}r)"
-            f" {name} = Concat<axis = 2>(i{past}, {name}t)"
+            f" {name} = {joined}"
         )
 
     return stated
+
+
+def _has(node: onnx.NodeProto, position: int) -> bool:
+    return position < len(node.input) and bool(node.input[position])
+
+
+def _multi_head(node: onnx.NodeProto) -> str:
+    """Return the result of MultiHeadAttention: as wide as all heads of its values together."""
+    if not _has(node, 1):
+        return (
+            "o0h = ReduceMax<axes = [3], keepdims = 0>(i0)"
+            " o0s = Constant<value_ints = [0, 0, -1]> () o0 = Reshape(o0h, o0s)"
+        )
+    if not _has(node, 2):
+        return "o0 = Identity(i0)"
+    # Values are (batch, length, width) or (batch, heads, length, size).
+    return (
+        'o0h = Einsum<equation = "b...sv->b...v">(i2) o0s = Constant<value_ints = [0, -1]> ()'
+        ' o0w = Reshape(o0h, o0s) o0 = Einsum<equation = "blh,bv->blv">(i0, o0w)'
+    )
 
 
 def _packed(node: onnx.NodeProto) -> str:
@@ -150,6 +170,11 @@ CONTRIBUTED: Mapping[str, Mapping[int, Stated]] = {
     "Attention": {0: _packed, 1: _packed_present},
     "BiasGelu": {0: _like("o0 = Add(i0, i1)")},
     "BiasSoftmax": {0: _FIRST},
+    "DecoderMaskedMultiHeadAttention": {
+        0: _multi_head,
+        1: _like("o1 = Identity(i5)"),
+        2: _like("o2 = Identity(i6)"),
+    },
     "EmbedLayerNormalization": {
         0: _like("o0 = Gather(i2, i0)"),
         1: _like("m1 = Cast<to = 6>(i0) o1 = ReduceMax<axes = [1], keepdims = 0>(m1)"),
@@ -163,7 +188,7 @@ CONTRIBUTED: Mapping[str, Mapping[int, Stated]] = {
     "Gelu": {0: _FIRST},
     "GroupQueryAttention": {0: _group_query, 1: _cache(1), 2: _cache(2)},
     "MultiHeadAttention": {
-        0: _like('o0 = Einsum<equation = "blh,bsv->blv">(i0, i2)'),
+        0: _multi_head,
         1: _present(6, 1),
         2: _present(7, 2),
     },

@@ -52,7 +52,9 @@ class CacheLengths:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """`y[i, h] = concat(past[i, h, :n], new[i, h], 0 ...)`, where `n + new = lengths[i]`.
+    """`y[i, h] = concat(past[i, h, :n], new[i, h], rest)`, where `n + new = lengths[i]`.
+
+    The rest is zeros, or as it was in the past.
 
     Attributes:
         batch: Items.
@@ -65,6 +67,7 @@ class Append:
         x: Over (batch, heads, new, size).
         y: Over (batch, heads, capacity, size).
         lengths: Over (batch,), int64.
+        keeps: Whether rows behind the new ones stay as they were; then the past has all rows.
         unit: What it is shaped for.
     """
 
@@ -78,6 +81,7 @@ class Append:
     x: Layout
     y: Layout
     lengths: Layout
+    keeps: bool = False
     unit: VectorUnit = AVX512
 
 
@@ -155,7 +159,7 @@ def _append(spec: Append) -> Function:
         parts: list[tuple[Subscript, Subscript, Buffer | None, Index]] = [
             (0, start, past, Index()),
             (start, end, x, start),
-            (end, spec.capacity, None, Index()),
+            (end, spec.capacity, past if spec.keeps else None, Index()),
         ]
         for first, last, source, shift in parts if past is not None else parts[1:]:
             with b.serial(b.larger(begin, first), b.smaller(stop, last)) as row:

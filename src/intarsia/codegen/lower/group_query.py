@@ -277,7 +277,7 @@ def _appended(
         new.layout,
         whole.layout,
         lengths.layout,
-        assembler.unit,
+        unit=assembler.unit,
     )
     views = [view for view in (past, new, lengths, whole) if view is not None]
     assembler.call(spec, views, group.names, "present")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from enum import Enum
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from intarsia.graph.graph import Value
 _BIAS, _KEY_MASK, _ADDED, _PAST = 3, 4, 5, 6
 _PRESENT_KEY, _SCORES = 1, 3
 _SEQUENCES = 3
+_SPLIT_RANK = 4
 _HIDDEN = -10000.0
 """What is added to scores of keys that are hidden, unless it is told."""
 
@@ -37,18 +39,41 @@ def refuse_multi_head(operation: Operation) -> str | None:
         return "its past has a length of its own"
     if output_of(operation, _SCORES) >= 0:
         return "its scores are asked for"
-    present = {position: operation.value(position) for position in range(_PAST + 2)}
-    if any(present[position] is None for position in range(3)):
-        return "its operands are packed"
-    if (present[_PAST] is None) != (present[_PAST + 1] is None):
+    past = [operation.value(_PAST + number) for number in range(2)]
+    if (past[0] is None) != (past[1] is None):
         return "it has a past key or value without the other"
-    if present[_PAST] is None and output_of(operation, _PRESENT_KEY) >= 0:
-        return "it has a present without a past"
-    why = _refuse_dtypes(operation, _PAST + 2, _KEY_MASK)
+    are_split = _form(operation) is not _Form.SEQUENCES
+    if are_split and operation.value(_BIAS) is not None:
+        return "its operands have heads already and a bias"
+    if are_split and (past[0] is not None or output_of(operation, _PRESENT_KEY) >= 0):
+        return "its operands have heads already and a past or a present"
+    why = refuse_dtypes(operation, _PAST + 2, _KEY_MASK)
     return why or _refuse_multi_head_shapes(operation)
 
 
-def _refuse_dtypes(operation: Operation, count: int, mask_at: int) -> str | None:
+class _Form(Enum):
+    """How queries, keys and values come."""
+
+    SEQUENCES = "each (batch, length, heads * size)"
+    SPLIT = "keys and values (batch, heads, length, size)"
+    PAIRS = "keys and values together (batch, length, heads, 2, size)"
+    TRIPLES = "all together (batch, length, heads, 3, size)"
+
+
+_APART = (_Form.SEQUENCES, _Form.SPLIT)
+"""The forms in which there are three inputs."""
+
+
+def _form(operation: Operation) -> _Form:
+    if operation.value(1) is None:
+        return _Form.TRIPLES
+    if operation.value(2) is None:
+        return _Form.PAIRS
+    return _Form.SPLIT if len(operation.shape(1)) == _SPLIT_RANK else _Form.SEQUENCES
+
+
+def refuse_dtypes(operation: Operation, count: int, mask_at: int) -> str | None:
+    """Say which of the first inputs is not of float32, or of int32 if it is the mask."""
     for position in range(count):
         value = operation.value(position)
         dtype = "int32" if position == mask_at else "float32"
@@ -58,19 +83,41 @@ def _refuse_dtypes(operation: Operation, count: int, mask_at: int) -> str | None
 
 
 def _refuse_multi_head_shapes(operation: Operation) -> str | None:
-    shapes = [operation.shape(position) for position in range(3)]
-    heads = operation.attribute("num_heads")
-    if any(len(shape) != _SEQUENCES for shape in shapes):
+    form, heads = _form(operation), operation.attribute("num_heads")
+    shapes = [operation.shape(position) for position in range(3 if form in _APART else 1)]
+    parts = {_Form.TRIPLES: (0, 3), _Form.PAIRS: (1, 2)}.get(form)
+    if parts is not None and operation.shape(parts[0])[2:4] != (heads, parts[1]):
+        return "its packed operands do not have its heads"
+    if form is not _Form.TRIPLES and len(shapes[0]) != _SEQUENCES:
+        return "its queries are not of three dimensions"
+    if form is _Form.SEQUENCES and any(len(shape) != _SEQUENCES for shape in shapes):
         return "its operands are not of three dimensions"
-    if any(shape[-1] % heads for shape in shapes) or shapes[0][-1] != shapes[1][-1]:
+    sizes = _head_sizes(form, operation, heads)
+    if sizes is None:
         return "its heads do not divide its operands"
-    sizes = [shape[-1] // heads for shape in shapes[1:]]
     if not 0 < min(sizes) <= max(sizes) <= LARGEST_HEAD:
         return f"its heads have {' and '.join(map(str, sizes))} entries"
-    return _refuse_mask(operation.value(_KEY_MASK), shapes[0][0])
+    return refuse_mask(operation.value(_KEY_MASK), shapes[0][0])
 
 
-def _refuse_mask(mask: Value | None, batch: Size) -> str | None:
+def _head_sizes(form: _Form, operation: Operation, heads: int) -> tuple[int, int] | None:
+    """Return the entries of a key and of a value; None if they do not fit the queries."""
+    widths = [operation.shape(position)[-1] for position in range(3 if form in _APART else 1)]
+    if form is _Form.TRIPLES:
+        return widths[0], widths[0]
+    if form is _Form.PAIRS:
+        size = operation.shape(1)[-1]
+        return (size, size) if widths[0] == heads * size else None
+    if form is _Form.SPLIT:
+        are_heads = all(operation.shape(position)[1] == heads for position in (1, 2))
+        return (widths[1], widths[2]) if are_heads and widths[0] == heads * widths[1] else None
+    if any(width % heads for width in widths) or widths[0] != widths[1]:
+        return None
+    return widths[1] // heads, widths[2] // heads
+
+
+def refuse_mask(mask: Value | None, batch: Size) -> str | None:
+    """Say why a mask of keys is not taken."""
     shape = mask.shape or () if mask is not None else (batch,)
     if len(shape) == 1 and shape[0] not in (batch, 2 * batch):
         return "its mask is of sequences that are joined"
@@ -79,19 +126,8 @@ def _refuse_mask(mask: Value | None, batch: Size) -> str | None:
 
 def lower_multi_head(assembler: Assembler, group: KernelGroup) -> None:
     """Append the kernel of attention, after copies of what has a bias or a past."""
-    operation, heads = group.anchor, group.anchor.attribute("num_heads")
-    views, begin = [], 0
-    for position in range(3):
-        view = assembler.read(operation.node.inputs[position])
-        bias = operation.value(_BIAS)
-        if bias is not None:
-            size = view.shape[-1]
-            part = assembler.read(bias.id).part(0, begin, size)
-            begin += size
-            body = Body(("float32",) * 2, (Apply("Add", (0, 1)),), (2,))
-            view = _computed(assembler, group, body, (view, part.expanded(view.shape)))
-        views.append(_as_heads(view, heads))
-    q, *kept = views
+    operation = group.anchor
+    q, *kept = _operands(assembler, group)
     for number, new in enumerate(kept):
         past = operation.value(_PAST + number)
         present = output_of(operation, _PRESENT_KEY + number)
@@ -102,19 +138,65 @@ def lower_multi_head(assembler: Assembler, group: KernelGroup) -> None:
             assembler.target(present) if present >= 0 else None,
             group.names,
         )
-    _append(assembler, group, (q, kept[0], kept[1]), _KEY_MASK, _ADDED)
+    append_masked(assembler, group, (q, kept[0], kept[1]), _KEY_MASK, _ADDED)
 
 
-def _as_heads(view: View, heads: int) -> View:
+def _operands(assembler: Assembler, group: KernelGroup) -> list[View]:
+    """Return queries, keys and values as (batch, heads, length, size)."""
+    operation, heads = group.anchor, group.anchor.attribute("num_heads")
+    form = _form(operation)
+    views = [assembler.read(value) for value in operation.node.inputs[:3] if value >= 0]
+    if form is _Form.TRIPLES:
+        return [_of_packed(views[0], number) for number in range(3)]
+    if form is _Form.PAIRS:
+        return [as_heads(views[0], heads), *(_of_packed(views[1], number) for number in range(2))]
+    if form is _Form.SPLIT:
+        return [as_heads(views[0], heads), *views[1:]]
+    return split_heads(assembler, group, views, _BIAS)
+
+
+def split_heads(
+    assembler: Assembler, group: KernelGroup, views: Sequence[View], bias_at: int
+) -> list[View]:
+    """Return sequences as heads, with their parts of a bias, if there is one.
+
+    Args:
+        assembler: Of the program.
+        group: What is computed.
+        views: (batch, length, heads * size) each.
+        bias_at: The input that has a number for each of their columns, one after another.
+    """
+    bias, begin, heads = group.anchor.value(bias_at), 0, group.anchor.attribute("num_heads")
+    made = []
+    for view in views:
+        size, biased = view.shape[-1], view
+        if bias is not None:
+            part = assembler.read(bias.id).part(0, begin, size)
+            body = Body(("float32",) * 2, (Apply("Add", (0, 1)),), (2,))
+            biased = _computed(assembler, group, body, (view, part.expanded(view.shape)))
+        begin += size
+        made.append(as_heads(biased, heads))
+    return made
+
+
+def as_heads(view: View, heads: int) -> View:
+    """Return (batch, length, heads * size) as (batch, heads, length, size)."""
     return view.split(2, heads).permuted((0, 2, 1, 3))
 
 
-def _append(
+def _of_packed(view: View, number: int) -> View:
+    """Return one of what lies together in (batch, length, heads, 2 or 3, size)."""
+    part = view.part(3, number, 1).permuted((3, 0, 2, 1, 4))
+    return _entry(part, 0)
+
+
+def append_masked(
     assembler: Assembler,
     group: KernelGroup,
     operands: tuple[View, View, View],
     mask_at: int,
     added_at: int,
+    lengths: View | None = None,
 ) -> None:
     """Append the kernel of attention, with what masks it.
 
@@ -124,6 +206,7 @@ def _append(
         operands: Queries, keys and values, (batch, heads, length, size).
         mask_at: The input that says which keys count.
         added_at: The input that is added to scores.
+        lengths: Over (batch,): how many keys count; None for all.
     """
     operation, (q, k, v) = group.anchor, operands
     scores = (*q.shape[:3], k.shape[2])
@@ -137,7 +220,14 @@ def _append(
     is_causal = operation.attribute("unidirectional", 0)
     append_attention(
         assembler,
-        Heads(q, k, v, _as_heads(place_of(assembler, group.result), q.shape[1]), tuple(masks)),
+        Heads(
+            q,
+            k,
+            v,
+            as_heads(place_of(assembler, group.result), q.shape[1]),
+            tuple(masks),
+            None if lengths is None else lengths.unsqueezed(-1).expanded(scores[:2]),
+        ),
         group.names,
         scale=operation.attribute("scale", 0.0) or q.shape[-1] ** -0.5,
         last=scores[3] - scores[2] if is_causal else None,
@@ -196,7 +286,7 @@ def refuse_packed(operation: Operation) -> str | None:
         return "it turns queries and keys"
     if operation.value(_STATE) is None and output_of(operation, _PRESENT) >= 0:
         return "it has a present without a past"
-    return _refuse_dtypes(operation, _SHARED, _INDEX) or _refuse_packed_shapes(operation)
+    return refuse_dtypes(operation, _SHARED, _INDEX) or _refuse_packed_shapes(operation)
 
 
 def _refuse_packed_shapes(operation: Operation) -> str | None:
@@ -211,7 +301,7 @@ def _refuse_packed_shapes(operation: Operation) -> str | None:
         return f"its heads have {sizes[0]} and {sizes[2]} entries"
     if operation.value(_STATE) is not None and sizes[0] != sizes[2]:
         return "its past has keys and values of several sizes"
-    return _refuse_mask(operation.value(_INDEX), shapes[0][0])
+    return refuse_mask(operation.value(_INDEX), shapes[0][0])
 
 
 def _widths(operation: Operation) -> tuple[int, int, int]:
@@ -230,7 +320,7 @@ def lower_packed(assembler: Assembler, group: KernelGroup) -> None:
     joined = append_linear(assembler, x, weights, operation.value(_WEIGHTS + 1), group.names)
     views, begin = [], 0
     for width in _widths(operation):
-        views.append(_as_heads(joined.part(2, begin, width), heads))
+        views.append(as_heads(joined.part(2, begin, width), heads))
         begin += width
     q, *kept = views
     past, present = operation.value(_STATE), output_of(operation, _PRESENT)
@@ -244,7 +334,7 @@ def lower_packed(assembler: Assembler, group: KernelGroup) -> None:
                 None if whole is None else _entry(whole, number),
                 group.names,
             )
-    _append(assembler, group, (q, kept[0], kept[1]), _INDEX, _INDEX + 2)
+    append_masked(assembler, group, (q, kept[0], kept[1]), _INDEX, _INDEX + 2)
 
 
 def _entry(view: View, number: int) -> View:

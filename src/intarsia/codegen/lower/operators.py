@@ -15,6 +15,7 @@ from intarsia.codegen.lower import (
     attention_operators,
     contraction,
     convolution,
+    decoder_masked,
     embedding,
     found,
     group_query,
@@ -275,6 +276,9 @@ OPERATORS: dict[str, Operator] = {
     "Transpose": Operator(movement.lower_transpose, WITH_NARROW),
     "Trilu": Operator(indices.lower_trilu, ANY, indices.refuse_trilu),
     "com.microsoft.Attention": Operator(multi_head.lower_packed, FLOATS, multi_head.refuse_packed),
+    "com.microsoft.DecoderMaskedMultiHeadAttention": Operator(
+        decoder_masked.lower_decoder_masked, FLOATS, decoder_masked.refuse_decoder_masked
+    ),
     "com.microsoft.EmbedLayerNormalization": Operator(
         embedding.lower_embedding,
         embedding.DTYPES,

@@ -185,7 +185,9 @@ def attention_of_heads(call: NodeShapes) -> int:
     batch, queries, width = call.output_shape()
     heads: int = call.attrs.get_int("num_heads", 1)
     is_present = len(call.node.outputs) > 1 and call.node.outputs[1] >= 0
-    keys = call.shape(1)[1] if call.has(1) else queries
+    keys = queries
+    if call.has(1):  # (batch, heads, length, size) or with the length second
+        keys = call.shape(1)[2 if len(call.shape(1)) == len(("b", "h", "l", "s")) else 1]
     if is_present:
         keys = _shape(call.graph.values[call.node.outputs[1]])[2]
     return batch * heads * queries * keys * (4 * (width // heads) + SOFTMAX)

@@ -143,6 +143,7 @@ MICROSOFT = (
     _contraction("FusedGemm", flops=counts.gemm),
     _contraction("FusedMatMul", flops=counts.fused_matmul),
     _contraction("Attention", flops=counts.packed_attention),
+    _contraction("DecoderMaskedMultiHeadAttention", flops=counts.attention_of_heads),
     _contraction("GroupQueryAttention", flops=counts.attention_of_heads),
     _contraction("MultiHeadAttention", flops=counts.attention_of_heads),
     _contraction("TransposeMatMul", flops=counts.fused_matmul),
