@@ -8,15 +8,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 
-from intarsia.codegen.body import Fused, Layout, identity
+import numpy as np
+
+from intarsia.codegen.body import Apply, Body, Fused, Layout, identity
 from intarsia.codegen.kernels import gather, scan, scatter, top_k
+from intarsia.codegen.kernels.cache import Append
+from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.lower.assembler import Assembler, Guard
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import fuse
 from intarsia.codegen.lower.views import View
 from intarsia.codegen.scalar_ops.operator import NUMBERS, WIDE
-from intarsia.extents import is_free
+from intarsia.extents import UndecidedError, is_free
 from intarsia.graph.graph import ABSENT
 from intarsia.graph.indices import index_problem, index_use
 
@@ -223,6 +227,56 @@ def lower_scatter_nd(assembler: Assembler, group: KernelGroup) -> None:
             assembler.unit,
         )
         assembler.call(spec, (picks, updates, y), group.names)
+
+
+def refuse_tensor_scatter(operation: Operation) -> str | None:
+    """Say why new entries are not put into a cache."""
+    if operation.attribute("mode", "linear") != "linear":
+        return "it goes on at the front where its cache ends"
+    return None
+
+
+def lower_tensor_scatter(assembler: Assembler, group: KernelGroup) -> None:
+    """Copy a cache, with new entries where each item's index says."""
+    operation = group.anchor
+    shape = operation.shape()
+    axis = operation.attribute("axis", -2) % len(shape)
+    new = operation.shape(1)[axis]
+    if not isinstance(new, int):
+        raise UndecidedError(f"{new} new entries")
+    outer, inner = prod(shape[1:axis]), prod(shape[axis + 1 :])
+    past, update = (
+        assembler.read_dense(value).reshaped((shape[0], outer, extent, inner))
+        for value, extent in zip(operation.node.inputs, (shape[axis], new), strict=False)
+    )
+    name, write = operation.node.name, operation.value(2)
+    ends = assembler.constant(f"{name}/new", np.full(1, new, np.int64)).expanded((shape[0],))
+    if write is not None:
+        begins = assembler.read_dense(write.id)
+        extent = shape[axis] - new + 1
+        assembler.check_indices(begins, extent, name, write.name, are_counts=True)
+        counts, ends = ends, assembler.scratch("int64", (shape[0],))
+        body = Body(("int64",) * 2, (Apply("Add", (0, 1), (), "int64"),), (2,))
+        layouts = (begins.layout, counts.layout)
+        spec = Elementwise(ends.domain, layouts, (ends.layout,), body, assembler.unit)
+        assembler.call(spec, (begins, counts, ends), group.names)
+    with dense_target(assembler, group) as target:
+        y = target.reshaped((shape[0], outer, shape[axis], inner))
+        put = Append(
+            shape[0],
+            outer,
+            shape[axis],
+            new,
+            shape[axis],
+            inner,
+            past.layout,
+            update.layout,
+            y.layout,
+            ends.layout,
+            keeps=True,
+            unit=assembler.unit,
+        )
+        assembler.call(put, (past, update, ends, y), group.names)
 
 
 # CumSum, CumProd and Trilu

@@ -271,6 +271,7 @@ OPERATORS: dict[str, Operator] = {
     "Softmax": _SOFTMAX,
     "SpaceToDepth": Operator(movement.lower_shuffle, WITH_NARROW),
     "Split": Operator(movement.lower_split, WITH_NARROW, wish=_follow),
+    "TensorScatter": Operator(indices.lower_tensor_scatter, WIDE, indices.refuse_tensor_scatter),
     "Tile": Operator(movement.lower_tile, WITH_NARROW, movement.refuse_tile),
     "TopK": Operator(indices.lower_top_k, ANY - BOOL, indices.refuse_top_k),
     "Transpose": Operator(movement.lower_transpose, WITH_NARROW),
