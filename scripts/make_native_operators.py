@@ -14,6 +14,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from intarsia.codegen.lower.operators import OPERATORS
+from intarsia.codegen.lower.recipes import SEVERAL_STEPS
 from intarsia.onnx_backend.claims import Claim, check_claims, node_cases
 from intarsia.onnx_backend.conformance import Outcome
 
@@ -37,6 +39,52 @@ NONE = """
 
 {names}.
 """
+CONTRIBUTED = """
+## Operators of ONNX Runtime
+
+Exporters and ONNX Runtime's optimiser write operators of its own domain, `com.microsoft`. `llvm`
+computes {native}, and LayerNormalization and SimplifiedLayerNormalization, which ONNX Runtime puts
+into ONNX's own domain in operator sets that have none. Attention is of float32 alone, the others of
+what the reasons say (`explain`). In these forms they go to the next target:
+
+| operator | what is not native |
+|---|---|
+{forms}
+Others go to `onnxruntime`:
+
+| why | operators |
+|---|---|
+{others}
+These have no kernel for CPUs in ONNX Runtime {version} either, and no target takes them: {nowhere}.
+"""
+FORMS = (
+    ("Attention", "queries and keys that it turns; a past that shares memory"),
+    ("Attention, MultiHeadAttention", "a mask of four dimensions or of joined sequences; scores"),
+    ("MultiHeadAttention", "a past with a length of its own; heads that come apart with a bias"),
+    ("DecoderMaskedMultiHeadAttention", "keys of several beams; operands together; scores"),
+    (
+        "GroupQueryAttention",
+        "sinks, a smooth softmax, quantised caches, normalised queries, scores",
+    ),
+    ("SkipLayerNormalization, SkipSimplifiedLayerNormalization", "mean and deviation as outputs"),
+    ("EmbedLayerNormalization", "the mask index as an output"),
+)
+_GROUPS = (
+    (
+        "products, sums and copies of 4 and 8 bits",
+        r"Q.*|.*NBits.*|MatMul(Bnb4|FpQ4|Integer.*)|Dynamic(Quant.*)|DequantizeLinear|.*BlockQuant.*",
+    ),
+    ("a whole model, which it runs in a loop", r".*BeamSearch|GreedySearch|Sampling"),
+    ("text and hashes", r"Tokenizer|.*Hash.*|NGram.*|WordConvEmbedding"),
+    ("experts, which the data chooses", "MoE"),
+    (
+        "layers of models that no exporter which was tried writes yet",
+        r".*RMSNorm|.*Gate|Gated.*|Hyper.*|MRotary.*|ScaledSiLU|CausalConv.*|LinearAttention.*|Sparse.*",
+    ),
+    ("older or experimental operators, which nothing that was tried writes", ".*"),
+)
+"""Why operators are left to ONNX Runtime, with patterns of their names; the first that fits."""
+_DOMAIN = "com.microsoft"
 _NAMES = re.compile(r"the shape of '.*' is not known when compiling")
 
 
@@ -69,6 +117,33 @@ def _page(claims: Iterable[Claim]) -> Iterator[str]:
     yield HEADER.format(taken=counts[Outcome.PASSED], all=counts.total(), count=len(rows))
     yield from rows
     yield NONE.format(names=", ".join(absent))
+    yield _contributed()
+
+
+def _contributed() -> str:
+    """Return what becomes of the operators that the installed ONNX Runtime defines."""
+    import onnxruntime
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    names = (*OPERATORS, *(name for name, _ in SEVERAL_STEPS))
+    prefix = f"{_DOMAIN}."
+    native = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
+    defined = {one.name for one in state.get_all_operator_schema() if one.domain == _DOMAIN}
+    on_cpus = {
+        one.op_name
+        for one in state.get_all_opkernel_def()
+        if one.domain == _DOMAIN and one.provider == "CPUExecutionProvider"
+    }
+    grouped: dict[str, list[str]] = {why: [] for why, _ in _GROUPS}
+    for name in sorted(on_cpus - native):
+        grouped[next(why for why, text in _GROUPS if re.fullmatch(text, name))].append(name)
+    return CONTRIBUTED.format(
+        native=", ".join(sorted(native)),
+        forms="".join(f"| {name} | {form} |\n" for name, form in FORMS),
+        others="".join(f"| {why} | {', '.join(members)} |\n" for why, members in grouped.items()),
+        version=onnxruntime.__version__,
+        nowhere=", ".join(sorted(defined - on_cpus - native)),
+    )
 
 
 def _reason(claim: Claim) -> str:

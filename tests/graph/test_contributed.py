@@ -10,6 +10,8 @@ from intarsia.graph.load import load
 HEADER = '<ir_version: 7, opset_import: ["": 17, "com.microsoft": 1]>'
 SHAPES = {
     "y = com.microsoft.BiasGelu(x, b)": "float[2,3,8]",
+    "y = com.microsoft.BiasAdd(x, b, x)": "float[2,3,8]",
+    "y = com.microsoft.GroupNorm<groups = 2, activation = 1>(x, b, b)": "float[2,3,8]",
     "y = com.microsoft.FastGelu(x)": "float[2,3,8]",
     "y = com.microsoft.FastGelu(x, b)": "float[2,3,8]",
     "y = com.microsoft.Gelu(x)": "float[2,3,8]",

@@ -168,6 +168,7 @@ _SUM = _like("o3 = Identity(i0)")
 
 CONTRIBUTED: Mapping[str, Mapping[int, Stated]] = {
     "Attention": {0: _packed, 1: _packed_present},
+    "BiasAdd": {0: _FIRST},
     "BiasGelu": {0: _like("o0 = Add(i0, i1)")},
     "BiasSoftmax": {0: _FIRST},
     "DecoderMaskedMultiHeadAttention": {
@@ -186,6 +187,7 @@ CONTRIBUTED: Mapping[str, Mapping[int, Stated]] = {
     "FusedMatMul": {0: _product},
     "GatherND": {0: _like("o0 = GatherND(i0, i1)")},
     "Gelu": {0: _FIRST},
+    "GroupNorm": {0: _FIRST},
     "GroupQueryAttention": {0: _group_query, 1: _cache(1), 2: _cache(2)},
     "MultiHeadAttention": {
         0: _multi_head,

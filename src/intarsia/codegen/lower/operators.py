@@ -297,6 +297,9 @@ OPERATORS: dict[str, Operator] = {
         products.lower_gemm, _REAL, activations.refuse_activation, has_epilogue=True
     ),
     "com.microsoft.FusedMatMul": _FUSED_MATMUL,
+    reductions.GROUP_NORM: Operator(
+        reductions.lower_group_norm, _REAL, reductions.refuse_group_norm, has_epilogue=True
+    ),
     "com.microsoft.GroupQueryAttention": Operator(
         group_query.lower_group_query, FLOATS, group_query.refuse_group_query
     ),

@@ -132,7 +132,8 @@ def _cast(operation: Operation) -> Recipe:
 
 
 _TANH = (("approximate", "tanh"),)
-_SEVERAL_STEPS: dict[tuple[str, int], tuple[Apply, ...]] = {
+SEVERAL_STEPS: dict[tuple[str, int], tuple[Apply, ...]] = {
+    ("com.microsoft.BiasAdd", 3): (Apply("Add", (0, 1)), Apply("Add", (3, 2))),
     ("com.microsoft.BiasGelu", 2): (Apply("Add", (0, 1)), Apply("Gelu", (2,))),
     ("com.microsoft.FastGelu", 1): (Apply("Gelu", (0,), _TANH),),
     ("com.microsoft.FastGelu", 2): (Apply("Add", (0, 1)), Apply("Gelu", (2,), _TANH)),
@@ -149,7 +150,7 @@ def _several_steps(operation: Operation) -> Recipe:
     sources = tuple(value.id for value in operation.inputs)
     dtype = operation.output.dtype
     wide = _WIDER.get(dtype, dtype)
-    *steps, last = _SEVERAL_STEPS[operation.op_type, len(sources)]
+    *steps, last = SEVERAL_STEPS[operation.op_type, len(sources)]
     names = _DEFAULTS.get(operation.op_type, {})
     attributes = tuple((name, operation.attribute(name, names[name])) for name in sorted(names))
     steps = [*steps, replace(last, attributes=last.attributes + attributes)]
@@ -179,7 +180,7 @@ def _power(operation: Operation) -> Recipe:
 
 
 _SPECIAL: dict[str, Callable[[Operation], Recipe]] = {
-    **{name: _several_steps for name, _ in _SEVERAL_STEPS},
+    **{name: _several_steps for name, _ in SEVERAL_STEPS},
     "BatchNormalization": _batch_normalization,
     **dict.fromkeys(names_of(lambda operator: operator.casts), _cast),
     "Dropout": _first_input,
@@ -372,7 +373,7 @@ def _is_old(operation: Operation) -> bool:
 
 def _refuse_dtypes(operation: Operation) -> str | None:
     """Say why the dtypes of the operands are not taken; halves are computed in float32."""
-    is_several = (operation.op_type, len(operation.inputs)) in _SEVERAL_STEPS
+    is_several = (operation.op_type, len(operation.inputs)) in SEVERAL_STEPS
     taken = FLOATS if is_several else supported_dtypes(operation.op_type)
     first = 1 if operation.op_type == "Where" else 0  # after its condition
     if not taken and operation.inputs[0].dtype in NARROW:

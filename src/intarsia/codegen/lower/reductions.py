@@ -28,7 +28,7 @@ from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.layouts import Wish
 from intarsia.codegen.lower.operation import Operation
-from intarsia.codegen.lower.recipes import fuse, operand, over
+from intarsia.codegen.lower.recipes import ANCHOR, Recipe, fuse, operand, over
 from intarsia.codegen.lower.views import CHANNELS, View, without
 from intarsia.codegen.lower.windows import read_window
 from intarsia.codegen.scalar_ops.operator import FLOATS, WIDE
@@ -407,8 +407,49 @@ def lower_group_normalization(assembler: Assembler, group: KernelGroup) -> None:
         strides = (0, outer, inner, *(0 for _ in range(rank - 2)))
         vectors.append(replace(view, shape=split.shape, strides=strides))
     append_normalization(
-        assembler, group, split, tuple(range(2, rank + 1)), *vectors, groups=groups
+        assembler, group, split, tuple(range(2, rank + 1)), *vectors, groups=(CHANNELS, groups)
     )
+
+
+GROUP_NORM = "com.microsoft.GroupNorm"
+_ACTIVATED = 1
+
+
+def refuse_group_norm(operation: Operation) -> str | None:
+    """Say why a GroupNorm of ONNX Runtime is not taken."""
+    rank, at = len(operation.shape()), _channels(operation)
+    if rank <= CHANNELS + 1:
+        return "it has no spatial dimension"
+    channels = operation.shape()[at]
+    if channels % operation.attribute("groups"):
+        return "its channels are not a multiple of its groups"
+    if any(operation.shape(position) != (channels,) for position in (1, 2)):
+        return "its scale or shift is not one for each channel"
+    if operation.attribute("activation", 0) not in (0, _ACTIVATED):
+        return "its activation is not SiLU"
+    return refuse_normalization(operation)
+
+
+def _channels(operation: Operation) -> int:
+    """Return the dimension of channels of a GroupNorm."""
+    return len(operation.shape()) - 1 if operation.attribute("channels_last", 1) else CHANNELS
+
+
+def lower_group_norm(assembler: Assembler, group: KernelGroup) -> None:
+    """Append ONNX Runtime's GroupNorm: channels may be the last dimension, and SiLU may follow."""
+    operation = group.anchor
+    x, at = assembler.read(operation.node.inputs[0]), _channels(operation)
+    groups = operation.attribute("groups")
+    split = x.split(at, groups)
+    vectors = []
+    for value in operation.node.inputs[1:3]:
+        view = assembler.read(value)
+        (step,) = view.strides
+        steps = {at: step * split.shape[at + 1], at + 1: step}
+        strides = tuple(steps.get(dim, 0) for dim in range(len(split.shape)))
+        vectors.append(replace(view, shape=split.shape, strides=strides))
+    axes = tuple(dim for dim in range(1, len(split.shape)) if dim != at)
+    append_normalization(assembler, group, split, axes, *vectors, groups=(at, groups))
 
 
 def refuse_lrn(operation: Operation) -> str | None:
@@ -466,16 +507,19 @@ def append_normalization(
     scale: View | None,
     bias: View | None,
     *,
-    groups: int = 0,
+    groups: tuple[int, int] | None = None,
     sum_of: SumFirst | None = None,
 ) -> None:
-    """Append a normalisation over some dimensions; `groups` split the channels, unless 0."""
+    """Append a normalisation over some dimensions; one may be cut into groups, so many of it."""
     operation = group.anchor
     is_whole = operation.op_type == "MeanVarianceNormalization"
-    fused, operands = fuse(assembler, group, x.dtype)
+    is_activated = operation.op_type == GROUP_NORM and operation.attribute("activation", 0)
+    silu = Apply("Swish", (0,), (("alpha", 1.0),), x.dtype)
+    first = Recipe((ANCHOR,), (silu,)) if is_activated else None
+    fused, operands = fuse(assembler, group, x.dtype, first)
     y = assembler.target(group.result)
     if groups:
-        y, *operands = (view.split(CHANNELS, groups) for view in (y, *operands))
+        y, *operands = (view.split(*groups) for view in (y, *operands))
     added, totals = (sum_of.added, sum_of.totals) if sum_of else ((), ())
     others = () if added else operation.outputs[1:]
     statistics = [assembler.target(value.id) for value in others]

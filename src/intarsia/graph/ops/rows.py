@@ -135,6 +135,7 @@ OTHERS = (
 _activation = partial(_other, weight=CallWeight.LIGHT)
 
 MICROSOFT = (
+    _activation("BiasAdd"),
     _activation("BiasGelu"),
     _activation("FastGelu"),
     _activation("Gelu"),
@@ -148,6 +149,7 @@ MICROSOFT = (
     _contraction("MultiHeadAttention", flops=counts.attention_of_heads),
     _contraction("TransposeMatMul", flops=counts.fused_matmul),
     _axes("EmbedLayerNormalization", flops=counts.each_output(counts.NORMALISE)),
+    _axes("GroupNorm", flops=counts.each_output(counts.NORMALISE)),
     _axes("SkipLayerNormalization", flops=counts.each(counts.NORMALISE)),
     _axes("SkipSimplifiedLayerNormalization", flops=counts.each(4)),
     _other("RotaryEmbedding", flops=counts.each(3)),
