@@ -55,7 +55,7 @@ Others go to `onnxruntime`:
 | why | operators |
 |---|---|
 {others}
-These have no kernel for CPUs in ONNX Runtime {version} either, and no target takes them: {nowhere}.
+These have no kernel for CPUs in ONNX Runtime {version} either: {nowhere}.
 """
 FORMS = (
     ("Attention", "queries and keys that it turns; a past that shares memory"),
@@ -78,10 +78,10 @@ _GROUPS = (
     ("text and hashes", r"Tokenizer|.*Hash.*|NGram.*|WordConvEmbedding"),
     ("experts, which the data chooses", "MoE"),
     (
-        "layers of models that no exporter which was tried writes yet",
+        "layers of newer models",
         r".*RMSNorm|.*Gate|Gated.*|Hyper.*|MRotary.*|ScaledSiLU|CausalConv.*|LinearAttention.*|Sparse.*",
     ),
-    ("older or experimental operators, which nothing that was tried writes", ".*"),
+    ("older or experimental operators", ".*"),
 )
 """Why operators are left to ONNX Runtime, with patterns of their names; the first that fits."""
 _DOMAIN = "com.microsoft"
