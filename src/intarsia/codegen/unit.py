@@ -18,8 +18,8 @@ class VectorUnit:
         registers: Number of vector registers.
         has_fma: Whether it multiplies and adds in one instruction.
         has_half: Whether it converts vectors of float16 to float32.
-        l1_bytes: Size of the first data cache.
-        l2_bytes: Size of the second cache, for one core.
+        l1_bytes: What one core has of the first data cache.
+        l2_bytes: What one core has of the second cache.
     """
 
     bits: int = 512

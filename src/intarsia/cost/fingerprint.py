@@ -17,6 +17,7 @@ from pathlib import Path
 
 from intarsia.cost.machine import find_cpu, quota_cpus, read_text
 from intarsia.settings import available_cpus
+from intarsia.target.caches import count_cpus, read_caches
 
 _CPU0 = Path("/sys/devices/system/cpu/cpu0")
 _DIGEST_BYTES = 8
@@ -81,8 +82,8 @@ def find_fingerprint(cpu0: Path = _CPU0) -> Fingerprint:
         architecture=cpu.architecture,
         extensions=tuple(sorted(name for name, has in cpu.extensions.items() if has)),
         cpus=cpus,
-        threads_per_core=_count(_read(cpu0 / "topology" / "thread_siblings_list")),
-        caches=_caches(cpu0 / "cache"),
+        threads_per_core=count_cpus(_read(cpu0 / "topology" / "thread_siblings_list")),
+        caches=tuple(f"{cache.name} {cache.size}" for cache in read_caches(cpu0)),
         system=platform.system(),
     )
 
@@ -105,29 +106,6 @@ def host_id() -> str:
     identity = _read(Path("/etc/machine-id")) or _read(Path("/var/lib/dbus/machine-id"))
     data = f"intarsia\0{identity}\0{platform.node()}".encode()
     return hashlib.blake2b(data, digest_size=6).hexdigest()
-
-
-def _caches(folder: Path) -> tuple[str, ...]:
-    """Return the caches that hold data, from what Linux says of the first CPU."""
-    letters = {"Data": "d", "Unified": ""}
-    caches = []
-    for index in sorted(folder.glob("index[0-9]*")):
-        letter = letters.get(_read(index / "type"))
-        level, size = _read(index / "level"), _read(index / "size")
-        if letter is not None and level and size:
-            caches.append(f"L{level}{letter} {size}")
-    return tuple(caches)
-
-
-def _count(siblings: str) -> int:
-    """Return how many CPUs a list such as `0-1,4` has."""
-    total = 0
-    for part in filter(None, siblings.split(",")):
-        first, _, last = part.partition("-")
-        if not (first.isdecimal() and (last or first).isdecimal()):
-            return 0
-        total += int(last or first) - int(first) + 1
-    return total
 
 
 def _read(file: Path) -> str:

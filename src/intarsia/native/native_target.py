@@ -10,7 +10,7 @@ from intarsia.codegen.unit import LoweringOptions, VectorUnit, WinogradMode
 from intarsia.errors import TargetError
 from intarsia.native.machine import NativeCpu
 from intarsia.target import Target
-from intarsia.target.cpu import host_cpu, host_triple, vector_bits, vector_registers
+from intarsia.target.cpu import NATIVE, host_cpu, host_triple, vector_bits, vector_registers
 from intarsia.target.cpu_tables import (
     FAMILIES,
     GENERIC,
@@ -23,6 +23,8 @@ from intarsia.target.text import suggest
 
 _ALWAYS_FUSED = ("aarch64", "riscv")
 """Architectures whose floating-point units multiply and add in one instruction."""
+_L1_BYTES, _L2_BYTES = 32 << 10, 512 << 10
+"""Caches of a core whose name does not tell them: what most have, or more."""
 
 
 def target_cpu(target: Target) -> tuple[NativeCpu, VectorUnit]:
@@ -33,9 +35,8 @@ def target_cpu(target: Target) -> tuple[NativeCpu, VectorUnit]:
             of the features, or not together.
     """
     if target.attrs.get("mcpu") is None and target.attrs.get("mtriple") is None:
-        here = host_cpu()
-        mattr = [*here.mattr, *(target.attrs.get("mattr") or ())]
-        target = Target({"kind": "llvm", "mcpu": here.name, "mattr": mattr})
+        given = {name: target.attrs[name] for name in ("mattr", "l2-cache") if name in target.attrs}
+        target = Target({"kind": "llvm", "mcpu": NATIVE, **given})
     attrs, features = target.attrs, target.features
     triple, cpu = _triple(target), attrs.get("mcpu") or ""
     name = cpu.partition("+")[0]
@@ -46,6 +47,8 @@ def target_cpu(target: Target) -> tuple[NativeCpu, VectorUnit]:
         vector_registers(target) or 16,
         has_fma=bool(features.has_fma) or features.arch in _ALWAYS_FUSED,
         has_half=bool(features.has_f16c) or features.arch == "aarch64",
+        l1_bytes=features.l1_bytes or _L1_BYTES,
+        l2_bytes=attrs.get("l2-cache") or features.l2_bytes or _L2_BYTES,
     )
     flags = _llvm_flags(target, cpu, family)
     return NativeCpu(triple, name, ",".join(flags)), unit
@@ -204,7 +207,10 @@ def lowering_options(target: Target) -> LoweringOptions:
         _, unit = target_cpu(target)
     else:
         unit = VectorUnit(
-            vector_bits(target) or _PLAIN_BITS, vector_registers(target) or _PLAIN_REGISTERS
+            vector_bits(target) or _PLAIN_BITS,
+            vector_registers(target) or _PLAIN_REGISTERS,
+            l1_bytes=target.features.l1_bytes or _L1_BYTES,
+            l2_bytes=target.features.l2_bytes or _L2_BYTES,
         )
     winograd = WinogradMode(target.attrs.get("winograd") or WinogradMode.AUTO)
     return LoweringOptions(unit, winograd, _has_half_weights(target, unit))

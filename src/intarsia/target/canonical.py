@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from intarsia.errors import TargetError
@@ -21,6 +22,7 @@ from intarsia.target.architectures import (
     read_riscv_march,
     restrict_arm,
 )
+from intarsia.target.caches import cpu_caches, untold_caches
 from intarsia.target.cpu_tables import GENERIC, find_family, load_table, read_flags
 from intarsia.target.kind import Canonical, Canonicalizer
 
@@ -46,12 +48,18 @@ def canonicalize_llvm(attrs: Mapping[str, Any]) -> Canonical:
     """Check the form of LLVM's options, and do what is done for every CPU.
 
     `generic` without a triple is the baseline of this machine's architecture: the triple is added.
+    Where the name of a `native` CPU does not tell its caches, this machine does.
     """
     for index, option in enumerate(attrs.get("cl-opt", ())):
         _check_cl_opt(option, f"cl-opt[{index}]")
     if _base_name(attrs) == GENERIC and not attrs.get("mtriple"):
         attrs = {**attrs, "mtriple": machine.host_triple()}
-    return canonicalize_cpu(attrs)
+    is_native = _base_name(attrs) == machine.NATIVE
+    canonical = canonicalize_cpu(attrs)
+    if not is_native:
+        return canonical
+    here = untold_caches(_base_name(canonical.attrs))
+    return replace(canonical, attrs={**here, **canonical.attrs}) if here else canonical
 
 
 def canonicalize_cpu(attrs: Mapping[str, Any]) -> Canonical:
@@ -107,7 +115,10 @@ def _features(cpu: str, triple: str, mattr: tuple[str, ...]) -> Mapping[str, Any
     isa = table.features(name, (*implied, *flags))
     if family in ("arm", "aarch64"):
         isa = restrict_arm(isa, flags)
-    recognised = {"cpu_known": name in table.cpus} if name else {}
+    recognised: dict[str, Any] = {"cpu_known": name in table.cpus} if name else {}
+    caches = cpu_caches(name)
+    if caches is not None:
+        recognised["l1_bytes"], recognised["l2_bytes"] = caches
     described = DESCRIBE[family](isa, triple)
     return {**recognised, "arch": family, "isa": tuple(sorted(isa)), **described}
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from intarsia.errors import TargetError
 from intarsia.target import cpu
+from intarsia.target.caches import untold_caches
 from intarsia.target.device import DeviceType
 from intarsia.target.frozen import FrozenMap
 from intarsia.target.kind import Canonical, Canonicalizer, TargetKind
@@ -133,7 +134,8 @@ def _query_cpu(kind: TargetKind, ordinal: int) -> Mapping[str, Any]:
     if ordinal:
         raise _no_device("CPU", ordinal, "there is one, 0")
     here = cpu.host_cpu()
-    return {"mcpu": here.name, **({"mattr": here.mattr} if here.mattr else {})}
+    mattr = {"mattr": here.mattr} if here.mattr else {}
+    return {"mcpu": here.name, **mattr, **untold_caches(here.name)}
 
 
 def _query_cuda(kind: TargetKind, ordinal: int) -> Mapping[str, Any]:

@@ -73,7 +73,7 @@ def test_clocks_count_only_if_all_devices_have_one():
 
 
 def test_the_caches_of_this_machine_are_known():
-    assert sampling.private_cache_bytes() >= 1 << 15
+    assert Sampler().cache_bytes >= 1 << 15
 
 
 def test_the_fixed_kernel_computes_something_finite():

@@ -25,10 +25,10 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.backends.device import Device, Step, device_clock
-from intarsia.cost.fingerprint import this_machine
 from intarsia.errors import IntarsiaError
 from intarsia.measure.racing import take_round
 from intarsia.measure.timing import NAP_SECONDS, wait_until_idle
+from intarsia.target.caches import core_l2_bytes
 
 if TYPE_CHECKING:
     from intarsia.runtime.executor import PlanExecutable
@@ -81,7 +81,6 @@ def whole_sample_seconds(run_seconds: float, num_threads: int) -> float:
 
 # Of server cores on sale; where the system does not tell.
 _DEFAULT_CACHE = 2 << 20
-_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 @dataclass(slots=True)
@@ -115,7 +114,7 @@ class Sampler:
     """
 
     def __init__(self, cache_bytes: int = 0) -> None:
-        self.cache_bytes = cache_bytes or private_cache_bytes()
+        self.cache_bytes = cache_bytes or core_l2_bytes() or _DEFAULT_CACHE
         self._is_after_threads = False  # which may still spin
         self._other = np.ones(2 * self.cache_bytes // 8)
 
@@ -280,15 +279,6 @@ def time_in_rounds(
         if is_collecting:
             gc.enable()
     return result
-
-
-def private_cache_bytes() -> int:
-    """Return the size of the largest cache that one core has for itself, in bytes."""
-    sizes = dict(cache.split() for cache in this_machine().caches)
-    text = sizes.get("L2", "")
-    if text[-1:] in _UNITS and text[:-1].isdecimal():
-        return int(text[:-1]) * _UNITS[text[-1]]
-    return _DEFAULT_CACHE
 
 
 class FixedKernel:
