@@ -175,25 +175,6 @@ def test_options_that_contradict_are_an_error(call, small):
 
 
 @pytest.mark.parametrize(
-    ("options", "command"),
-    [
-        (["--kernels"], "tune-kernels MODEL"),
-        (["--dry-run"], "plan forecast MODEL"),
-        (["--devices-absent"], "plan absent MODEL"),
-        (["--devices-absent", "--declared", "x.toml"], "plan absent MODEL"),
-        (["--declared", "x.toml"], "plan absent MODEL --declared FILE"),
-    ],
-)
-def test_options_that_are_commands_now_say_so(options, command, call, small, folder):
-    done = call("tune", small, "-t", TARGET, *options, "-o", "x.intarsia")
-    assert done.code == 2
-    assert "is not an option of `intarsia tune` any more" in done.err
-    assert f"hint: run `intarsia {command}`" in done.err
-    assert options[0].strip("-") not in call("tune", "--help").out
-    assert not (folder / "x.intarsia").exists()
-
-
-@pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--objective", "throughput"], "this machine, for objective throughput"),

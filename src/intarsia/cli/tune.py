@@ -50,23 +50,6 @@ if TYPE_CHECKING:
 _MOMENT_SECONDS = 0.5
 """How long the result is timed."""
 
-_MOVED = {
-    "kernels": "tune-kernels MODEL",
-    "dry_run": "plan forecast MODEL",
-    "devices_absent": "plan absent MODEL",
-    "declared": "plan absent MODEL --declared FILE",
-}
-"""Former options, and the commands that replaced them."""
-
-
-def _refuse_moved(parameter: typer.CallbackParam, value: object) -> None:
-    if value:
-        option = str(parameter.name).replace("_", "-")
-        raise SettingError(
-            f"--{option} is not an option of `intarsia tune` any more",
-            hint=f"run `intarsia {_MOVED[str(parameter.name)]}`",
-        )
-
 
 @takes_choices(*MACHINE, *NODES, *BUCKETS, "no_cache")
 def tune_command(  # noqa: PLR0913 - an option each
@@ -108,10 +91,6 @@ def tune_command(  # noqa: PLR0913 - an option each
     ] = 1,
     threads: ThreadsOption = None,
     json: JsonOption = False,
-    kernels: Annotated[bool, typer.Option(hidden=True, callback=_refuse_moved)] = False,
-    dry_run: Annotated[bool, typer.Option(hidden=True, callback=_refuse_moved)] = False,
-    devices_absent: Annotated[bool, typer.Option(hidden=True, callback=_refuse_moved)] = False,
-    declared: Annotated[str, typer.Option(hidden=True, callback=_refuse_moved)] = "",
 ) -> None:
     """Find the fastest plan by measuring, and write a package.
 
