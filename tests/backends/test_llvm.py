@@ -496,3 +496,35 @@ def test_compiling_tells_how_many_kernels_are_done(model, tmp_path, monkeypatch)
     total = len(_decode(exe.artifacts[0]).kernels)
     assert kernels == sorted(kernels)
     assert kernels[-1] == (total, total)
+
+
+@pytest.mark.parametrize("l2_bytes", [4 << 10, 64 << 10, 16 << 20])
+def test_programs_shaped_for_other_caches_load_and_are_right(
+    l2_bytes, tmp_path, random_feeds, evaluate, assert_same
+):
+    rng = np.random.default_rng(0)
+    weights = {"w": (64, 64, 3, 3), "p": (64, 64, 1, 1), "m": (28, 600)}
+    graph = onnx.helper.make_graph(
+        [
+            onnx.helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+            onnx.helper.make_node("Conv", ["c", "p"], ["d"]),
+            onnx.helper.make_node("MatMul", ["d", "m"], ["y"]),
+        ],
+        "caches",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 64, 28, 28])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 64, 28, 600])],
+        [
+            onnx.numpy_helper.from_array((rng.standard_normal(shape) / 24).astype("f4"), name)
+            for name, shape in weights.items()
+        ],
+    )
+    model = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10
+    )
+    target = f"llvm -mcpu=native -l2-cache={l2_bytes}"
+    program = intarsia.compile(model, target, num_threads=1)
+    program.save(tmp_path / "m.intarsia")
+    loaded = intarsia.load(tmp_path / "m.intarsia", num_threads=1)
+    feeds = random_feeds(model)
+    assert_same(loaded.run(feeds), evaluate(model, feeds), rtol=1e-4, atol=1e-4)
+    assert f"-l2-cache={l2_bytes}" in str(loaded.placement)
