@@ -16,6 +16,8 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from intarsia.zoo.draft import Array
     from intarsia.zoo.transformers import Encoder
 
@@ -28,14 +30,23 @@ _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 @dataclass(slots=True)
-class _FreeSheet:
+class FreeSheet:
+    """A network that is being written; values are known by their names, shapes not at all."""
+
     rng: np.random.Generator
     nodes: list[NodeProto] = field(default_factory=list)
     weights: list[TensorProto] = field(default_factory=list)
 
     def op(self, op_type: str, name: str, *inputs: str, **attributes: Any) -> str:
-        self.nodes.append(helper.make_node(op_type, inputs, [name], name, **attributes))
-        return name
+        """Write a node with one output, which has its name."""
+        return self.ops(op_type, name, (name,), *inputs, **attributes)
+
+    def ops(
+        self, op_type: str, name: str, outputs: Sequence[str], *inputs: str, **attributes: Any
+    ) -> str:
+        """Write a node with several outputs, and return the first one."""
+        self.nodes.append(helper.make_node(op_type, inputs, outputs, name, **attributes))
+        return outputs[0]
 
     def keep(self, name: str, array: Array) -> str:
         self.weights.append(numpy_helper.from_array(array, name))
@@ -47,6 +58,12 @@ class _FreeSheet:
 
     def integers(self, name: str, *numbers: int) -> str:
         return self.op("Constant", name, value=numpy_helper.from_array(np.array(numbers, np.int64)))
+
+    def number(self, name: str, number: int) -> str:
+        """Write an int64 of no axes."""
+        return self.op(
+            "Constant", name, value=numpy_helper.from_array(np.array(number, np.int64))
+        )
 
     def scalar(self, name: str, number: float) -> str:
         return self.op(
@@ -75,7 +92,7 @@ class _FreeSheet:
 
 def bert(size: Encoder, rng: np.random.Generator) -> ModelProto:
     """Build a BERT with inputs int64[batch, seq] and the outputs of its static counterpart."""
-    sheet = _FreeSheet(rng)
+    sheet = FreeSheet(rng)
     x = _embeddings(sheet, size)
     mask = _mask(sheet)
     for i in range(size.layers):
@@ -111,7 +128,7 @@ def bert(size: Encoder, rng: np.random.Generator) -> ModelProto:
     )
 
 
-def _embeddings(sheet: _FreeSheet, size: Encoder) -> str:
+def _embeddings(sheet: FreeSheet, size: Encoder) -> str:
     width = size.width
     length = sheet.extent("embeddings.length", _INPUTS[0], 1)
     ids = sheet.keep("embeddings.position_ids", np.arange(_POSITIONS)[None])
@@ -135,7 +152,7 @@ def _embeddings(sheet: _FreeSheet, size: Encoder) -> str:
     return sheet.norm("embeddings.norm", total, width)
 
 
-def _mask(sheet: _FreeSheet) -> str:
+def _mask(sheet: FreeSheet) -> str:
     """Return what is added to the scores: float32[batch, 1, 1, seq]."""
     rows = sheet.op("Unsqueeze", "mask.rows", _INPUTS[1], sheet.integers("mask.axis1", 1))
     rows = sheet.op("Unsqueeze", "mask.heads", rows, sheet.integers("mask.axis2", 2))
@@ -147,7 +164,7 @@ def _mask(sheet: _FreeSheet) -> str:
     )
 
 
-def _attention(sheet: _FreeSheet, name: str, x: str, size: Encoder, mask: str) -> str:
+def _attention(sheet: FreeSheet, name: str, x: str, size: Encoder, mask: str) -> str:
     width, heads = size.width, size.heads
 
     def split(part: str, perm: tuple[int, ...], gain: float) -> str:
@@ -187,7 +204,7 @@ def _attention(sheet: _FreeSheet, name: str, x: str, size: Encoder, mask: str) -
     return sheet.linear(f"{name}.output", joined, width, width, size.gain)
 
 
-def _mlp(sheet: _FreeSheet, name: str, x: str, width: int) -> str:
+def _mlp(sheet: FreeSheet, name: str, x: str, width: int) -> str:
     y = sheet.linear(f"{name}.up", x, width, 4 * width)
     root = sheet.scalar(f"{name}.root", math.sqrt(2))
     erf = sheet.op("Erf", f"{name}.erf", sheet.op("Div", f"{name}.div", y, root))

@@ -95,7 +95,7 @@ FLOATS = frozenset(("float32",))
 def find(operation: Operation) -> Operator | None:
     """Return the entry of an operation's operator, or None if there is none."""
     entry = OPERATORS.get(operation.op_type)
-    if entry is None and is_elementwise(operation):
+    if (entry is None or operation.op_type == "MatMul") and is_elementwise(operation):
         return _ELEMENTWISE
     return entry or _OF_TRAINING.get(operation.op_type)
 

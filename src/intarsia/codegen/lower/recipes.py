@@ -47,7 +47,19 @@ def is_elementwise(operation: Operation) -> bool:
     """Tell whether an operator is a function of the elements at one place."""
     if operation.op_type in ("BatchNormalization", "Dropout"):
         return _is_plain(operation)
+    if operation.op_type == "MatMul":
+        return is_outer(operation)
     return operation.op_type in SCALAR_OPS or operation.op_type in _SPECIAL
+
+
+def is_outer(operation: Operation) -> bool:
+    """Tell whether a product has one term, so that each element is one product.
+
+    Exporters write the angles of positions so: rates in a column, positions in a row.
+    """
+    a, b = operation.shape(), operation.shape(1)
+    is_one = len(a) > 1 < len(b) and a[-1] == 1 == b[-2]
+    return is_one and operation.output.dtype in ("float32", "float64")
 
 
 def _is_plain(operation: Operation) -> bool:
@@ -186,6 +198,7 @@ _SPECIAL: dict[str, Callable[[Operation], Recipe]] = {
     "Dropout": _first_input,
     "DequantizeLinear": lambda operation: Recipe(*dequantize(operation)),
     "Identity": _first_input,
+    "MatMul": lambda operation: _plain(operation, "Mul"),
     "QuantizeLinear": lambda operation: Recipe(*quantize(operation)),
     "Pow": _power,
 }
