@@ -2,7 +2,7 @@
 """Dimensions that are not known before a model runs, and what can be said of them all the same.
 
 A `Symbol` is one free dimension of a model. An `Extent` is an int or an `Expression`: a polynomial
-of symbols, and of rounded-down quotients of such, with integer coefficients. Expressions are
+of symbols, and of rounded-down quotients and maxima of such, with integer coefficients. Expressions are
 canonical: two that are equal as polynomials are equal as values, so that "is this tensor dense?"
 and "do these shapes fit?" have an answer for all sizes at once. A comparison that sizes within the
 symbols' bounds answer differently raises `UndecidedError` instead of guessing.
@@ -79,7 +79,29 @@ class Quotient:
         return self.dividend.evaluate(sizes) // self.divisor
 
 
-Factor: TypeAlias = "Symbol | Quotient"
+@dataclass(frozen=True, slots=True)
+class Maximum:
+    """The larger one of an expression and an extent; see `larger`."""
+
+    first: Expression
+    second: Extent
+
+    def __str__(self) -> str:
+        return f"max({self.first}, {self.second})"
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Between which numbers it is."""
+        second = self.second
+        low, high = (second, second) if isinstance(second, int) else second.bounds
+        return max(self.first.bounds[0], low), max(self.first.bounds[1], high)
+
+    def evaluate(self, sizes: Mapping[str, int]) -> int:
+        """Return what it is for sizes."""
+        return max(self.first.evaluate(sizes), evaluate(self.second, sizes))
+
+
+Factor: TypeAlias = "Symbol | Quotient | Maximum"
 Monomial: TypeAlias = tuple[Factor, ...]
 """A product of factors, sorted by their text; () is 1."""
 
@@ -246,10 +268,7 @@ class Expression:
     def symbols(self) -> frozenset[Symbol]:
         """What it depends on."""
         return frozenset(
-            symbol
-            for factors, _ in self.terms
-            for factor in factors
-            for symbol in ((factor,) if isinstance(factor, Symbol) else factor.dividend.symbols)
+            symbol for factors, _ in self.terms for factor in factors for symbol in _symbols(factor)
         )
 
     def evaluate(self, sizes: Mapping[str, int]) -> int:
@@ -258,6 +277,16 @@ class Expression:
             coefficient * prod([factor.evaluate(sizes) for factor in factors])
             for factors, coefficient in self.terms
         )
+
+
+def _symbols(factor: Factor) -> frozenset[Symbol]:
+    match factor:
+        case Symbol():
+            return frozenset((factor,))
+        case Quotient():
+            return factor.dividend.symbols
+        case Maximum():
+            return factor.first.symbols | free_symbols([factor.second])
 
 
 Extent: TypeAlias = "int | Expression"
@@ -295,6 +324,16 @@ def extent_of_symbol(symbol: Symbol) -> Expression:
     return Expression((((part,), symbol.multiple),))
 
 
+def larger(first: Extent, second: Extent) -> Extent:
+    """Return the larger one of two extents, whichever that is."""
+    try:
+        return max(first, second)
+    except UndecidedError:
+        first, second = sorted((first, second), key=lambda one: (isinstance(one, int), str(one)))
+        assert isinstance(first, Expression)  # two numbers have an order
+        return Expression.of(Maximum(first, second))
+
+
 def substitute(extent: Extent, values: Mapping[str, Extent]) -> Extent:
     """Return an extent with others for some symbols, by name.
 
@@ -307,12 +346,19 @@ def substitute(extent: Extent, values: Mapping[str, Extent]) -> Extent:
     for factors, coefficient in extent.terms:
         product: Extent = coefficient
         for factor in factors:
-            if isinstance(factor, Symbol):
-                product = product * values.get(factor.name, Expression.of(factor))
-            else:
-                product = product * (substitute(factor.dividend, values) // factor.divisor)
+            product = product * _substituted(factor, values)
         total = total + product
     return total
+
+
+def _substituted(factor: Factor, values: Mapping[str, Extent]) -> Extent:
+    match factor:
+        case Symbol():
+            return values.get(factor.name, Expression.of(factor))
+        case Quotient():
+            return substitute(factor.dividend, values) // factor.divisor
+        case Maximum():
+            return larger(substitute(factor.first, values), substitute(factor.second, values))
 
 
 def _terms(extent: Extent) -> Sequence[tuple[Monomial, int]]:
@@ -401,11 +447,18 @@ def nonempty(extent: Extent) -> Extent:
         return extent
 
     def raised(factor: Factor) -> Factor:
-        if isinstance(factor, Symbol):
-            return replace(factor, low=max(factor.low, 1))
-        dividend = nonempty(factor.dividend)
-        assert isinstance(dividend, Expression)
-        return Quotient(dividend, factor.divisor)
+        match factor:
+            case Symbol():
+                return replace(factor, low=max(factor.low, 1))
+            case Quotient():
+                return Quotient(raised_all(factor.dividend), factor.divisor)
+            case Maximum():
+                return Maximum(raised_all(factor.first), nonempty(factor.second))
+
+    def raised_all(expression: Expression) -> Expression:
+        result = nonempty(expression)
+        assert isinstance(result, Expression)
+        return result
 
     return extent_of(
         {tuple(map(raised, factors)): coefficient for factors, coefficient in extent.terms}
@@ -422,24 +475,26 @@ def evaluate_all(extents: Iterable[Extent], sizes: Mapping[str, int]) -> tuple[i
     return tuple([evaluate(extent, sizes) for extent in extents])
 
 
-Data: TypeAlias = "list[tuple[int, list[str | tuple[Data, int]]]]"
-"""An expression for storing: coefficients and factors, which are names or quotients."""
+Data: TypeAlias = "list[tuple[int, list[str | tuple[Data, int] | tuple[Data, Data]]]]"
+"""An expression for storing: coefficients and factors, which are names, quotients or maxima."""
 
 
-def to_data(expression: Expression) -> Data:
-    """Return an expression for storing; bounds of symbols are not."""
+def to_data(expression: Extent) -> Data:
+    """Return an extent for storing; bounds of symbols are not."""
     return [
-        (
-            coefficient,
-            [
-                factor.name
-                if isinstance(factor, Symbol)
-                else (to_data(factor.dividend), factor.divisor)
-                for factor in factors
-            ],
-        )
-        for factors, coefficient in expression.terms
+        (coefficient, [_factor_data(factor) for factor in factors])
+        for factors, coefficient in _terms(expression)
     ]
+
+
+def _factor_data(factor: Factor) -> str | tuple[Data, int] | tuple[Data, Data]:
+    match factor:
+        case Symbol():
+            return factor.name
+        case Quotient():
+            return to_data(factor.dividend), factor.divisor
+        case Maximum():
+            return to_data(factor.first), to_data(factor.second)
 
 
 def read_data(stored: Any) -> Any:
@@ -449,7 +504,7 @@ def read_data(stored: Any) -> Any:
     return [
         (
             coefficient,
-            [one if isinstance(one, str) else (read_data(one[0]), one[1]) for one in factors],
+            [one if isinstance(one, str) else tuple(map(read_data, one)) for one in factors],
         )
         for coefficient, factors in stored
     ]
@@ -460,7 +515,12 @@ def data_symbols(data: Data) -> frozenset[str]:
     names: set[str] = set()
     for _, factors in data:
         for factor in factors:
-            names |= {factor} if isinstance(factor, str) else data_symbols(factor[0])
+            parts = [factor] if isinstance(factor, str) else factor
+            for part in parts:
+                if isinstance(part, str):
+                    names.add(part)
+                elif not isinstance(part, int):
+                    names |= data_symbols(part)
     return frozenset(names)
 
 
@@ -477,8 +537,13 @@ def evaluate_data(data: Data, sizes: Mapping[str, int]) -> int:
         for factor in factors:
             if isinstance(factor, str):
                 product *= sizes[factor]
+                continue
+            first, second = factor
+            value = evaluate_data(first, sizes)
+            if isinstance(second, int):
+                product *= value // second
             else:
-                product *= evaluate_data(factor[0], sizes) // factor[1]
+                product *= max(value, evaluate_data(second, sizes))
         total += product
     return total
 
@@ -516,13 +581,15 @@ def _read(tree: ast.expr, symbols: Mapping[str, Symbol]) -> Extent:
     """Read the tree of an expression.
 
     Raises:
-        ValueError: It has something else than sums, products and quotients.
+        ValueError: It has something else than sums, products, quotients and maxima.
     """
     match tree:
         case ast.Constant(value=int(number)) if not isinstance(number, bool):
             return number
         case ast.Name(id=name):
             return extent_of_symbol(symbols.get(name) or Symbol(name))
+        case ast.Call(func=ast.Name(id="max"), args=[left, right], keywords=[]):
+            return larger(_read(left, symbols), _read(right, symbols))
         case ast.BinOp(left=left, op=operator, right=right):
             first, second = _read(left, symbols), _read(right, symbols)
             match operator:

@@ -19,7 +19,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from intarsia.errors import ModelError
-from intarsia.graph.contributed import with_stand_ins
+from intarsia.graph.contributed import MICROSOFT, with_stand_ins
 from intarsia.graph.metadata import CLAIM_KEY
 from intarsia.graph.ops import Family, Part, operator_of
 from intarsia.graph.propagation import (
@@ -132,8 +132,32 @@ def infer_shapes(model: ir.Model, proto: onnx.ModelProto | None = None) -> None:
             output.type.tensor_type.ClearField("shape")
         inferred = _infer_without(proto, strict=strict)
     _merge(model, inferred)
+    _measure_caches(model)
     if not is_complete(inferred):
         _complete(model)
+
+
+def _measure_caches(model: ir.Model) -> None:
+    """Write how long caches of keys and values are that a buffer may have room for.
+
+    Exporters declare what counts of them, which is less than a buffer that is past and present.
+    """
+    from intarsia.graph.infer_free import infer_free_shapes  # dear to import, and seldom needed
+
+    caches = [
+        value
+        for node in model.graph
+        if (node.domain, node.op_type) == (MICROSOFT, "GroupQueryAttention")
+        for value in node.outputs[1:3]
+    ]
+    if not caches or not all(_has_shape(value) for value in model.graph.inputs):
+        return
+    extents = infer_free_shapes(model, is_fixed=True).extents
+    for value in caches:
+        shape = extents.get(value, ())
+        if shape and all(isinstance(extent, int) for extent in shape):
+            value.shape = ir.Shape([int(extent) for extent in shape])
+            value.metadata_props.pop(CLAIM_KEY, None)
 
 
 def _complete(model: ir.Model) -> None:

@@ -35,6 +35,7 @@ from intarsia.extents import (
     extent_of_symbol,
     free_symbols,
     is_free,
+    larger,
     parse_extent,
     substitute,
 )
@@ -749,17 +750,9 @@ def _group_query(call: _Call) -> list[Extents]:
 
 
 def _capacity(call: _Call, length: Extent, past: Extent) -> Extent:
-    """Return the keys of a present: as many as count in all, or as the past has room for.
-
-    Which of them is more follows from how they are computed, or is what the result declares.
-    """
+    """Return the keys of a present: as many as count in all, or as the past has room for."""
     total = call.entries(6)[0] if call.knows(6) else past + length
-    declared = call.node.outputs[1].shape if len(call.node.outputs) > 1 else None
-    try:
-        return max(total, past)
-    except UndecidedError:
-        stated = str(declared[2]) if declared is not None else ""
-        return past if stated == str(past) else total
+    return larger(total, past)
 
 
 def _multi_head(call: _Call) -> list[Extents]:
