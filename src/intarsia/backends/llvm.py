@@ -57,6 +57,7 @@ from intarsia.backends.native_free import FreeCalls, free_record
 from intarsia.backends.values import (
     ABOUT,
     SCRATCH,
+    IN_PLACE,
     SUMS,
     Artifact,
     CodeIdentity,
@@ -217,8 +218,9 @@ class NativeExecutable:
     ) -> Step:
         """Return the call that runs the region on these arrays; it releases the lock of Python."""
         faults, found = make_faults(self._payload), self._found(outputs)
-        calls, chunks = self._calls(inputs, found.outputs, scratch, (faults, found.counts))
+        bound = self._calls(inputs, found.outputs, scratch, (faults, found.counts))
         keep_alive = (self, tuple(inputs), found, scratch, faults)
+        calls, chunks = [call for _, call, _ in bound], [number for _, _, number in bound]
         step = make_step(calls, keep_alive, self._pool, chunks, self._caches)
         if found.slots:
             return partial(self._run_and_tell, step, faults, faults.tobytes(), found)
@@ -268,7 +270,7 @@ class NativeExecutable:
     ) -> list[tuple[KernelCall, Step]]:
         """Return the calls that `bind` runs, each by itself, in order."""
         faults, found = make_faults(self._payload), self._found(outputs)
-        calls, chunks = self._calls(inputs, found.outputs, scratch, (faults, found.counts))
+        bound = self._calls(inputs, found.outputs, scratch, (faults, found.counts))
         keep_alive = (self, tuple(inputs), found, scratch, faults)
         names = [name for name, _ in self._payload.kernels]
         return [
@@ -284,7 +286,7 @@ class NativeExecutable:
                 ),
                 make_step([call], keep_alive, self._pool, [chunk], self._caches),
             )
-            for record, call, chunk in zip(self._payload.calls, calls, chunks, strict=True)
+            for record, call, chunk in bound
         ]
 
     def _calls(
@@ -293,8 +295,10 @@ class NativeExecutable:
         outputs: Sequence[Buffer],
         scratch: Buffer | None,
         told: tuple[Array, Array],
-    ) -> tuple[list[tuple[int, list[int], int]], list[int]]:
-        """Return each call's code, arguments and turns, and into how many chunks it is cut.
+    ) -> list[tuple[CallRecord, tuple[int, list[int], int], int]]:
+        """Return calls with their code, arguments and turns, and into how many chunks each is cut.
+
+        What would copy an input to an output in the same memory is left out.
 
         Args:
             inputs: Of the region.
@@ -318,22 +322,19 @@ class NativeExecutable:
             for kind, index, _ in self._payload.storages
         ]
         names = [name for name, _ in self._payload.kernels]
-        calls = [
-            (
-                self._library.addresses[names[call.kernel]],
-                words,
-                call.extent,
-            )
-            for call, words in zip(self._payload.calls, self._words.at(bases), strict=True)
-        ]
-        if self._pool is None:
-            return calls, [1] * len(calls)
-        works, threads = self._payload.works, self._pool.threads
-        chunks = [
-            chunk_count(call.extent, call_work(works[call.kernel], call.flop, call.nbytes), threads)
-            for call in self._payload.calls
-        ]
-        return calls, chunks
+        works = self._payload.works
+        threads = 1 if self._pool is None else self._pool.threads
+        bound = []
+        for call, words in zip(self._payload.calls, self._words.at(bases), strict=True):
+            if call.kept and words[0] == words[call.kept]:
+                continue
+            chunks = 1
+            if threads > 1:
+                work = call_work(works[call.kernel], call.flop, call.nbytes)
+                chunks = chunk_count(call.extent, work, threads)
+            code = self._library.addresses[names[call.kernel]]
+            bound.append((call, (code, words, call.extent), chunks))
+        return bound
 
 
 _GENERATORS = (
@@ -500,6 +501,8 @@ class LlvmBackend(ConfiguredBackend):
         about = {ABOUT: program.summary(), SCRATCH: str(program.scratch_bytes)}
         if program.sums:
             about[SUMS] = msgspec.json.encode(program.sums).decode()
+        if program.in_place:
+            about[IN_PLACE] = msgspec.json.encode(program.in_place).decode()
         return native_artifact(
             self.name, self.version(), candidate, program, payload, about, blocks
         )

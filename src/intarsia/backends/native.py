@@ -65,6 +65,8 @@ class CallRecord(msgspec.Struct, frozen=True, array_like=True):
         nbytes: What it reads and writes, each byte once.
         is_tuned: Whether its schedule was found by measuring.
         sizes: The kernel's free extents in this call.
+        kept: Which argument is what it writes, where it has nothing to do if that is the same
+            memory as its first argument; else 0.
     """
 
     kernel: int
@@ -77,6 +79,7 @@ class CallRecord(msgspec.Struct, frozen=True, array_like=True):
     nbytes: int = 0
     is_tuned: bool = False
     sizes: list[int] = []
+    kept: int = 0
 
 
 class CheckRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -245,6 +248,7 @@ def call_records(program: Program) -> list[CallRecord]:
             call.nbytes,
             is_tuned=call.is_tuned,
             sizes=[typical(size) for size in call.sizes],
+            kept=len(call.arguments) - 1 if call.is_kept else 0,
         )
         for call in program.calls
     ]

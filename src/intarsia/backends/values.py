@@ -203,6 +203,10 @@ SUMS = "sums"
 """Key of an artifact's metadata: which order its sums have, where sizes are free. The backend gets
 it back where it compiles the model for some sizes."""
 
+IN_PLACE = "in_place"
+"""Key of an artifact's metadata: JSON pairs of numbers of inputs and outputs that may be bound to
+the same memory, as a cache that a run adds to."""
+
 
 @dataclass(frozen=True, slots=True)
 class Artifact:

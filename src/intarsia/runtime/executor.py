@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,14 +13,15 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.backends.device import Device, Executable, Resizable, Step
-from intarsia.backends.values import Artifact, TensorSpec
+from intarsia.backends.values import IN_PLACE, Artifact, TensorSpec
+from intarsia.decoding import decode_json
 from intarsia.errors import InputError
 from intarsia.graph.model_info import ModelInfo
 from intarsia.plan.plan import HOST, Plan, PlanTensor, RegionStep, TensorStorage
 from intarsia.runtime.context import Context, PlainRun, RunMemory
 from intarsia.runtime.device_array import DeviceArray, check_device_array
 from intarsia.runtime.feeds import check_array, check_feeds
-from intarsia.runtime.stages import PlanStage, StagedContext, split_stages
+from intarsia.runtime.stages import PlanStage, StagedContext, ends_of, split_stages
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -450,7 +451,7 @@ class PlanExecutable:
                     continue
                 check = _check_writeable if storage is TensorStorage.OUTPUT else _check_in_place
                 by_position[specs[name]] = check(tensor.spec, array)
-        _refuse_overlap([(self.plan.tensors[i], array) for i, array in by_position.items()])
+        _refuse_overlap(self.plan.tensors, by_position, self.in_place)
         return self._context(by_position)
 
     def _context(
@@ -461,6 +462,25 @@ class PlanExecutable:
         if self._stages:  # each has memory of its own, at sizes that are not known yet
             return StagedContext(self.plan, self._stages, *parts)
         return Context(self.plan, *parts, memory=memory)
+
+    @cached_property
+    def in_place(self) -> Mapping[int, int]:
+        """From an input to the output that may be bound to its array: code then adds to that.
+
+        Both are positions in the plan. A region says it of what it reads (`IN_PLACE`), and nothing
+        else of the plan may read it.
+        """
+        plan, pairs = self.plan, dict[int, int]()
+        reads = Counter(i for step in plan.steps for i in ends_of(step)[0])
+        for step in plan.steps:
+            text = ""
+            if isinstance(step, RegionStep):
+                text = self.artifacts[step.region].metadata.get(IN_PLACE, "")
+            for source, result in decode_json(text, list[tuple[int, int]]) if text else ():
+                first, last = step.inputs[source], step.outputs[result]
+                if reads[first] == 1 and first in plan.inputs and last in plan.outputs:
+                    pairs[first] = last
+        return pairs
 
     @cached_property
     def _stages(self) -> tuple[PlanStage, ...]:
@@ -500,16 +520,31 @@ def _check_writeable(spec: TensorSpec, array: Array) -> Array:
     return checked
 
 
-def _refuse_overlap(bound: Sequence[tuple[PlanTensor, Array | DeviceArray]]) -> None:
+def _refuse_overlap(
+    tensors: Sequence[PlanTensor],
+    bound: Mapping[int, Array | DeviceArray],
+    in_place: Mapping[int, int],
+) -> None:
     """Refuse an output whose memory another tensor shares: a region would write what one reads."""
-    for tensor, array in bound:
-        for other, memory in bound:
-            is_same = other is tensor
-            if tensor.storage is TensorStorage.OUTPUT and not is_same and _overlaps(array, memory):
+    for position, array in bound.items():
+        for other, memory in bound.items():
+            if tensors[position].storage is not TensorStorage.OUTPUT or position == other:
+                continue
+            if in_place.get(other) == position and is_same_memory(array, memory):
+                continue
+            if _overlaps(array, memory):
+                name = tensors[position].name
                 raise InputError(
-                    f"{tensor.name!r} and {other.name!r} cannot be bound to the same memory",
+                    f"{name!r} and {tensors[other].name!r} cannot be bound to the same memory",
                     hint="give every output an array of its own",
                 )
+
+
+def is_same_memory(one: Array | DeviceArray, other: Array | DeviceArray) -> bool:
+    """Tell whether contiguous arrays are the same memory, of the same form."""
+    if isinstance(one, DeviceArray) or isinstance(other, DeviceArray):
+        return False
+    return one.shape == other.shape and one.ctypes.data == other.ctypes.data
 
 
 def _overlaps(one: Array | DeviceArray, other: Array | DeviceArray) -> bool:

@@ -64,7 +64,7 @@ def split_stages(plan: Plan) -> tuple[PlanStage, ...]:
     """Return the stages of a plan; one if its sizes are known before it runs."""
     written = dict.fromkeys(plan.inputs, -1)
     for number, step in enumerate(plan.steps):
-        written |= dict.fromkeys(_ends(step)[1], number)
+        written |= dict.fromkeys(ends_of(step)[1], number)
     starts, known = [0], frozenset[str]()
     found: list[tuple[LateSize, ...]] = [()]
     for number, step in enumerate(plan.steps):
@@ -75,7 +75,7 @@ def split_stages(plan: Plan) -> tuple[PlanStage, ...]:
             starts.append(number)
     ranges = list(zip(starts, (*starts[1:], len(plan.steps)), strict=True))
     uses = [
-        {i for step in plan.steps[first:last] for side in _ends(step) for i in side}
+        {i for step in plan.steps[first:last] for side in ends_of(step) for i in side}
         for first, last in ranges
     ]
     several = {i for i in range(len(plan.tensors)) if sum(i in some for some in uses) > 1}
@@ -98,7 +98,8 @@ def split_stages(plan: Plan) -> tuple[PlanStage, ...]:
     )
 
 
-def _ends(step: PlanStep) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def ends_of(step: PlanStep) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the tensors that a step reads, and those that it writes."""
     if isinstance(step, CopyStep):
         return (step.source,), (step.destination,)
     return step.inputs, step.outputs

@@ -14,7 +14,7 @@ from intarsia.errors import InputError
 from intarsia.graph.free_sizes import FreeSpec
 from intarsia.plan.plan import HOST, TensorStorage
 from intarsia.runtime.context import Context
-from intarsia.runtime.executor import PlanExecutable
+from intarsia.runtime.executor import PlanExecutable, is_same_memory
 from intarsia.runtime.feeds import check_array, check_feeds
 from intarsia.runtime.free import Program
 from intarsia.session.values import OrtValue, array_at, as_given, check_device
@@ -24,8 +24,9 @@ class IOBinding:
     """The inputs and outputs of a session, with the shape of ONNX Runtime's class.
 
     What is bound is read and written in place, without a copy, where the plan has a dense buffer
-    for it; the rest is copied, and so is an input in whose memory an output is bound. It is not to
-    be run from two threads at once.
+    for it; the rest is copied, and so is an input in whose memory an output is bound, unless code
+    only adds to that (`PlanExecutable.in_place`): a past of keys and values may be the present as
+    well. It is not to be run from two threads at once.
 
     Args:
         executable: The session's program.
@@ -188,6 +189,8 @@ class IOBinding:
     def _in_place(self, program: PlanExecutable) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
         """Return the arrays that a context can use as they lie."""
         plan = program.plan
+        tensors, in_place = plan.tensors, program.in_place
+        kept = {tensors[first].name: tensors[last].name for first, last in in_place.items()}
         borders = [plan.tensors[i] for i in (*plan.inputs, *plan.outputs)]
         dense = {
             tensor.name: tensor.storage
@@ -204,7 +207,11 @@ class IOBinding:
             for name, array in self._inputs.items()
             if dense.get(name) is TensorStorage.INPUT
             and _is_plain(array)
-            and not any(np.may_share_memory(array, other) for other in outputs.values())
+            and not any(
+                np.may_share_memory(array, other)
+                for result, other in outputs.items()
+                if not (kept.get(name) == result and is_same_memory(array, other))
+            )
         }
         return inputs, outputs
 

@@ -52,7 +52,34 @@ class CacheLengths:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """`y[i, h] = concat(past[i, h, :n], new[i, h], rest)`, where `n + new = lengths[i]`.
+    """`y[i, h, n:n + new] = x[i, h]`, where `n + new = lengths[i]`; the rest of y stays.
+
+    Attributes:
+        batch: Items.
+        heads: Of each.
+        new: Rows of x.
+        capacity: Rows of y.
+        size: Columns.
+        x: Over (batch, heads, new, size).
+        y: Over (batch, heads, capacity, size).
+        lengths: Over (batch,), int64.
+        unit: What it is shaped for.
+    """
+
+    batch: Size
+    heads: int
+    new: Size
+    capacity: Size
+    size: int
+    x: Layout
+    y: Layout
+    lengths: Layout
+    unit: VectorUnit = AVX512
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """`y[i, h, :n] = past[i, h, :n]`, and a rest from `n + new` on, where `n + new = lengths[i]`.
 
     The rest is zeros, or as it was in the past.
 
@@ -60,11 +87,10 @@ class Append:
         batch: Items.
         heads: Of each.
         past: Rows of what was before; 0 for nothing.
-        new: Rows of what is new.
+        new: Rows that stay as they are.
         capacity: Rows of y.
         size: Columns.
         before: Over (batch, heads, past, size); not an argument without a past.
-        x: Over (batch, heads, new, size).
         y: Over (batch, heads, capacity, size).
         lengths: Over (batch,), int64.
         keeps: Whether rows behind the new ones stay as they were; then the past has all rows.
@@ -78,23 +104,28 @@ class Append:
     capacity: Size
     size: int
     before: Layout | None
-    x: Layout
     y: Layout
     lengths: Layout
     keeps: bool = False
     unit: VectorUnit = AVX512
 
 
-SPECS = (CacheLengths, Append)
+SPECS = (CacheLengths, Append, Carry)
 
 
-def build(spec: CacheLengths | Append) -> Function:
+def build(spec: CacheLengths | Append | Carry) -> Function:
     """Return the kernel.
 
-    Its arguments are last, total, given positions, lengths, positions and fault; or past, x,
-    lengths and y.
+    Its arguments are last, total, given positions, lengths, positions and fault; x, lengths and y;
+    or past, lengths and y.
     """
-    return _append(spec) if isinstance(spec, Append) else _cache_lengths(spec)
+    match spec:
+        case CacheLengths():
+            return _cache_lengths(spec)
+        case Append():
+            return _append(spec)
+        case Carry():
+            return _carry(spec)
 
 
 def _cache_lengths(spec: CacheLengths) -> Function:
@@ -143,30 +174,44 @@ def _cache_lengths(spec: CacheLengths) -> Function:
 def _append(spec: Append) -> Function:
     b = Builder("append")
     shape = (spec.batch, spec.heads)
-    past = None
-    if spec.before is not None:
-        past = spec.before.declare(b, "past", (*shape, spec.past, spec.size))
     x = spec.x.declare(b, "x", (*shape, spec.new, spec.size))
     lengths = spec.lengths.declare(b, "lengths", (spec.batch,))
     y = spec.y.declare(b, "y", (*shape, spec.capacity, spec.size), is_written=True)
-    b.note(f"{spec.past} and {spec.new} rows of {spec.size} in {spec.capacity}")
+    b.note(f"{spec.new} rows of {spec.size} in {spec.capacity}")
+    turns = (*shape, -(-spec.new // _TURN_ROWS))
+    for item, head, block in each_turn(b, turns, prod((*turns, spec.size))):
+        begin = block * _TURN_ROWS
+        start = Index.of(b.load(lengths, item)) - spec.new
+        with b.serial(begin, b.smaller(begin + _TURN_ROWS, spec.new)) as row:
+            for at, lanes, count in vectors(b, spec.unit, y.dtype, spec.size):
+                value = load_lanes(b, x, (item, head, row, at), lanes, count)
+                store_lanes(b, value, y, (item, head, start + row, at), count)
+    return b.finish()
+
+
+def _carry(spec: Carry) -> Function:
+    b = Builder("carry")
+    shape = (spec.batch, spec.heads)
+    past = None
+    if spec.before is not None:
+        past = spec.before.declare(b, "past", (*shape, spec.past, spec.size))
+    lengths = spec.lengths.declare(b, "lengths", (spec.batch,))
+    y = spec.y.declare(b, "y", (*shape, spec.capacity, spec.size), is_written=True)
+    b.note(f"{spec.past} rows of {spec.size} in {spec.capacity}")
     turns = (*shape, -(-spec.capacity // _TURN_ROWS))
     for item, head, block in each_turn(b, turns, prod((*turns, spec.size))):
         begin = block * _TURN_ROWS
         stop = b.smaller(begin + _TURN_ROWS, spec.capacity)
         end = Index.of(b.load(lengths, item))
-        start = end - spec.new
-        parts: list[tuple[Subscript, Subscript, Buffer | None, Index]] = [
-            (0, start, past, Index()),
-            (start, end, x, start),
-            (end, spec.capacity, past if spec.keeps else None, Index()),
+        parts: list[tuple[Subscript, Subscript, Buffer | None]] = [
+            (0, end - spec.new, past),
+            (end, spec.capacity, past if spec.keeps else None),
         ]
-        for first, last, source, shift in parts if past is not None else parts[1:]:
+        for first, last, source in parts if past is not None else parts[1:]:
             with b.serial(b.larger(begin, first), b.smaller(stop, last)) as row:
                 for at, lanes, count in vectors(b, spec.unit, y.dtype, spec.size):
-                    if source is None:
-                        value = b.constant(0, Type(y.dtype, lanes))
-                    else:
-                        value = load_lanes(b, source, (item, head, row - shift, at), lanes, count)
+                    value = b.constant(0, Type(y.dtype, lanes))
+                    if source is not None:
+                        value = load_lanes(b, source, (item, head, row, at), lanes, count)
                     store_lanes(b, value, y, (item, head, row, at), count)
     return b.finish()

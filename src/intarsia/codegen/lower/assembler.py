@@ -466,11 +466,13 @@ class Assembler:
         *,
         is_picked: bool = False,
         is_border: bool = False,
+        is_kept: bool = False,
     ) -> None:
         """Append a call of the kernel that a description means, which a guard may leave out.
 
         With `is_picked`, it reads no more of its first argument than it writes; with `is_border`,
-        it touches no more than `moved_bytes` of what it is given.
+        it touches no more than `moved_bytes` of what it is given; with `is_kept`, it has nothing to
+        do where its first and its last argument are the same memory.
         """
         kernel, free = self._kernel(spec, guard.number if guard else None)
         arguments = (*arguments, guard.choice) if guard else arguments
@@ -498,6 +500,7 @@ class Assembler:
             nbytes=typical(moved_bytes) if is_border else sum(sizes),
             is_tuned=spec in self._tuned,
             sizes=free.sizes,
+            is_kept=is_kept,
         )
         self._calls.append(call)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from intarsia.codegen.kernels.attention import EmptyRow, MaskKind
-from intarsia.codegen.kernels.cache import Append, CacheLengths
+from intarsia.codegen.kernels.cache import Append, CacheLengths, Carry
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.attention import Heads, append_attention, place_of
 from intarsia.codegen.lower.attention_operators import LARGEST_HEAD, output_of
@@ -261,24 +261,35 @@ def _appended(
     past_at: int,
     present_at: int,
 ) -> View:
-    """Append the kernel that puts new keys or values behind those before; return them all."""
+    """Append the kernels that put new keys or values behind those before; return them all."""
     value, present = group.anchor.value(past_at), output_of(group.anchor, present_at)
     shape = (sizes.batch, sizes.pairs, sizes.capacity, sizes.size)
     whole = assembler.target(present) if present >= 0 else assembler.scratch(new.dtype, shape)
     past = None if value is None or 0 in (value.shape or ()) else assembler.read(value.id)
-    spec = Append(
+    rest = (sizes.capacity, sizes.size)
+    if past is not None or sizes.capacity != sizes.new:
+        carry = Carry(
+            sizes.batch,
+            sizes.pairs,
+            sizes.past,
+            sizes.new,
+            *rest,
+            None if past is None else past.layout,
+            whole.layout,
+            lengths.layout,
+            assembler.unit,
+        )
+        views = [view for view in (past, lengths, whole) if view is not None]
+        assembler.call(carry, views, group.names, "what was before", is_kept=past is not None)
+    append = Append(
         sizes.batch,
         sizes.pairs,
-        sizes.past,
         sizes.new,
-        sizes.capacity,
-        sizes.size,
-        None if past is None else past.layout,
+        *rest,
         new.layout,
         whole.layout,
         lengths.layout,
         unit=assembler.unit,
     )
-    views = [view for view in (past, new, lengths, whole) if view is not None]
-    assembler.call(spec, views, group.names, "present")
+    assembler.call(append, (new, lengths, whole), group.names, "present")
     return whole

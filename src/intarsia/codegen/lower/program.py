@@ -64,6 +64,8 @@ class Call:
         nbytes: What it reads and writes, each byte once.
         is_tuned: Whether its schedule was found by measuring, not picked by a heuristic.
         sizes: What the kernel's free extents are in this call.
+        is_kept: Whether it has nothing to do where its first and its last argument are the same
+            memory: what it would copy is there.
     """
 
     kernel: int
@@ -77,6 +79,7 @@ class Call:
     nbytes: int = 0
     is_tuned: bool = False
     sizes: tuple[Size, ...] = ()
+    is_kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,23 @@ class Program:
                 *(call.extent for call in self.calls),
                 *(size for call in self.calls for size in call.sizes),
             ]
+        )
+
+    @property
+    def in_place(self) -> tuple[tuple[int, int], ...]:
+        """Inputs and outputs that may be the same memory: nothing else reads that input."""
+        uses = Counter(argument.storage for call in self.calls for argument in call.arguments)
+        ends = [
+            (call.arguments[0].storage, call.arguments[-1].storage)
+            for call in self.calls
+            if call.is_kept
+        ]
+        return tuple(
+            (self.storages[first].index, self.storages[last].index)
+            for first, last in ends
+            if self.storages[first].kind is StorageKind.INPUT
+            and self.storages[last].kind is StorageKind.OUTPUT
+            and uses[first] == 1
         )
 
     def summary(self) -> str:
