@@ -2,10 +2,10 @@
 """Dimensions that are not known before a model runs, and what can be said of them all the same.
 
 A `Symbol` is one free dimension of a model. An `Extent` is an int or an `Expression`: a polynomial
-of symbols, and of rounded-down quotients and maxima of such, with integer coefficients. Expressions are
-canonical: two that are equal as polynomials are equal as values, so that "is this tensor dense?"
-and "do these shapes fit?" have an answer for all sizes at once. A comparison that sizes within the
-symbols' bounds answer differently raises `UndecidedError` instead of guessing.
+of symbols, and of rounded-down quotients and maxima of such, with integer coefficients.
+Expressions are canonical: two that are equal as polynomials are equal as values, so that "is this
+tensor dense?" and "do these shapes fit?" have an answer for all sizes at once. A comparison that
+sizes within the symbols' bounds answer differently raises `UndecidedError` instead of guessing.
 """
 
 from __future__ import annotations

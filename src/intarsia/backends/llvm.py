@@ -56,8 +56,8 @@ from intarsia.backends.native_defects import native_defects
 from intarsia.backends.native_free import FreeCalls, free_record
 from intarsia.backends.values import (
     ABOUT,
-    SCRATCH,
     IN_PLACE,
+    SCRATCH,
     SUMS,
     Artifact,
     CodeIdentity,

@@ -144,20 +144,26 @@ def _measure_caches(model: ir.Model) -> None:
     """
     from intarsia.graph.infer_free import infer_free_shapes  # dear to import, and seldom needed
 
-    caches = [
-        value
+    nodes = [
+        node
         for node in model.graph
         if (node.domain, node.op_type) == (MICROSOFT, "GroupQueryAttention")
-        for value in node.outputs[1:3]
     ]
-    if not caches or not all(_has_shape(value) for value in model.graph.inputs):
+    if not nodes or not all(_has_shape(value) for value in model.graph.inputs):
         return
-    extents = infer_free_shapes(model, is_fixed=True).extents
-    for value in caches:
-        shape = extents.get(value, ())
-        if shape and all(isinstance(extent, int) for extent in shape):
-            value.shape = ir.Shape([int(extent) for extent in shape])
-            value.metadata_props.pop(CLAIM_KEY, None)
+    shapes = infer_free_shapes(model, is_fixed=True)
+    for node in nodes:
+        if node.inputs[_TOTAL] not in shapes.entries:
+            continue
+        for value in node.outputs[1:3]:
+            extents = shapes.extents.get(value, ())
+            if extents and all(isinstance(extent, int) for extent in extents):
+                value.shape = ir.Shape([int(extent) for extent in extents])
+                value.metadata_props.pop(CLAIM_KEY, None)
+
+
+_TOTAL = 6
+"""The input of GroupQueryAttention that says how many keys count in all."""
 
 
 def _complete(model: ir.Model) -> None:

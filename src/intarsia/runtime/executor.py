@@ -473,10 +473,10 @@ class PlanExecutable:
         plan, pairs = self.plan, dict[int, int]()
         reads = Counter(i for step in plan.steps for i in ends_of(step)[0])
         for step in plan.steps:
-            text = ""
-            if isinstance(step, RegionStep):
-                text = self.artifacts[step.region].metadata.get(IN_PLACE, "")
-            for source, result in decode_json(text, list[tuple[int, int]]) if text else ():
+            if not isinstance(step, RegionStep):
+                continue
+            text = self.artifacts[step.region].metadata.get(IN_PLACE, "[]")
+            for source, result in decode_json(text, list[tuple[int, int]]):
                 first, last = step.inputs[source], step.outputs[result]
                 if reads[first] == 1 and first in plan.inputs and last in plan.outputs:
                     pairs[first] = last

@@ -77,9 +77,7 @@ class _Weights:
         """Write the gated layers."""
         sheet = self.sheet
         gate = self.linear(f"{name}.gate", x)
-        silu = sheet.op(
-            "Mul", f"{name}.silu", gate, sheet.op("Sigmoid", f"{name}.sigmoid", gate)
-        )
+        silu = sheet.op("Mul", f"{name}.silu", gate, sheet.op("Sigmoid", f"{name}.sigmoid", gate))
         y = sheet.op("Mul", f"{name}.product", silu, self.linear(f"{name}.up", x))
         return self.linear(f"{name}.down", y)
 
@@ -226,9 +224,7 @@ def _mask(sheet: FreeSheet) -> str:
     return sheet.op("Where", "mask", closed, low, sheet.scalar("mask.open", 0.0))
 
 
-def _attention(
-    weights: _Weights, number: int, x: str, angles: Sequence[str], mask: str
-) -> str:
+def _attention(weights: _Weights, number: int, x: str, angles: Sequence[str], mask: str) -> str:
     """Write attention over the past and new keys, both of which come out."""
     sheet, size, name = weights.sheet, weights.size, f"layers.{number}.attn"
     heads = {"query": size.heads, "key": size.key_heads, "value": size.key_heads}
@@ -238,7 +234,11 @@ def _attention(
         shape = sheet.integers(f"{full}.shape", 0, 0, count, size.head)
         rows = sheet.op("Reshape", f"{full}.split", weights.linear(full, x), shape)
         split[part] = sheet.op("Transpose", f"{full}.heads", rows, perm=(0, 2, 1, 3))
-    query, key = (_turned(sheet, size, f"{name}.{part}", split[part], angles) for part in heads if part != "value")
+    query, key = (
+        _turned(sheet, size, f"{name}.{part}", split[part], angles)
+        for part in heads
+        if part != "value"
+    )
     both = []
     for part, new in (("key", key), ("value", split["value"])):
         past, present = (f"{side}.{number}.{part}" for side in ("past_key_values", "present"))
@@ -253,9 +253,7 @@ def _attention(
     context = sheet.op("MatMul", f"{name}.context", shares, both[1])
     context = sheet.op("Transpose", f"{name}.back", context, perm=(0, 2, 1, 3))
     shape = sheet.integers(f"{name}.join.shape", 0, 0, size.heads * size.head)
-    return weights.linear(
-        f"{name}.output", sheet.op("Reshape", f"{name}.join", context, shape)
-    )
+    return weights.linear(f"{name}.output", sheet.op("Reshape", f"{name}.join", context, shape))
 
 
 def _turned(sheet: FreeSheet, size: Llama, name: str, x: str, angles: Sequence[str]) -> str:

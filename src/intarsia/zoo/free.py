@@ -49,23 +49,25 @@ class FreeSheet:
         return outputs[0]
 
     def keep(self, name: str, array: Array) -> str:
+        """Keep an array as a weight, and return its name."""
         self.weights.append(numpy_helper.from_array(array, name))
         return name
 
     def normal(self, name: str, shape: tuple[int, ...], spread: float, centre: float = 0) -> str:
+        """Draw a float32 weight."""
         drawn = self.rng.standard_normal(shape, dtype=np.float32) * np.float32(spread)
         return self.keep(name, drawn + np.float32(centre))
 
     def integers(self, name: str, *numbers: int) -> str:
+        """Write an int64 vector."""
         return self.op("Constant", name, value=numpy_helper.from_array(np.array(numbers, np.int64)))
 
     def number(self, name: str, number: int) -> str:
         """Write an int64 of no axes."""
-        return self.op(
-            "Constant", name, value=numpy_helper.from_array(np.array(number, np.int64))
-        )
+        return self.op("Constant", name, value=numpy_helper.from_array(np.array(number, np.int64)))
 
     def scalar(self, name: str, number: float) -> str:
+        """Write a float32 of no axes."""
         return self.op(
             "Constant", name, value=numpy_helper.from_array(np.array(number, np.float32))
         )
@@ -80,11 +82,13 @@ class FreeSheet:
         return self.op("Unsqueeze", name, scalar, self.integers(f"{name}.axes", 0))
 
     def norm(self, name: str, x: str, width: int) -> str:
+        """Write a layer normalisation of rows."""
         scale = self.normal(f"{name}.scale", (width,), 0.1, 1.0)
         bias = self.normal(f"{name}.bias", (width,), 0.1)
         return self.op("LayerNormalization", name, x, scale, bias, axis=-1, epsilon=_EPSILON)
 
     def linear(self, name: str, x: str, fan_in: int, width: int, gain: float = 1.0) -> str:
+        """Write a linear layer of rows."""
         weight = self.normal(f"{name}.weight", (fan_in, width), gain / math.sqrt(fan_in))
         product = self.op("MatMul", f"{name}.matmul", x, weight)
         return self.op("Add", name, self.normal(f"{name}.bias", (width,), 0.1 * gain), product)

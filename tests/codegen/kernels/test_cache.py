@@ -6,7 +6,7 @@ import pytest
 from tests.codegen.kernels.test_gather import dense
 
 from intarsia.codegen.kernels import cache
-from intarsia.codegen.kernels.cache import Append, CacheLengths
+from intarsia.codegen.kernels.cache import CLEAN_ROWS, Append, CacheLengths, Carry
 from intarsia.codegen.unit import AVX2, AVX512, SCALAR, SSE
 
 UNITS = {"avx512": AVX512, "avx2": AVX2, "sse": SSE, "scalar": SCALAR}
@@ -22,21 +22,45 @@ UNITS = {"avx512": AVX512, "avx2": AVX2, "sse": SSE, "scalar": SCALAR}
         (9, 3, 9, 7, (3, 9)),
     ],
 )
-def test_append(run_kernel, unit, past, new, capacity, size, lengths):
+def test_what_was_before_is_carried_and_what_is_new_appended(
+    run_kernel, unit, past, new, capacity, size, lengths
+):
     rng = np.random.default_rng(0)
     old, x = (rng.standard_normal((2, 3, rows, size)).astype("f4") for rows in (past, new))
     y = np.full((2, 3, capacity, size), np.nan, "f4")
     ends = np.array(lengths)
     layouts = [dense(array) for array in (old, x, y, ends)]
-    before = layouts[0] if past else None
-    spec = Append(2, 3, past, new, capacity, size, before, *layouts[1:], UNITS[unit])
-    arrays = [*[old] * bool(past), x, ends, y]
-    got = run_kernel(cache.build(spec), arrays, interpreted=past < 100)[-1]
+    sizes = (new, capacity, size)
+    carry = Carry(2, 3, past, *sizes, layouts[0] if past else None, *layouts[2:], UNITS[unit])
+    append = Append(2, 3, *sizes, *layouts[1:], UNITS[unit])
+    options = {"interpreted": past < 100}
+    y = run_kernel(cache.build(carry), [*[old] * bool(past), ends, y], **options)[-1]
+    for item, end in enumerate(lengths):
+        assert np.isnan(y[item, :, end - new : end]).all()
+    y = run_kernel(cache.build(append), [x, ends, y], **options)[-1]
     want = np.zeros_like(y)
     for item, end in enumerate(lengths):
         want[item, :, : end - new] = old[item, :, : end - new]
         want[item, :, end - new : end] = x[item]
-    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(y, want)
+
+
+@pytest.mark.parametrize("end", [5, 6, CLEAN_ROWS, CLEAN_ROWS + 1, CLEAN_ROWS + 5, 799, 800])
+@pytest.mark.parametrize("new", [1, 5])
+def test_rows_behind_are_numbers_where_blocks_are_read(run_kernel, end, new):
+    x, ends = np.ones((1, 1, new, 8), "f4"), np.array([end])
+    y = np.full((1, 1, 800, 8), np.nan, "f4")
+    layouts = [dense(array) for array in (x, y, ends)]
+    kernel = cache.build(Append(1, 1, new, 800, 8, *layouts, AVX2))
+    start = end - new
+    y[0, 0, : -(-start // CLEAN_ROWS) * CLEAN_ROWS] = 2  # as runs before left it
+    before = y.copy()
+    y = run_kernel(kernel, [x, ends, y])[-1]
+    clean = min(800, -(-end // CLEAN_ROWS) * CLEAN_ROWS)
+    np.testing.assert_array_equal(y[0, 0, :start], before[0, 0, :start])
+    np.testing.assert_array_equal(y[0, 0, start:end], 1)
+    assert not np.isnan(y[0, 0, :clean]).any()
+    assert np.isnan(y[0, 0, clean:]).all()
 
 
 LENGTHS = {

@@ -17,6 +17,9 @@ from intarsia.extents import Size
 _TURN_ROWS = 256
 """Rows of a turn of the parallel loop."""
 
+CLEAN_ROWS = 384
+"""What kernels of attention read whole blocks of divides this: 64, 96, 128 or 192 keys."""
+
 
 @dataclass(frozen=True, slots=True)
 class CacheLengths:
@@ -52,7 +55,11 @@ class CacheLengths:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """`y[i, h, n:n + new] = x[i, h]`, where `n + new = lengths[i]`; the rest of y stays.
+    """`y[i, h, n:n + new] = x[i, h]`, where `n + new = lengths[i]`; rows before stay.
+
+    Rows behind are 0 up to the end of the block of `CLEAN_ROWS` in which the last one lies: what
+    reads y in blocks may find no numbers there, as 0 times what is no number is none. A run that
+    goes on from rows of one before finds the block clean that it begins in.
 
     Attributes:
         batch: Items.
@@ -181,11 +188,22 @@ def _append(spec: Append) -> Function:
     turns = (*shape, -(-spec.new // _TURN_ROWS))
     for item, head, block in each_turn(b, turns, prod((*turns, spec.size))):
         begin = block * _TURN_ROWS
-        start = Index.of(b.load(lengths, item)) - spec.new
+        end = Index.of(b.load(lengths, item))
+        start = end - spec.new
         with b.serial(begin, b.smaller(begin + _TURN_ROWS, spec.new)) as row:
             for at, lanes, count in vectors(b, spec.unit, y.dtype, spec.size):
                 value = load_lanes(b, x, (item, head, row, at), lanes, count)
                 store_lanes(b, value, y, (item, head, start + row, at), count)
+        clean = [b.split(place + CLEAN_ROWS - 1, CLEAN_ROWS)[0] for place in (start, end)]
+        first = b.larger(end, clean[0] * CLEAN_ROWS)
+        last = b.smaller(clean[1] * CLEAN_ROWS, spec.capacity)
+        with (
+            b.where(b.compare("eq", b.index(block), 0)),
+            b.serial(first, last) as row,
+        ):
+            for at, lanes, count in vectors(b, spec.unit, y.dtype, spec.size):
+                zero = b.constant(0, Type(y.dtype, lanes))
+                store_lanes(b, zero, y, (item, head, row, at), count)
     return b.finish()
 
 

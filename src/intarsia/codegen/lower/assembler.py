@@ -455,7 +455,7 @@ class Assembler:
             self.sums[key] = own()
         return self.settled.get(key)
 
-    def call(
+    def call(  # noqa: PLR0913 - each is one fact of the call
         self,
         spec: Hashable,
         arguments: Sequence[View],

@@ -189,9 +189,22 @@ def pack_weights(
     """
     spec, note = _with_half_weights(assembler, spec, weights)
     if not spec.schedule:  # else it was chosen with the dtype
-        spec = assembler.choose(spec)
+        spec = _in_settled_panels(assembler, assembler.choose(spec), weights, name)
     packed = assembler.packed(f"{name}{gemm.packing(spec)}", partial(gemm.pack, spec, weights))
     return spec, packed, note
+
+
+def _in_settled_panels(assembler: Assembler, spec: Gemm, weights: Array, name: str) -> Gemm:
+    """Return a product with large weights in panels as narrow as the program for all sizes has.
+
+    So programs for a prompt and for a token have one copy of them. A product of one row would have
+    wider panels, which matters where a cache holds them: what comes from memory comes no faster.
+    """
+    plan = gemm.schedule(spec)
+    settled = assembler.settle(f"panels of {name}", lambda: str(plan.vectors))
+    if settled is None or weights.nbytes < LEAST_BYTES or int(settled) >= plan.vectors:
+        return spec
+    return replace(spec, schedule=replace(plan, vectors=int(settled)))
 
 
 def _as_matrix(view: View, is_row: bool, is_column: bool) -> View:
