@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from intarsia.arrays import Array
 from intarsia.backends.device import Device, Executable, Resizable, Step
 from intarsia.backends.values import IN_PLACE, Artifact, TensorSpec
@@ -21,6 +19,7 @@ from intarsia.plan.plan import HOST, Plan, PlanTensor, RegionStep, TensorStorage
 from intarsia.runtime.context import Context, PlainRun, RunMemory
 from intarsia.runtime.device_array import DeviceArray, check_device_array
 from intarsia.runtime.feeds import check_array, check_feeds
+from intarsia.runtime.overlaps import find_overlaps, is_same_memory
 from intarsia.runtime.stages import PlanStage, StagedContext, ends_of, split_stages
 
 if TYPE_CHECKING:
@@ -526,29 +525,15 @@ def _refuse_overlap(
     in_place: Mapping[int, int],
 ) -> None:
     """Refuse an output whose memory another tensor shares: a region would write what one reads."""
-    for position, array in bound.items():
-        for other, memory in bound.items():
-            if tensors[position].storage is not TensorStorage.OUTPUT or position == other:
-                continue
-            if in_place.get(other) == position and is_same_memory(array, memory):
-                continue
-            if _overlaps(array, memory):
-                name = tensors[position].name
-                raise InputError(
-                    f"{name!r} and {tensors[other].name!r} cannot be bound to the same memory",
-                    hint="give every output an array of its own",
-                )
-
-
-def is_same_memory(one: Array | DeviceArray, other: Array | DeviceArray) -> bool:
-    """Tell whether contiguous arrays are the same memory, of the same form."""
-    if isinstance(one, DeviceArray) or isinstance(other, DeviceArray):
-        return False
-    return one.shape == other.shape and one.ctypes.data == other.ctypes.data
-
-
-def _overlaps(one: Array | DeviceArray, other: Array | DeviceArray) -> bool:
-    if isinstance(one, DeviceArray) or isinstance(other, DeviceArray):
-        return getattr(one, "block", one) is getattr(other, "block", other)
-    # By bounds: `shares_memory` may take exponential time, and contiguous arrays have no gaps.
-    return np.may_share_memory(one, other)
+    for one, other in find_overlaps(bound):
+        ends = sorted((one, other), key=lambda i: tensors[i].storage is not TensorStorage.OUTPUT)
+        result, source = ends
+        if tensors[result].storage is not TensorStorage.OUTPUT:
+            continue
+        if in_place.get(source) == result and is_same_memory(bound[one], bound[other]):
+            continue
+        raise InputError(
+            f"{tensors[result].name!r} and {tensors[source].name!r} cannot be bound to the same "
+            "memory",
+            hint="give every output an array of its own",
+        )

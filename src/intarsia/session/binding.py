@@ -14,9 +14,10 @@ from intarsia.errors import InputError
 from intarsia.graph.free_sizes import FreeSpec
 from intarsia.plan.plan import HOST, TensorStorage
 from intarsia.runtime.context import Context
-from intarsia.runtime.executor import PlanExecutable, is_same_memory
+from intarsia.runtime.executor import PlanExecutable
 from intarsia.runtime.feeds import check_array, check_feeds
 from intarsia.runtime.free import Program
+from intarsia.runtime.overlaps import find_overlaps, is_same_memory
 from intarsia.session.values import OrtValue, array_at, as_given, check_device
 
 
@@ -205,14 +206,16 @@ class IOBinding:
         inputs = {
             name: array
             for name, array in self._inputs.items()
-            if dense.get(name) is TensorStorage.INPUT
-            and _is_plain(array)
-            and not any(
-                np.may_share_memory(array, other)
-                for result, other in outputs.items()
-                if not (kept.get(name) == result and is_same_memory(array, other))
-            )
+            if dense.get(name) is TensorStorage.INPUT and _is_plain(array)
         }
+        # An output may be called as an input is.
+        ends = {("in", name): array for name, array in inputs.items()}
+        ends |= {("out", name): array for name, array in outputs.items()}
+        for one, other in list(find_overlaps(ends)):
+            (side, name), (other_side, result) = one, other
+            is_kept = kept.get(name) == result and is_same_memory(ends[one], ends[other])
+            if side != other_side and not is_kept:
+                inputs.pop(name, None)
         return inputs, outputs
 
 
