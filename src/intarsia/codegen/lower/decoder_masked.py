@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from intarsia.codegen.kernels.cache import Append, CacheLengths
+from intarsia.codegen.kernels.cache import CacheLengths
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.attention_operators import LARGEST_HEAD, output_of
+from intarsia.codegen.lower.caches import put_rows
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.multi_head import (
     append_masked,
@@ -137,22 +138,5 @@ def _appended(
     past = assembler.read(operation.node.inputs[_PAST + number])
     present = output_of(operation, _PRESENT + number)
     whole = assembler.target(present) if present >= 0 else assembler.scratch(past.dtype, past.shape)
-    batch, heads, capacity, size = past.shape
-    assert isinstance(heads, int)
-    assert isinstance(size, int)
-    spec = Append(
-        batch,
-        heads,
-        capacity,
-        1,
-        capacity,
-        size,
-        past.layout,
-        new.layout,
-        whole.layout,
-        lengths.layout,
-        keeps=True,
-        unit=assembler.unit,
-    )
-    assembler.call(spec, [past, new, lengths, whole], group.names, "present")
+    put_rows(assembler, group, past, new, lengths, whole, keeps=True)
     return whole

@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from intarsia.codegen.kernels.attention import EmptyRow, MaskKind
-from intarsia.codegen.kernels.cache import Append, CacheLengths, Carry
+from intarsia.codegen.kernels.cache import CacheLengths
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.attention import Heads, append_attention, place_of
 from intarsia.codegen.lower.attention_operators import LARGEST_HEAD, output_of
+from intarsia.codegen.lower.caches import put_rows
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.rotary import pick_angles, turn_pairs
@@ -266,30 +267,5 @@ def _appended(
     shape = (sizes.batch, sizes.pairs, sizes.capacity, sizes.size)
     whole = assembler.target(present) if present >= 0 else assembler.scratch(new.dtype, shape)
     past = None if value is None or 0 in (value.shape or ()) else assembler.read(value.id)
-    rest = (sizes.capacity, sizes.size)
-    if past is not None or sizes.capacity != sizes.new:
-        carry = Carry(
-            sizes.batch,
-            sizes.pairs,
-            sizes.past,
-            sizes.new,
-            *rest,
-            None if past is None else past.layout,
-            whole.layout,
-            lengths.layout,
-            assembler.unit,
-        )
-        views = [view for view in (past, lengths, whole) if view is not None]
-        assembler.call(carry, views, group.names, "what was before", is_kept=past is not None)
-    append = Append(
-        sizes.batch,
-        sizes.pairs,
-        sizes.new,
-        *rest,
-        new.layout,
-        whole.layout,
-        lengths.layout,
-        unit=assembler.unit,
-    )
-    assembler.call(append, (new, lengths, whole), group.names, "present")
+    put_rows(assembler, group, past, new, lengths, whole)
     return whole

@@ -12,9 +12,9 @@ import numpy as np
 
 from intarsia.codegen.body import Apply, Body, Fused, Layout, identity
 from intarsia.codegen.kernels import gather, scan, scatter, top_k
-from intarsia.codegen.kernels.cache import Append
 from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.lower.assembler import Assembler, Guard
+from intarsia.codegen.lower.caches import put_rows
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import fuse
@@ -262,21 +262,7 @@ def lower_tensor_scatter(assembler: Assembler, group: KernelGroup) -> None:
         assembler.call(spec, (begins, counts, ends), group.names)
     with dense_target(assembler, group) as target:
         y = target.reshaped((shape[0], outer, shape[axis], inner))
-        put = Append(
-            shape[0],
-            outer,
-            shape[axis],
-            new,
-            shape[axis],
-            inner,
-            past.layout,
-            update.layout,
-            y.layout,
-            ends.layout,
-            keeps=True,
-            unit=assembler.unit,
-        )
-        assembler.call(put, (past, update, ends, y), group.names)
+        put_rows(assembler, group, past, update, ends, y, keeps=True)
 
 
 # CumSum, CumProd and Trilu
