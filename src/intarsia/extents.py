@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd, inf, prod
@@ -326,12 +327,13 @@ def extent_of_symbol(symbol: Symbol) -> Expression:
 
 def larger(first: Extent, second: Extent) -> Extent:
     """Return the larger one of two extents, whichever that is."""
-    try:
-        return max(first, second)
-    except UndecidedError:
-        first, second = sorted((first, second), key=lambda one: (isinstance(one, int), str(one)))
-        assert isinstance(first, Expression)  # two numbers have an order
-        return Expression.of(Maximum(first, second))
+    for one, other in ((first, second), (second, first)):
+        with suppress(UndecidedError):
+            if one >= other:
+                return one
+    first, second = sorted((first, second), key=lambda one: (isinstance(one, int), str(one)))
+    assert isinstance(first, Expression)  # two numbers have an order
+    return Expression.of(Maximum(first, second))
 
 
 def substitute(extent: Extent, values: Mapping[str, Extent]) -> Extent:
