@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ from intarsia.backends.native import (
 from intarsia.codegen.storage import StorageKind
 from intarsia.errors import ExecutionError, PackageError
 from intarsia.extents import Expression, Extent, evaluate_data, to_data
-from intarsia.graph.arena import assign_offsets
+from intarsia.graph.arena import ALIGNMENT, assign_offsets
 
 if TYPE_CHECKING:
     from intarsia.codegen.lower.program import Program
@@ -58,6 +58,20 @@ def free_record(program: Program) -> FreeRecord | None:
     return msgspec.structs.replace(record, extents=[to_data(item) for item in numbers])
 
 
+class _Placed(NamedTuple):
+    """Where blocks lie, by their first and last call and their cache lines.
+
+    Attributes:
+        blocks: These.
+        offsets: Of each.
+        nbytes: Of all together.
+    """
+
+    blocks: list[tuple[int, int, int]]
+    offsets: list[int]
+    nbytes: int
+
+
 class FreeCalls(Generic[Payload]):
     """A program of free sizes, ready to be given them.
 
@@ -75,6 +89,7 @@ class FreeCalls(Generic[Payload]):
         free = payload.free
         assert free is not None
         self._payload, self._free, self._target = payload, free, target
+        self._placed: _Placed | None = None
         problem = problem_of_calls(payload)
         if problem:
             raise self._damaged(problem)
@@ -127,9 +142,7 @@ class FreeCalls(Generic[Payload]):
         ]
         # In the order in which they are first used, which is not always that of the storages.
         lives = sorted((*life, i) for i, life in enumerate(free.lives) if life is not None)
-        offsets, scratch_bytes = assign_offsets(
-            [(first, last, nbytes[i]) for first, last, i in lives]
-        )
+        offsets, scratch_bytes = self._place([(first, last, nbytes[i]) for first, last, i in lives])
         starts = {i: offset for (_, _, i), offset in zip(lives, offsets, strict=True)}
         if not lives:  # all scratch memory is of known sizes, and has its places
             scratch_bytes = payload.scratch_bytes
@@ -169,6 +182,17 @@ class FreeCalls(Generic[Payload]):
         return msgspec.structs.replace(  # type: ignore[type-var]
             payload, **fixed, found=found, checks=checks, free=None
         )
+
+    def _place(self, lives: list[tuple[int, int, int]]) -> tuple[list[int], int]:
+        """Return offsets as of `assign_offsets`: of the sizes before, if blocks are as large.
+
+        From one token to the next, few blocks begin another cache line.
+        """
+        blocks = [(first, last, -(-nbytes // ALIGNMENT)) for first, last, nbytes in lives]
+        placed = self._placed  # read once, as other threads come by here
+        if placed is None or placed.blocks != blocks:
+            placed = self._placed = _Placed(blocks, *assign_offsets(lives))
+        return placed.offsets, placed.nbytes
 
     @contextmanager
     def _telling(self) -> Iterator[None]:

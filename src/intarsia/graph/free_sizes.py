@@ -387,8 +387,11 @@ def _dimensions(
 
 def _plain_name(extent: Expression) -> str | None:
     """Return the name of an expression that is one symbol."""
-    name = str(extent)
-    return name if {symbol.name for symbol in extent.symbols} == {name} else None
+    match extent.terms:
+        case (((Symbol(name=name),), 1),):
+            return name
+        case _:
+            return None
 
 
 def _misfit(spec: FreeSpec, shape: tuple[int, ...], reason: str) -> InputError:
