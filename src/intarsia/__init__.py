@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from intarsia.graph.annotate import on_device
     from intarsia.opening import load
     from intarsia.place.annotated_model import annotate
+    from intarsia.quantizing.quantize import quantize
     from intarsia.runtime.device_array import DeviceArray
     from intarsia.runtime.executor import PlanExecutable as Executable
     from intarsia.session import InferenceSession
@@ -37,6 +38,7 @@ __all__ = [
     "compile",
     "load",
     "on_device",
+    "quantize",
     "tune",
 ]
 
@@ -53,6 +55,7 @@ _HOMES = {
     "compile": ("intarsia.compiler", "compile"),
     "load": ("intarsia.opening", "load"),
     "on_device": ("intarsia.graph.annotate", "on_device"),
+    "quantize": ("intarsia.quantizing.quantize", "quantize"),
     "tune": ("intarsia.compiler", "tune"),
 }
 

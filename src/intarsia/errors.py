@@ -13,11 +13,13 @@ The class says whose fault it is::
     ├ CostDatabaseError          the cost database is damaged, of another schema or out of reach
     ├ LockError                  a lock file is damaged, or the environment has changed since
     ├ SettingError               an environment variable or option has no such value
+    ├ AccuracyError              a bound on the error of a model cannot be held
     ├ BackendError               a backend is missing, or failed to load, compile or detect
     ├ ExecutionError             a backend failed while running
     └ InternalError              our bug
 
-`exit_code` is what the command line returns: 2 bad input, 3 a backend failed, 4 our bug.
+`exit_code` is what the command line returns: 1 the answer is no, 2 bad input, 3 a backend failed,
+4 our bug.
 """
 
 from __future__ import annotations
@@ -188,6 +190,12 @@ class LockError(IntarsiaError):
 
 class SettingError(IntarsiaError, ValueError):
     """An environment variable or an option has no such value."""
+
+
+class AccuracyError(IntarsiaError):
+    """A bound on the error of a model cannot be held: the answer is no."""
+
+    exit_code = 1
 
 
 class BackendError(IntarsiaError):

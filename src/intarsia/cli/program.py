@@ -22,6 +22,7 @@ from intarsia.cli.compile import compile_command
 from intarsia.cli.demo import demo_command
 from intarsia.cli.explain import explain_command
 from intarsia.cli.output import note, show_json, write
+from intarsia.cli.quantize import quantize_command
 from intarsia.cli.run import run_command
 from intarsia.cli.tune import tune_command, tune_kernels_command
 from intarsia.errors import IntarsiaError
@@ -40,6 +41,7 @@ app = typer.Typer(
 app.command("compile")(compile_command)
 app.command("tune")(tune_command)
 app.command("tune-kernels")(tune_kernels_command)
+app.command("quantize")(quantize_command)
 app.command("run")(run_command)
 app.command("explain")(explain_command)
 app.command("check")(check_command)
