@@ -19,6 +19,10 @@ INVOCATIONS = {
         ),
     ],
     "tune-kernels": [("chain.onnx", "-t", "llvm", "--threads", "1")],
+    "quantize": [
+        ("chain.onnx", "--dynamic", "--max-error", "0.5", "-o", "chain.int8.onnx"),
+        ("chain.onnx", "--to", "int4", "--max-error", "0.5", "-o", "chain.int4.onnx"),
+    ],
     "run": [("chain.intarsia", "--repeat", "3")],
     "explain": [
         ("chain.intarsia", "--all", "--profile", "2"),

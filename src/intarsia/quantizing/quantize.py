@@ -249,6 +249,12 @@ _OPSET_OF_INT4, _IR_OF_INT4 = 21, 10
 
 def _to_proto(model: ir.Model) -> onnx.ModelProto:
     """Return a model with its weights inside and nothing of what we note on nodes and values."""
+    tensors = [value.const_value for value in model.graph.initializers.values()]
+    if sum(tensor.nbytes for tensor in tensors if tensor is not None) >= _MOST_BYTES:
+        raise ModelError(
+            "the model has 2 GiB of weights or more, and is quantised as one message of protobuf",
+            hint="quantise its parts, or use the library's own tools on files",
+        )
     for value in model.graph.initializers.values():
         if isinstance(value.const_value, ir.ExternalTensor):
             tensor = value.const_value
@@ -262,6 +268,7 @@ def _to_proto(model: ir.Model) -> onnx.ModelProto:
     return proto
 
 
+_MOST_BYTES = 2**31 - 2**20
 _NOTES = frozenset((ORIGIN_KEY, CLAIM_KEY, CALLS_KEY))
 
 
@@ -294,14 +301,11 @@ def _find_samples(
     if calibrate is None and validate is None:
         made = make_samples(signature, seed, _MADE_UP)
         return Samples((), made, is_held_out=True)
-    if validate is None:
-        assert calibrate is not None
-        samples = divide(read_samples(calibrate, signature))
-        if scheme.needs_samples or scheme.library == "nncf":
-            return samples
-        return Samples((), samples.trial, is_held_out=True)
-    given = read_samples(calibrate, signature) if calibrate is not None else ()
-    return Samples(given, read_samples(validate, signature), is_held_out=True)
+    given = () if calibrate is None else read_samples(calibrate, signature)
+    trial = () if validate is None else read_samples(validate, signature)
+    if not scheme.needs_samples:
+        return Samples((), trial or given, is_held_out=True)
+    return Samples(given, trial, is_held_out=True) if trial else divide(given)
 
 
 class _Search:
@@ -336,7 +340,7 @@ class _Search:
             AccuracyError: There is none.
         """
         first = self._quantize(frozenset())
-        nodes = quantized_nodes(self._model, first)
+        nodes = quantized_nodes(self._model, first, self._quantizer.operators)
         if not nodes:
             raise _nothing(self._scheme)
         at_first = worst(self._errors(self._trial, frozenset()))
@@ -345,13 +349,14 @@ class _Search:
         left: frozenset[str] = frozenset()
         if at_first > max_error:
             steps = _Steps(self._tell, "bound", max(len(regions).bit_length(), 1))
+            harmful = [region for region in regions if region.error > 0]
             count = fewest_left(
-                regions,
+                harmful,
                 lambda left: steps(worst(self._errors(self._trial, left))) <= max_error,
             )
             if count is None:
                 raise self._hopeless(max_error, at_first, regions)
-            left = nodes_of(regions[:count])
+            left = nodes_of(harmful[:count])
         result = first if not left else self._quantize(left)
         outputs = self._errors(self._trial, left)
         final = _restore(result, self._model)
@@ -431,10 +436,17 @@ class _Steps:
         return error
 
 
-def quantized_nodes(model: onnx.ModelProto, quantized: onnx.ModelProto) -> tuple[str, ...]:
+def quantized_nodes(
+    model: onnx.ModelProto, quantized: onnx.ModelProto, operators: frozenset[str] | None
+) -> tuple[str, ...]:
     """Return the nodes of a model that are narrow in another, in order.
 
     They have become other operators, or read what was dequantised.
+
+    Args:
+        model: In f32.
+        quantized: All of it quantised.
+        operators: Those that may be; None if any.
     """
     constants = {tensor.name for tensor in quantized.graph.initializer}
     sources = {
@@ -445,6 +457,8 @@ def quantized_nodes(model: onnx.ModelProto, quantized: onnx.ModelProto) -> tuple
     kept = {node.name: node for node in quantized.graph.node}
     names = []
     for node in model.graph.node:
+        if operators is not None and node.op_type not in operators:
+            continue
         later = kept.get(node.name)
         if later is None or later.op_type != node.op_type:
             is_narrow = node.op_type not in _FOLLOWERS or (

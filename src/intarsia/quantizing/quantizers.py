@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 
 class Quantizer(Protocol):
-    """Makes a quantised model of the one that it was made for."""
+    """Makes a quantised model of the one that it was made for.
+
+    Attributes:
+        operators: Those that can be left in f32; None if any that it makes narrow.
+    """
+
+    operators: frozenset[str] | None
 
     def quantize(self, left: frozenset[str]) -> onnx.ModelProto:
         """Return the model, with these nodes left in f32.
@@ -156,6 +162,7 @@ class _Static:
         self._scheme, self._library = scheme, library
         # In an order of its own: the library's depends on the seed of Python's hashes.
         self._operators = sorted({*registry.QLinearOpsRegistry, *registry.QDQRegistry})
+        self.operators: frozenset[str] | None = frozenset(self._operators)
         methods = {name.lower(): one for name, one in library.CalibrationMethod.__members__.items()}
         with at_work("onnxruntime"), tempfile.TemporaryDirectory(prefix="intarsia-") as folder:
             self._model = utilities.save_and_reload_model_with_shape_infer(_copy(model))
@@ -186,11 +193,14 @@ class _Static:
                 {},
             )
             quantizer.quantize_model()
+            quantizer.model.topological_sort()
             return _taken(quantizer.model.model)
 
 
 class _Dynamic:
     """ONNX Runtime's: DynamicQuantizeLinear, MatMulInteger and ConvInteger."""
+
+    operators: frozenset[str] | None = None
 
     def __init__(self, scheme: Scheme, model: onnx.ModelProto) -> None:
         self._scheme, self._model = scheme, model
@@ -216,6 +226,8 @@ class _Dynamic:
 class _Blocks:
     """ONNX Runtime's: weights of products in blocks of 4 bits, each with a scale."""
 
+    operators: frozenset[str] | None = None
+
     def __init__(self, scheme: Scheme, model: onnx.ModelProto) -> None:
         self._scheme, self._model = scheme, model
         self._formats = import_library("onnxruntime.quantization").QuantFormat
@@ -233,20 +245,26 @@ class _Blocks:
                 quant_format=self._formats.QDQ if is_standard else self._formats.QOperator,
             )
             quantizer.process()
+            quantizer.model.topological_sort()
             return _taken(quantizer.model.model)
 
 
 class _Nncf:
     """NNCF's: the same operators of ONNX, put where its own rules say, biases corrected."""
 
+    operators: frozenset[str] | None = None
+
     def __init__(self, scheme: Scheme, model: onnx.ModelProto, samples: Sequence[Feeds]) -> None:
         self._scheme, self._model, self._samples = scheme, model, samples
         self._library = import_library("nncf")
+        self._parameters = import_library("nncf.quantization.advanced_parameters")
 
     def quantize(self, left: frozenset[str]) -> onnx.ModelProto:
         nncf, scheme, model = self._library, self._scheme, _copy(self._model)
         with at_work("nncf"):
-            scope = nncf.IgnoredScope(names=sorted(left), validate=False)
+            # Its scales of convolutions' weights have a rank that ONNX does not know.
+            kinds = ["Conv", "ConvTranspose"] if scheme.to == "int4" else []
+            scope = nncf.IgnoredScope(names=sorted(left), types=kinds, validate=False)
             if scheme.to == "int4":
                 return _taken(
                     nncf.compress_weights(
@@ -270,7 +288,7 @@ class _Nncf:
                         overflow_fix=nncf.OverflowFix(
                             "enable" if scheme.has_reduced_range else "disable"
                         ),
-                        weights_quantization_params=nncf.QuantizationParameters(
+                        weights_quantization_params=self._parameters.QuantizationParameters(
                             per_channel=scheme.is_per_channel
                         ),
                     ),

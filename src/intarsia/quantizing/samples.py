@@ -151,7 +151,10 @@ def _cut(
     """
     check_names(signature.inputs, arrays)
     inner = free_symbols(
-        extent for spec in signature.inputs for extent in (spec.shape or ())[1:] if extent
+        extent
+        for spec in signature.inputs
+        for extent in (spec.shape or ())[1:]
+        if extent is not None
     )
     pieces = {
         spec.name: _pieces(source, spec, arrays[spec.name], has_batch=_has_batch(spec, inner))

@@ -26,7 +26,7 @@ def quantizing_view(report: Report) -> RenderableType:
 
 def _facts(report: Report) -> Iterator[str]:
     yield f"{report.scheme}, by {report.quantizer}"
-    of = "made-up samples" if report.is_made_up else "samples"
+    of = f"{'made-up ' if report.is_made_up else ''}sample{'s' if report.trial > 1 else ''}"
     ranges = f", ranges from {report.samples} others" if report.samples else ""
     if report.samples and not report.is_held_out:
         ranges = ", which gave the ranges, too"
@@ -34,8 +34,9 @@ def _facts(report: Report) -> Iterator[str]:
     for output in report.outputs:
         yield f"{output.name}: error {_error(output.error)} ({_decibels(output.error)} dB)"
     left = f"; {len(report.left)} left in f32" if report.left else ""
+    nodes = "node" if report.quantized == 1 else "nodes"
     yield (
-        f"{report.quantized} nodes quantised{left}: error {_error(report.error)}, at most "
+        f"{report.quantized} {nodes} quantised{left}: error {_error(report.error)}, at most "
         f"{report.max_error:g} allowed, {_error(report.error_at_first)} with everything quantised"
     )
 
