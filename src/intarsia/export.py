@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from intarsia.backends.registry import Backends
     from intarsia.codegen.emit.c_program import Sources, Tensor
     from intarsia.codegen.lower.program import Program
+    from intarsia.codegen.unit import VectorUnit
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
     from intarsia.native.machine import NativeCpu
@@ -54,7 +55,7 @@ class Native:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     target: Target
-    has_fma: bool
+    unit: VectorUnit
     cpu: NativeCpu | None
     caches: Path
 
@@ -218,7 +219,7 @@ def _objects(native: Native, folder: Path) -> list[str]:
     names = []
     for number in sorted({call.kernel for call in native.program.calls}):
         kernel = native.program.kernels[number]
-        text = emit_llvm(kernel, has_fma=native.has_fma)
+        text = emit_llvm(kernel, has_fma=native.unit.has_fma, dots=native.unit.dots)
         names.append(f"{kernel.name}.o")
         (folder / names[-1]).write_bytes(cache.object_of(text, native.cpu))
     return names
@@ -310,7 +311,7 @@ def _lower(request: Request, registers: int | None = None) -> Native:
     ]
     program = replace(program, storages=storages)
     caches = request.settings.cache_folder()
-    return Native(program, tensors[0], tensors[1], target, unit.has_fma, cpu, caches)
+    return Native(program, tensors[0], tensors[1], target, unit, cpu, caches)
 
 
 def _find_region(setting: Setting) -> tuple[Target, Region]:

@@ -27,16 +27,14 @@ def run_kernel():
     interpreter, and checks that both agree to `rtol` of the largest value.
     """
 
-    def run(function, arrays, *, sizes=(), rtol=1e-6, interpreted=True, level=0):
+    def run(function, arrays, *, sizes=(), rtol=1e-6, interpreted=True, level=0, emit=emit_llvm):
         verify(function)
         assert print_function(function)
         expanded = expand(function)
         verify(expanded)
         arrays = [np.ascontiguousarray(array) for array in arrays]
         compiled = [aligned_copy(array) for array in arrays]
-        library = LoadedCode(
-            {function.name: compile_object(emit_llvm(expanded), host_cpu(), level)}
-        )
+        library = LoadedCode({function.name: compile_object(emit(expanded), host_cpu(), level)})
         call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
         entry = call(library.addresses[function.name])
         table = np.array([a.ctypes.data for a in compiled] + list(sizes), np.uint64)

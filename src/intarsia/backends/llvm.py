@@ -452,7 +452,7 @@ class LlvmBackend(ConfiguredBackend):
             is_for_here = not why_not_here(cpu)
 
             def emit(kernel: Function) -> None:
-                dumped[kernel.name] = text = emit_llvm(kernel, has_fma=unit.has_fma)
+                dumped[kernel.name] = text = emit_llvm(kernel, has_fma=unit.has_fma, dots=unit.dots)
                 if is_for_here:
                     pool.submit(kernel.name, text)
 

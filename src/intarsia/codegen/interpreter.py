@@ -126,6 +126,8 @@ class _Interpreter:
                 # which differs from a fused one next to ties alone.
                 product = values[a].astype(wide) * values[b].astype(wide)
                 return (product + values[c].astype(wide)).astype(dtype)
+            case ir.Dot(left=a, right=b, addend=c):
+                return _dot(values[a], values[b], values[c])
             case ir.Compare(predicate=predicate, left=a, right=b):
                 return _PREDICATES[predicate](values[a], values[b])
             case ir.Select(condition=condition, left=a, right=b):
@@ -156,6 +158,18 @@ def _filled(value: Any, result: ir.IrValue) -> Any:
     if type_.lanes == 1:
         return np.dtype(type_.dtype).type(value)
     return np.full(type_.lanes, value, type_.dtype)
+
+
+def _dot(left: Array, right: Array, addend: Any) -> Any:
+    group = ir.DOT_GROUPS[left.dtype.name]
+    if left.dtype == np.uint16:  # bfloat16: the upper half of a float32
+        left, right = ((item.astype(np.uint32) << 16).view(np.float32) for item in (left, right))
+    wide = np.asarray(addend).dtype
+    products = left.astype(wide) * right.astype(wide)
+    total = np.atleast_1d(addend)
+    for number in reversed(range(group)):
+        total = total + products[number::group]
+    return total if np.ndim(addend) else total[0]
 
 
 def _reduce(name: str, lanes: Array) -> Any:

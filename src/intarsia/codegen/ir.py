@@ -265,6 +265,29 @@ class Fma(Computed):
     addend: IrValue
 
 
+DOT_GROUPS = {"int8": 4, "uint8": 4, "int16": 2, "uint16": 2}
+"""How many neighbours a lane of a dot product has of each operand, by the dtype of their elements:
+32 bits of them. A `uint16` holds the bits of a bfloat16."""
+
+DOT_SUMS = {"int8": "int32", "uint8": "int32", "int16": "int32", "uint16": "float32"}
+"""What these products are summed in."""
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Dot(Computed):
+    """`result[i] = addend[i] + sum(left[g * i + j] * right[g * i + j] for j in range(g))`.
+
+    The group `g` is one of `DOT_GROUPS`, its sum's dtype one of `DOT_SUMS`. Bytes may be signed or
+    not in each operand; 16-bit elements are of one dtype. Sums of integers wrap, and are exact
+    before that. Of bfloat16 the later one of a pair is added first, rounded in between if
+    a fused multiply-add does so; denormals may count as 0.
+    """
+
+    left: IrValue
+    right: IrValue
+    addend: IrValue
+
+
 @dataclass(eq=False, frozen=True, slots=True)
 class Compare(Computed):
     """`result = left predicate right`, bool, lane by lane."""
@@ -421,6 +444,7 @@ Operation: TypeAlias = (
     | Unary
     | Binary
     | Fma
+    | Dot
     | Compare
     | Select
     | Cast
@@ -480,7 +504,7 @@ class Function:
 def operands(operation: Operation) -> tuple[IrValue, ...]:  # noqa: PLR0911 - one case a line
     """Return the values that an operation reads itself, subscripts included, bodies not."""
     match operation:  # the most frequent first
-        case Fma(left=a, right=b, addend=c):
+        case Fma(left=a, right=b, addend=c) | Dot(left=a, right=b, addend=c):
             return (a, b, c)
         case Load(subscripts=subscripts) | Prefetch(subscripts=subscripts):
             return _values(subscripts)

@@ -96,7 +96,7 @@ class _Printer:
                 result = operation.result  # type: ignore[union-attr] # loops come elsewhere
                 return f"{self._name(result)}: {result.type} = {text}"
 
-    def _expression(self, operation: ir.Operation) -> str:  # noqa: PLR0911, C901 - one case a line
+    def _expression(self, operation: ir.Operation) -> str:  # noqa: PLR0911, PLR0912, C901 - cases
         use = self._use
         match operation:
             case ir.Unary(name=name, operand=a):
@@ -106,6 +106,8 @@ class _Printer:
                 return f"{use(a)} {symbol} {use(b)}" if symbol else f"{name}({use(a)}, {use(b)})"
             case ir.Fma(left=a, right=b, addend=c):
                 return f"fma({use(a)}, {use(b)}, {use(c)})"
+            case ir.Dot(left=a, right=b, addend=c):
+                return f"dot({use(a)}, {use(b)}, {use(c)})"
             case ir.Compare(predicate=predicate, left=a, right=b):
                 return f"{use(a)} {ir.PREDICATES[predicate]} {use(b)}"
             case ir.Select(condition=condition, left=a, right=b):

@@ -20,6 +20,8 @@ class VectorUnit:
         has_half: Whether it converts vectors of float16 to float32.
         l1_bytes: What one core has of the first data cache.
         l2_bytes: What one core has of the second cache.
+        dots: LLVM's names of the features that it has of those with dot products of narrow
+            numbers (`DOT_FEATURES`).
     """
 
     bits: int = 512
@@ -28,11 +30,25 @@ class VectorUnit:
     has_half: bool = False
     l1_bytes: int = 32 << 10
     l2_bytes: int = 1 << 20
+    dots: tuple[str, ...] = ()
+
+    @property
+    def has_byte_dots(self) -> bool:
+        """Whether an instruction multiplies bytes by fours into 32 bits."""
+        is_evex = "avx512vnni" in self.dots and (self.bits == _ZMM_BITS or "avx512vl" in self.dots)
+        return is_evex or not {"avxvnni", "dotprod"}.isdisjoint(self.dots)
 
     def lanes(self, dtype: str = "float32") -> int:
         """Return how many elements a register holds; 1 without vectors."""
         return max(1, self.bits // 8 // np.dtype(dtype).itemsize)
 
+
+_ZMM_BITS = 512
+_PAIRS = ("sse2", "avx2", "avx512bw")
+_BYTES = ("avx512vl", "avx512vnni", "avxvnni", "avxvnniint8", "dotprod", "i8mm")
+DOT_FEATURES = (*_PAIRS, *_BYTES, "avx512bf16", "bf16")
+"""LLVM's features of CPUs whose dot products of narrow numbers we know: of pairs of int16, of
+bytes, of bfloat16."""
 
 AVX512 = VectorUnit(512, 32)
 AVX2 = VectorUnit(256, 16)

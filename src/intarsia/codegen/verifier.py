@@ -155,7 +155,7 @@ def _writes(operation: ir.Operation) -> bool:
     return isinstance(operation, ir.Store)
 
 
-def _type_problem(operation: ir.Operation) -> str | None:  # noqa: PLR0911, C901 - one case a line
+def _type_problem(operation: ir.Operation) -> str | None:  # noqa: PLR0911, PLR0912, C901 - cases
     match operation:
         case ir.Unary(result=result, name=name, operand=a):
             expected = a.type.with_dtype("bool") if name == "isnan" else a.type
@@ -164,6 +164,8 @@ def _type_problem(operation: ir.Operation) -> str | None:  # noqa: PLR0911, C901
             return _mismatch(result.type, a.type, b.type)
         case ir.Fma(result=result, left=a, right=b, addend=c):
             return _mismatch(result.type, a.type, b.type, c.type)
+        case ir.Dot(result=result, left=a, right=b, addend=c):
+            return _mismatch(result.type, c.type) or _dot_problem(a.type, b.type, c.type)
         case ir.Compare(result=result, left=a, right=b):
             return _mismatch(a.type, b.type) or _mismatch(result.type, a.type.with_dtype("bool"))
         case ir.Select(result=result, condition=condition, left=a, right=b):
@@ -193,6 +195,19 @@ def _type_problem(operation: ir.Operation) -> str | None:  # noqa: PLR0911, C901
             return _mismatch(result.type, a.type.with_lanes(1))
         case _:
             return None
+
+
+def _dot_problem(left: ir.Type, right: ir.Type, total: ir.Type) -> str | None:
+    group = ir.DOT_GROUPS.get(left.dtype, 0)
+    is_mixed = left.dtype != right.dtype and {left.dtype, right.dtype} != {"int8", "uint8"}
+    if not group or is_mixed:
+        return f"there is no dot product of {left.dtype} and {right.dtype}"
+    wide = ir.Type(left.dtype, group * total.lanes)
+    return (
+        _mismatch(left, wide)
+        or _mismatch(right.with_dtype(left.dtype), wide)
+        or _mismatch(total, total.with_dtype(ir.DOT_SUMS[left.dtype]))
+    )
 
 
 def _mismatch(first: ir.Type, *others: ir.Type) -> str | None:

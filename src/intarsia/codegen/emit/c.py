@@ -59,6 +59,8 @@ def _helpers(functions: Sequence[ir.Function]) -> Iterator[str]:
             dtypes |= {value.type.dtype for value in ir.results(operation)}
             if isinstance(operation, ir.Bitcast):
                 casts.add((operation.operand.type.dtype, operation.result.type.dtype))
+            if isinstance(operation, ir.Dot) and operation.result.type.is_float:
+                casts.add(("uint32", "float32"))
     if "float16" in dtypes:
         yield text.HALF_HELPERS
     for source, target in sorted(casts):
@@ -326,11 +328,31 @@ class _Kernel(CFamily):
                 self._shuffle(operation)
             case ir.Reduce():
                 self._reduce(operation)
+            case ir.Dot():
+                self._dot(operation)
             case ir.Extract(result=result, operand=a, lane=lane):
                 self._declare(result, self._lane(a, lane))
             case _:
                 (result,) = ir.results(operation)
                 self._declare(result, spell(operation, self._one, _SPELLING))
+
+    def _dot(self, dot: ir.Dot) -> None:
+        """Add products of neighbours, the last one first."""
+        group, lanes = ir.DOT_GROUPS[dot.left.type.dtype], dot.result.type.lanes
+
+        def total(lane: str) -> str:
+            sums = self._lane(dot.addend, lane)
+            for number in reversed(range(group)):
+                place = f"{group} * {lane} + {number}" if lanes > 1 else str(number)
+                x, y = (self._lane(item, place) for item in (dot.left, dot.right))
+                sums = text.dot_step(x, y, sums, dot.left.type.dtype)
+            return sums
+
+        if lanes == 1:
+            self._declare(dot.result, total("0"))
+        else:
+            name = self._array(dot.result)
+            self._for_lanes(lanes, f"{name}[l] = {total('l')};")
 
     def _loaded_lane(self, load: ir.Load) -> str:
         dtype = load.buffer.dtype

@@ -324,7 +324,7 @@ def _reductions(loop: ir.Loop) -> tuple[str, ...]:
     names = []
     for carried, following in zip(loop.carried, loop.yielded, strict=True):
         match makers.get(following):
-            case ir.Fma(addend=addend) if addend is carried:
+            case ir.Fma(addend=addend) | ir.Dot(addend=addend) if addend is carried:
                 name = "add"
             case ir.Binary(name=("add" | "mul") as name, left=left, right=right) if (
                 carried is left or carried is right

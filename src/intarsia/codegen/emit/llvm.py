@@ -15,6 +15,7 @@ from functools import cache
 from math import gcd
 
 from intarsia.codegen import ir
+from intarsia.codegen.emit.llvm_dots import Lines, Part, spell_dot
 
 _ELEMENTS = {"bool": "i1", "float16": "half", "float32": "float", "float64": "double"}
 _ELEMENTS |= {f"{sign}int{bits}": f"i{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u")}
@@ -41,20 +42,22 @@ class _Block:
     computed: dict[object, str] = field(default_factory=dict)
 
 
-def emit_llvm(function: ir.Function, *, has_fma: bool = True) -> str:
+def emit_llvm(function: ir.Function, *, has_fma: bool = True, dots: tuple[str, ...] = ()) -> str:
     """Return an LLVM IR module with one kernel.
 
     Args:
         function: The kernel, verified and expanded.
         has_fma: Whether the CPU multiplies and adds in one instruction; where it does not, `fma`
             rounds twice, because a library call for each lane would be far too slow.
+        dots: The CPU's features of `unit.DOT_FEATURES`: which instructions `dot` may become.
     """
-    return _Emitter(function, has_fma=has_fma).module()
+    return _Emitter(function, has_fma=has_fma, dots=dots).module()
 
 
 class _Emitter:
-    def __init__(self, function: ir.Function, *, has_fma: bool) -> None:
+    def __init__(self, function: ir.Function, *, has_fma: bool, dots: tuple[str, ...]) -> None:
         self._function = function
+        self._dots = dots
         self._fma = "fma" if has_fma else "fmuladd"
         self._names: dict[ir.IrValue, str] = {}
         self._operands: dict[ir.IrValue, str] = {}  # with their types
@@ -392,6 +395,8 @@ class _Emitter:
             self._reduce(operation, depth)
         elif isinstance(operation, ir.Binary) and operation.name in ("min", "max"):
             self._extremum(operation, depth)
+        elif isinstance(operation, ir.Dot):
+            self._dot(operation, depth)
         else:
             text = self._expression(operation)
             self._define(operation.result, text, depth)  # type: ignore[union-attr]
@@ -459,6 +464,26 @@ class _Emitter:
         bools = _type(type_.with_dtype("bool"))
         text = f"select {bools} {condition}, {_type(type_)} {left}, {_type(type_)} {right}"
         self._define(operation.result, text, depth)
+
+    def _dot(self, dot: ir.Dot, depth: int) -> None:
+        parts = [
+            Part(self._names[value], value.type.dtype, self._depths[value])
+            for value in (dot.left, dot.right, dot.addend)
+        ]
+        lines = Lines(self._appended, self._shared, self._declare)
+        name = spell_dot(lines, self._dots, dot.result.type.lanes, *parts)
+        self._set(dot.result, name, depth)
+
+    def _appended(self, text: str, depth: int) -> str:
+        name = self._fresh()
+        self._line(f"{name} = {text}", depth)
+        return name
+
+    def _shared(self, text: str, depth: int) -> str:
+        computed = self._blocks[depth].computed
+        if text not in computed:
+            computed[text] = self._appended(text, depth)
+        return computed[text]
 
     def _expression(self, operation: ir.Operation) -> str:  # noqa: PLR0911 - one case a line
         names = self._names

@@ -392,6 +392,8 @@ class _OpenCl(CFamily):
                 self._declare(result, [self._lane(a, lane)])
             case ir.Reduce():
                 self._reduce(operation)
+            case ir.Dot():
+                self._dot(operation)
             case _:
                 self._lanewise(operation)
 
@@ -404,6 +406,34 @@ class _OpenCl(CFamily):
 
         widths = (width for _, width in pieces(result.type.lanes))
         self._declare(result, [part(number, width) for number, width in enumerate(widths)])
+
+    def _dot(self, dot: ir.Dot) -> None:
+        """Add products of neighbours, the last one first."""
+        group, total = ir.DOT_GROUPS[dot.left.type.dtype], dot.addend
+        for number in reversed(range(group)):
+            x, y = (self._neighbours(item, number, group) for item in (dot.left, dot.right))
+            step = ir.IrValue(dot.result.type)
+            self._lanewise(ir.Fma(step, x, y, total))
+            total = step
+        self.names[dot.result] = self.names[total]
+
+    def _neighbours(self, operand: ir.IrValue, number: int, group: int) -> ir.IrValue:
+        """Declare one neighbour of each group as what products are summed in."""
+        dtype, lanes = operand.type.dtype, operand.type.lanes // group
+        part = ir.IrValue(ir.Type(dtype, lanes))
+        picks = [(operand, group * lane + number) for lane in range(lanes)]
+        self._declare(part, self._gathered(picks, dtype))
+        total = ir.DOT_SUMS[dtype]
+        wide = ir.IrValue(ir.Type("uint32" if total == "float32" else total, lanes))
+        self._lanewise(ir.Cast(wide, part))
+        if total != "float32":
+            return wide
+        bits, shift = ir.IrValue(wide.type), ir.IrValue(wide.type)
+        self.constant(ir.Constant(shift, 16))  # bfloat16: the upper half of a float32
+        self._lanewise(ir.Binary(bits, "shl", wide, shift))
+        number_value = ir.IrValue(wide.type.with_dtype(total))
+        self._lanewise(ir.Bitcast(number_value, bits))
+        return number_value
 
     def _splat(self, result: ir.IrValue, operand: ir.IrValue) -> None:
         type_ = result.type

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dot products of narrow numbers as LLVM IR: by the instructions that a CPU has, else in parts.
+
+A group of neighbours is 32 bits. Where no instruction takes it whole, its parts are taken from a
+lane of 32 bits by shifts, so that nothing crosses lanes: of four bytes two pairs of int16, of which
+`pmaddwd` adds the products exactly, where `pmaddubsw` saturates; or numbers of 32 bits. Parts of an
+operand are made once, where it is known, for all products that it is in. Bytes are in the order of
+little-endian CPUs.
+
+Source:
+    Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2: VPDPBUSD, VPDPBSSD,
+    VPDPWSSD, PMADDWD, VDPBF16PS; Arm Architecture Reference Manual: SDOT, UDOT, USDOT, BFDOT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+_XMM, _YMM, _ZMM = 4, 8, 16
+"""Lanes of 32 bits in a register."""
+
+_PAIRS = {
+    _XMM: ("sse2", "llvm.x86.sse2.pmadd.wd"),
+    _YMM: ("avx2", "llvm.x86.avx2.pmadd.wd"),
+    _ZMM: ("avx512bw", "llvm.x86.avx512.pmaddw.d.512"),
+}
+_SIGNED = {_XMM: "llvm.x86.avx2.vpdpbssd.128", _YMM: "llvm.x86.avx2.vpdpbssd.256"}
+_ARM_BYTES = {"int8": "sdot", "uint8": "udot"}
+_TOP = 128
+"""What a byte differs by as a signed and as an unsigned number if its top bit is turned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """How lines are written.
+
+    Attributes:
+        line: Appends an instruction in the block of a depth, and returns the name of its result.
+        shared: The same, but an instruction that the block has already is not written again.
+        declare: Declares a function by its name and signature, and returns what calls it.
+    """
+
+    line: Callable[[str, int], str]
+    shared: Callable[[str, int], str]
+    declare: Callable[[str, str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An operand.
+
+    Attributes:
+        name: In LLVM IR; a vector of its elements, or of what takes their place.
+        dtype: Of its elements.
+        depth: Of the block that knows it.
+    """
+
+    name: str
+    dtype: str
+    depth: int
+
+
+def spell_dot(
+    lines: Lines, dots: Collection[str], lanes: int, left: Part, right: Part, addend: Part
+) -> str:
+    """Write a dot product, and return the name of its result.
+
+    Args:
+        lines: Where to.
+        dots: The features of the CPU, of `unit.DOT_FEATURES`.
+        lanes: Of the result.
+        left: The left operand.
+        right: The right operand.
+        addend: What the products are added to.
+    """
+    return _Speller(lines, frozenset(dots), lanes).dot(left, right, addend)
+
+
+@dataclass(frozen=True, slots=True)
+class _Speller:
+    lines: Lines
+    dots: frozenset[str]
+    lanes: int
+
+    def dot(self, left: Part, right: Part, addend: Part) -> str:
+        if left.dtype == "uint16":
+            return self._halves(left, right, addend)
+        if left.dtype == "int16":
+            return self._pairs(left, right, addend)
+        if self._has_vnni:
+            return self._vnni(left, right, addend)
+        if "dotprod" in self.dots and self.lanes == _XMM:
+            if left.dtype == right.dtype:
+                return self._arm(_ARM_BYTES[left.dtype], left, right, addend)
+            if "i8mm" in self.dots:
+                unsigned, signed = _by_sign(left, right)
+                return self._arm("usdot", unsigned, signed, addend)
+        if self._has_pairs:
+            even = self._pairs(self._half(left, 0), self._half(right, 0), addend)
+            total = Part(even, addend.dtype, self._depth(left, right, addend))
+            return self._pairs(self._half(left, 1), self._half(right, 1), total)
+        return self._sum(left, right, addend, 4)
+
+    # What a CPU has
+
+    @property
+    def _has_vnni(self) -> bool:
+        if self.lanes not in _PAIRS:
+            return False
+        is_evex = "avx512vnni" in self.dots and (self.lanes == _ZMM or "avx512vl" in self.dots)
+        return is_evex or ("avxvnni" in self.dots and self.lanes < _ZMM)
+
+    @property
+    def _has_pairs(self) -> bool:
+        return self.lanes in _PAIRS and _PAIRS[self.lanes][0] in self.dots
+
+    # Whole groups
+
+    def _vnni(self, left: Part, right: Part, addend: Part) -> str:
+        """Return a product of bytes; the instruction's first operand is unsigned, the other signed.
+
+        A byte with its top bit turned is 128 more as an unsigned number, or 128 less as a signed
+        one; what that adds for one operand depends on the other alone.
+        """
+        is_signed = left.dtype == right.dtype == "int8"
+        if is_signed and "avxvnniint8" in self.dots and self.lanes in _SIGNED:
+            return self._words(_SIGNED[self.lanes], left, right, addend)
+        name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"
+        if left.dtype != right.dtype:
+            return self._words(name, *_by_sign(left, right), addend)
+        top = Part(_splat("i8", 4 * self.lanes, _TOP), left.dtype, 0)
+        zero = Part("zeroinitializer", addend.dtype, 0)
+        if is_signed:
+            more = self._words(name, top, right, zero, is_shared=True)
+            total = self._words(name, self._turned(left), right, addend)
+        else:
+            more = self._words(name, left, top, zero, is_shared=True)
+            total = self._words(name, left, self._turned(right), addend)
+        depth = self._depth(left, right, addend)
+        return self.lines.line(f"sub {self._vector('i32')} {total}, {more}", depth)
+
+    def _turned(self, item: Part) -> Part:
+        """Return bytes with their top bits turned."""
+        vector = _vector("i8", 4 * self.lanes)
+        text = f"xor {vector} {item.name}, {_splat('i8', 4 * self.lanes, _TOP)}"
+        return Part(self.lines.shared(text, item.depth), item.dtype, item.depth)
+
+    def _words(
+        self, name: str, left: Part, right: Part, addend: Part, *, is_shared: bool = False
+    ) -> str:
+        """Call an instruction that takes groups as 32 bits each."""
+        vector = self._vector("i32")
+        callee = self.lines.declare(name, f"{vector} ({vector}, {vector}, {vector})")
+        words = [f"{vector} {addend.name}"]
+        words += [f"{vector} {self._as_words(item)}" for item in (left, right)]
+        write = self.lines.shared if is_shared else self.lines.line
+        depth = self._depth(left, right, addend)
+        return write(f"call {vector} {callee}({', '.join(words)})", depth)
+
+    def _arm(self, name: str, left: Part, right: Part, addend: Part) -> str:
+        total, source = self._vector("i32"), _vector("i8", 4 * self.lanes)
+        callee = self.lines.declare(
+            f"llvm.aarch64.neon.{name}.v4i32.v16i8", f"{total} ({total}, {source}, {source})"
+        )
+        texts = (f"{total} {addend.name}", f"{source} {left.name}", f"{source} {right.name}")
+        depth = self._depth(left, right, addend)
+        return self.lines.line(f"call {total} {callee}({', '.join(texts)})", depth)
+
+    def _halves(self, left: Part, right: Part, addend: Part) -> str:
+        """Return a product of pairs of bfloat16."""
+        is_x86 = "avx512bf16" in self.dots and (self.lanes == _ZMM or "avx512vl" in self.dots)
+        is_x86 = is_x86 and self.lanes in _PAIRS
+        if not is_x86 and not ("bf16" in self.dots and self.lanes == _XMM):
+            return self._sum(left, right, addend, 2)
+        total, source = self._vector("float"), _vector("bfloat", 2 * self.lanes)
+        name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * self.lanes}"
+        name = name if is_x86 else "llvm.aarch64.neon.bfdot.v4f32.v8bf16"
+        callee = self.lines.declare(name, f"{total} ({total}, {source}, {source})")
+        texts = [f"{total} {addend.name}"]
+        texts += [f"{source} {self._cast(item, 'bfloat', 2)}" for item in (left, right)]
+        depth = self._depth(left, right, addend)
+        return self.lines.line(f"call {total} {callee}({', '.join(texts)})", depth)
+
+    # Parts of groups
+
+    def _pairs(self, left: Part, right: Part, addend: Part) -> str:
+        """Return a product of pairs of int16."""
+        if not self._has_pairs:
+            return self._sum(left, right, addend, 2)
+        depth = self._depth(left, right, addend)
+        if self._has_vnni:
+            name = f"llvm.x86.avx512.vpdpwssd.{32 * self.lanes}"
+            return self._words(name, left, right, addend)
+        total, source = self._vector("i32"), _vector("i16", 2 * self.lanes)
+        callee = self.lines.declare(_PAIRS[self.lanes][1], f"{total} ({source}, {source})")
+        sums = self.lines.line(
+            f"call {total} {callee}({source} {left.name}, {source} {right.name})", depth
+        )
+        return self.lines.line(f"add {total} {sums}, {addend.name}", depth)
+
+    def _half(self, item: Part, number: int) -> Part:
+        """Return every second byte as int16."""
+        count = 2 * self.lanes
+        words = self._cast(item, "i16", 2)
+        name = self._shifted(words, "i16", count, item, (number, 8, 16))
+        return Part(name, "int16", item.depth)
+
+    def _sum(self, left: Part, right: Part, addend: Part, group: int) -> str:
+        """Return a product of groups, one neighbour after the other, the last one first."""
+        depth, total = self._depth(left, right, addend), addend.name
+        is_float = left.dtype == "uint16"
+        vector = self._vector("float" if is_float else "i32")
+        for number in reversed(range(group)):
+            x, y = (self._element(item, number, group) for item in (left, right))
+            if is_float:
+                name = f"llvm.fmuladd.{_suffix('f32', self.lanes)}"
+                callee = self.lines.declare(name, f"{vector} ({vector}, {vector}, {vector})")
+                arguments = ", ".join(f"{vector} {text}" for text in (x, y, total))
+                total = self.lines.line(f"call {vector} {callee}({arguments})", depth)
+            else:
+                product = self.lines.line(f"mul {vector} {x}, {y}", depth)
+                total = self.lines.line(f"add {vector} {total}, {product}", depth)
+        return total
+
+    def _element(self, item: Part, number: int, group: int) -> str:
+        """Return one neighbour of each group in 32 bits."""
+        words, bits = self._as_words(item), 32 // group
+        if item.dtype != "uint16":
+            return self._shifted(words, "i32", self.lanes, item, (number, bits, 32))
+        vector = self._vector("i32")
+        upper = f"shl {vector} {words}, {_splat('i32', self.lanes, 16)}"
+        if number:
+            upper = f"and {vector} {words}, {_splat('i32', self.lanes, -(1 << 16))}"
+        name = self.lines.shared(upper, item.depth)
+        text = f"bitcast {vector} {name} to {self._vector('float')}"
+        return self.lines.shared(text, item.depth)
+
+    def _shifted(
+        self, words: str, element: str, count: int, item: Part, place: tuple[int, int, int]
+    ) -> str:
+        """Return some bits of each word as its number: which, of how many, in how many."""
+        number, bits, width = place
+        vector, right = _vector(element, count), "ashr" if item.dtype[0] == "i" else "lshr"
+        left = width - bits * (number + 1)
+        if left:
+            text = f"shl {vector} {words}, {_splat(element, count, left)}"
+            words = self.lines.shared(text, item.depth)
+        text = f"{right} {vector} {words}, {_splat(element, count, width - bits)}"
+        return self.lines.shared(text, item.depth)
+
+    # Texts
+
+    def _as_words(self, item: Part) -> str:
+        return self._cast(item, "i32", 1)
+
+    def _cast(self, item: Part, element: str, per_lane: int) -> str:
+        """Return an operand as other elements of the same bits."""
+        bits = 8 if item.dtype.endswith("8") else 16
+        source = _vector(f"i{bits}", 32 // bits * self.lanes)
+        target = _vector(element, per_lane * self.lanes)
+        if source == target or item.name == "zeroinitializer":
+            return item.name
+        return self.lines.shared(f"bitcast {source} {item.name} to {target}", item.depth)
+
+    def _vector(self, element: str) -> str:
+        return _vector(element, self.lanes)
+
+    def _depth(self, *items: Part) -> int:
+        return max(item.depth for item in items)
+
+
+def _by_sign(left: Part, right: Part) -> tuple[Part, Part]:
+    """Return the unsigned operand first."""
+    return (right, left) if right.dtype == "uint8" else (left, right)
+
+
+def _vector(element: str, lanes: int) -> str:
+    return element if lanes == 1 else f"<{lanes} x {element}>"
+
+
+def _suffix(element: str, lanes: int) -> str:
+    return element if lanes == 1 else f"v{lanes}{element}"
+
+
+def _splat(element: str, lanes: int, number: int) -> str:
+    return str(number) if lanes == 1 else f"splat ({element} {number})"

@@ -1,0 +1,256 @@
+"""Dot products of narrow numbers: the interpreter by definition, and each way to compute them.
+
+Instructions that this CPU lacks are put into words for it, as the manuals define them, so that what
+is written around them runs everywhere; those that it has run as they are.
+"""
+
+import re
+from functools import partial
+
+import numpy as np
+import pytest
+from tests.codegen.conftest import host_cpu
+from tests.codegen.emit.runners import run_c, run_opencl
+
+from intarsia.codegen.builder import Builder
+from intarsia.codegen.emit.llvm import emit_llvm
+from intarsia.codegen.interpreter import interpret
+from intarsia.codegen.ir import DOT_GROUPS, DOT_SUMS, Constant, Dot, Function, IrValue, Type
+from intarsia.codegen.printer import print_function
+from intarsia.codegen.unit import DOT_FEATURES
+from intarsia.codegen.verifier import verify
+from intarsia.errors import InternalError
+from intarsia.native.machine import NativeCpu, compile_assembly
+
+TURNS = 6
+PAIRS = [
+    *((a, b) for a in ("uint8", "int8") for b in ("uint8", "int8")),
+    ("int16", "int16"),
+    ("uint16", "uint16"),
+]
+X86, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
+
+
+def dots(left, right, lanes):
+    """A kernel of dot products of two matrices' rows, each by one lane's neighbours of the other.
+
+    Bytes of the left operand are the same for all lanes, as in a matrix product.
+    """
+    b = Builder("dots")
+    group, total = DOT_GROUPS[left], DOT_SUMS[left]
+    x = b.argument("x", left, (TURNS, group))
+    w = b.argument("w", right, (TURNS, group * lanes))
+    s = b.argument("s", total, (TURNS, lanes))
+    y = b.argument("y", total, (TURNS, lanes), is_written=True)
+    with b.parallel(TURNS) as turn:
+        few = b.load(x, (turn, 0), group)
+        wide = b.shuffle(few, few, list(range(group)) * lanes)
+        addend = b.load(s, (turn, 0), lanes)
+        once = b.dot(wide, b.load(w, (turn, 0), group * lanes), addend)
+        if left == right:  # and the other way round
+            once = b.dot(b.load(w, (0, 0), group * lanes), wide, once)
+        b.store(once, y, (turn, 0))
+    return b.finish()
+
+
+def numbers(dtype, shape, seed):
+    """Numbers of all sizes, the extremes in the first two rows."""
+    rng = np.random.default_rng(seed)
+    if dtype == "uint16":  # bfloat16
+        bits = (rng.standard_normal(shape) * 8).astype(np.float32).view(np.uint32) >> 16
+        return bits.astype(np.uint16)
+    if dtype == "float32":
+        return rng.standard_normal(shape).astype(np.float32)
+    info = np.iinfo(dtype)
+    out = rng.integers(info.min, info.max, shape, dtype, endpoint=True)
+    out[0], out[1] = info.min, info.max
+    out[2, ::2], out[2, 1::2] = info.min, info.max
+    return out
+
+
+def memory(left, right, lanes):
+    group, total = DOT_GROUPS[left], DOT_SUMS[left]
+    shapes = ((TURNS, group), (TURNS, group * lanes), (TURNS, lanes), (TURNS, lanes))
+    dtypes = (left, right, total, total)
+    return [numbers(*pair, seed) for seed, pair in enumerate(zip(dtypes, shapes, strict=True))]
+
+
+@pytest.mark.parametrize(("left", "right"), PAIRS)
+def test_the_interpreter_sums_by_definition(left, right):
+    lanes = 3
+    x, w, s, y = memory(left, right, lanes)
+    function = dots(left, right, lanes)
+    assert "dot(" in print_function(function)
+    interpret(function, [x.reshape(-1), w.reshape(-1), s.reshape(-1), (out := y.reshape(-1))])
+
+    def wide(item):
+        if left == "uint16":
+            return (item.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return item.astype(object)  # integers without a bound
+
+    groups = wide(w).reshape(TURNS, lanes, -1)
+    exact = s.astype(np.float64 if left == "uint16" else object)
+    exact = exact + (groups * wide(x)[:, None]).sum(-1)
+    if left == right:
+        exact = exact + (groups[:1] * wide(x)[:, None]).sum(-1)
+    if left == "uint16":
+        np.testing.assert_allclose(out.reshape(exact.shape), exact, rtol=1e-5, atol=1e-4)
+    else:
+        wrapped = np.array([(int(n) + 2**31) % 2**32 - 2**31 for n in exact.reshape(-1)])
+        np.testing.assert_array_equal(out, wrapped)
+
+
+@pytest.mark.parametrize("run", [run_c, run_opencl])
+@pytest.mark.parametrize("lanes", [1, 3, 8])
+@pytest.mark.parametrize(("left", "right"), [PAIRS[1], PAIRS[2], *PAIRS[4:]])
+def test_c_and_opencl(run, left, right, lanes):
+    run(dots(left, right, lanes), memory(left, right, lanes))
+
+
+HERE = tuple(name for name in DOT_FEATURES if f"+{name}" in host_cpu().features.split(","))
+"""What this CPU has."""
+
+
+@pytest.mark.parametrize("features", [(), HERE], ids=["plain", "here"])
+@pytest.mark.parametrize("lanes", [1, 3, 4, 8, 16])
+@pytest.mark.parametrize(("left", "right"), PAIRS)
+def test_machine_code(run_kernel, left, right, lanes, features):
+    function = dots(left, right, lanes)
+    emit = partial(emit_llvm, dots=features)
+    run_kernel(function, memory(left, right, lanes), emit=emit, rtol=1e-6)
+
+
+VNNI = ("avx512vl", "avx512vnni")
+CPUS = {
+    "avx512": (16, "cascadelake", ("sse2", "avx2", "avx512bw", *VNNI)),
+    "avx512vl": (8, "cascadelake", ("sse2", "avx2", "avx512bw", *VNNI)),
+    "avx512bf16": (16, "cooperlake", ("sse2", "avx2", "avx512bw", *VNNI, "avx512bf16")),
+    "avxvnni": (8, "haswell +avxvnni", ("sse2", "avx2", "avxvnni")),
+    "avxvnniint8": (8, "haswell +avxvnni,+avxvnniint8", ("avx2", "avxvnni", "avxvnniint8")),
+    "avx2": (8, "haswell", ("sse2", "avx2")),
+    "neon": (4, "generic +dotprod,+i8mm,+bf16", ("dotprod", "i8mm", "bf16")),
+}
+INSTRUCTIONS = {
+    ("avx512", "uint8", "int8"): r"vpdpbusd\s+.*%zmm",
+    ("avx512", "int8", "uint8"): r"vpdpbusd\s+.*%zmm",
+    ("avx512", "int8", "int8"): r"vpdpbusd\s+.*%zmm",
+    ("avx512", "uint8", "uint8"): r"vpdpbusd\s+.*%zmm",
+    ("avx512", "int16", "int16"): r"vpdpwssd\s+.*%zmm",
+    ("avx512vl", "uint8", "int8"): r"(?<!{vex} )vpdpbusd\s+.*%ymm",
+    ("avx512bf16", "uint16", "uint16"): r"vdpbf16ps\s+.*%zmm",
+    ("avxvnni", "uint8", "int8"): r"{vex}\s+vpdpbusd\s+.*%ymm",
+    ("avxvnniint8", "int8", "int8"): r"vpdpbssd\s+.*%ymm",
+    ("avx2", "int16", "int16"): r"vpmaddwd\s+.*%ymm",
+    ("avx2", "uint8", "int8"): r"vpmaddwd\s+.*%ymm",
+    ("neon", "int8", "int8"): r"sdot\s+v\d+\.4s",
+    ("neon", "uint8", "uint8"): r"udot\s+v\d+\.4s",
+    ("neon", "uint8", "int8"): r"usdot\s+v\d+\.4s",
+    ("neon", "uint16", "uint16"): r"bfdot\s+v\d+\.4s",
+}
+
+
+@pytest.mark.parametrize(("cpu", "left", "right"), INSTRUCTIONS)
+def test_instructions_of_other_cpus(cpu, left, right):
+    lanes, name, features = CPUS[cpu]
+    name, _, flags = name.partition(" ")
+    text = emit_llvm(dots(left, right, lanes), dots=features)
+    native = NativeCpu(ARM if cpu == "neon" else X86, name, flags)
+    assembly = compile_assembly(text, native)
+    assert re.search(INSTRUCTIONS[cpu, left, right], assembly), assembly
+    assert "pmaddubsw" not in assembly
+
+
+def test_a_cpu_gets_no_instruction_that_it_lacks():
+    text = emit_llvm(dots("uint8", "int8", 8), dots=CPUS["avx2"][2])
+    assert "vpdp" not in text
+    assert "vpdp" not in compile_assembly(text, NativeCpu(X86, "haswell"))
+    assert "pmadd" not in emit_llvm(dots("uint8", "int8", 8))
+
+
+def in_words(declared):
+    """A definition of one of the instructions, as the manuals have it."""
+    name, lanes = re.search(r"@(llvm\.\S+?)\(", declared)[1], int(re.search(r"<(\d+)", declared)[1])
+    is_half, is_pair = "bf" in name, "wssd" in name
+    group, bits = (2, 16) if is_half or is_pair else (4, 8)
+    left, right = {"bus": ("z", "s"), "bss": ("s", "s"), "wss": ("s", "s")}.get(
+        re.sub(r".*vpdp(\w\w\w)d.*", r"\1", name), ("s", "s")
+    )
+    if "neon" in name:
+        left, right = {"udot": "zz", "usdot": "zs"}.get(name.split(".")[3], "ss")
+    total = "float" if is_half else "i32"
+    given = [part.strip() for part in declared[declared.index("(") + 1 : -1].split(", ")]
+    lines, count = [], 0
+    element = "bfloat" if is_half else f"i{bits}"
+    parts = f"<{group * lanes} x {element}>"
+    for operand, type_ in (("b", given[1]), ("c", given[2])):
+        lines.append(f"%{operand}p = bitcast {type_} %{operand} to {parts}")
+    current = "%a"
+    for number in reversed(range(group)):
+        picks = ", ".join(f"i32 {group * lane + number}" for lane in range(lanes))
+        wide = []
+        for operand, sign in (("b", left), ("c", right)):
+            count += 2
+            lines.append(
+                f"%v{count} = shufflevector {parts} %{operand}p, {parts} poison, "
+                f"<{lanes} x i32> <{picks}>"
+            )
+            cast = "fpext" if is_half else f"{sign}ext"
+            lines.append(
+                f"%v{count + 1} = {cast} <{lanes} x {element}> %v{count} to <{lanes} x {total}>"
+            )
+            wide.append(f"%v{count + 1}")
+        count += 2
+        f = "f" if is_half else ""
+        lines.append(f"%v{count} = {f}mul <{lanes} x {total}> {', '.join(wide)}")
+        lines.append(f"%v{count + 1} = {f}add <{lanes} x {total}> {current}, %v{count}")
+        current = f"%v{count + 1}"
+    vector = f"<{lanes} x {total}>"
+    arguments = ", ".join(f"{type_} %{n}" for type_, n in zip(given, "abc", strict=True))
+    body = "\n  ".join(lines)
+    return f"define {vector} @{name[5:]}({arguments}) {{\n  {body}\n  ret {vector} {current}\n}}"
+
+
+def emit_in_words(features, function):
+    text = emit_llvm(function, dots=features)
+    is_worded = re.compile(r"declare .*@llvm\.\S*(dp[bw]|dot)").match
+    defined = [in_words(line) for line in text.splitlines() if is_worded(line)]
+    assert defined
+    for name in re.findall(r"@(llvm\.\S*(?:dp[bw]|dot)\S*?)\(", text):
+        text = text.replace(f"@{name}(", f"@{name[5:]}(")
+    kept = [line for line in text.splitlines() if not re.match(r"declare .*(dp[bw]|dot)", line)]
+    return "\n".join((*kept, *defined))
+
+
+WORDED = [
+    *((cpu, *pair) for cpu in ("avx512", "avxvnni", "avxvnniint8", "neon") for pair in PAIRS[:4]),
+    *((cpu, "int16", "int16") for cpu in ("avx512", "avx512vl", "avxvnni")),
+    *((cpu, "uint16", "uint16") for cpu in ("avx512bf16", "neon")),
+]
+
+
+@pytest.mark.parametrize(("cpu", "left", "right"), WORDED)
+def test_what_is_around_the_instructions_of_other_cpus(run_kernel, cpu, left, right):
+    lanes, _, features = CPUS[cpu]
+    function = dots(left, right, lanes)
+    run_kernel(
+        function, memory(left, right, lanes), emit=partial(emit_in_words, features), rtol=1e-6
+    )
+
+
+WRONG = {
+    "other elements": ("int8", "int16", "int32", 16),
+    "of floats": ("float32", "float32", "float32", 4),
+    "unsigned words": ("uint8", "uint8", "uint32", 16),
+    "too few": ("uint8", "uint8", "int32", 8),
+    "bytes of bfloat16": ("uint16", "uint16", "int32", 8),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_the_verifier_refuses(case):
+    left, right, total, count = WRONG[case]
+    x, w, s = (IrValue(Type(t, n)) for t, n in ((left, count), (right, count), (total, 4)))
+    given = [Constant(value, 1) for value in (x, w, s)]
+    body = (*given, Dot(IrValue(s.type), x, w, s))
+    with pytest.raises(InternalError, match="Dot"):
+        verify(Function("wrong", (), (), (), body))
