@@ -37,7 +37,7 @@ def run_kernel():
         library = LoadedCode({function.name: compile_object(emit(expanded), host_cpu(), level)})
         call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
         entry = call(library.addresses[function.name])
-        table = np.array([a.ctypes.data for a in compiled] + list(sizes), np.uint64)
+        table = np.array([a.ctypes.data for a in compiled] + list(sizes), np.int64)
         extent = function.extent
         if not isinstance(extent, int):
             extent = sizes[function.free.index(extent)]

@@ -99,6 +99,9 @@ def mma_step(
 ) -> list[IrValue]:
     """Return accumulators after one step: `acc[r, v] += scalar(r) * vector(v)`.
 
+    Of narrow numbers a step is several along k: a scalar is then a group of neighbours, which all
+    lanes of a vector have, and a vector has as many for each lane.
+
     Args:
         builder: Of the kernel.
         accumulators: `rows * vectors` of them, row by row.
@@ -111,9 +114,15 @@ def mma_step(
     columns = [vector(v) for v in range(vectors)]
     out = list(accumulators)
     for r in range(rows):
-        item = builder.splat(scalar(r), lanes)
+        item = scalar(r)
+        group = item.type.lanes
+        if group == 1:
+            item = builder.splat(item, lanes)
+        else:
+            item = builder.shuffle(item, item, tuple(range(group)) * lanes)
+        multiply = multiply_add if group == 1 else Builder.dot
         for v in range(vectors):
-            out[r * vectors + v] = multiply_add(builder, item, columns[v], out[r * vectors + v])
+            out[r * vectors + v] = multiply(builder, item, columns[v], out[r * vectors + v])
     return out
 
 

@@ -44,19 +44,24 @@ def pack(spec: Gemm, weights: Array) -> Array:
     """Return a constant right operand (*its batch, k, n) as the kernel reads it.
 
     In order: its batch, panels of columns, k, the columns of a panel; the columns that fill the
-    last vector are zero.
+    last vector are zero. Of narrow numbers a group along k lies in each column, the last one filled
+    up with zeros.
     """
     assert isinstance(spec.b, Panels)
-    lanes = spec.unit.lanes(spec.a.dtype)
-    vectors = -(-spec.n // lanes)
+    lanes, group = spec.unit.lanes(spec.sum_dtype), spec.group
+    vectors, steps = -(-spec.n // lanes), -(-spec.k // group)
     items = math.prod(spec.b.batch)
-    packed = aligned_bytes(items * spec.k * vectors * lanes * np.dtype(spec.b.dtype).itemsize)
+    count = items * steps * group * vectors * lanes
+    packed = aligned_bytes(count * np.dtype(spec.b.dtype).itemsize)
     rest = packed.view(spec.b.dtype)
-    for item in weights.reshape(items, spec.k, spec.n):
+    whole = weights.reshape(items, spec.k, spec.n)
+    if spec.k % group:
+        whole = np.pad(whole, ((0, 0), (0, -spec.k % group), (0, 0)))
+    for item in whole.reshape(items, steps, group, spec.n).swapaxes(2, 3):
         for run in Split.of(vectors, schedule(spec).vectors).runs:
             for first in run.begins:
                 columns = item[:, first * lanes : (first + run.size) * lanes]
-                shape = (spec.k, run.size * lanes)
+                shape = (steps, run.size * lanes, group)
                 place, rest = np.split(rest, [math.prod(shape)])
                 place.reshape(shape)[:, : columns.shape[1]] = columns
     return packed.view(spec.b.dtype)
@@ -64,7 +69,8 @@ def pack(spec: Gemm, weights: Array) -> Array:
 
 def packing(spec: Gemm) -> str:
     """Name the order of a packed right operand."""
-    return f"{spec.b.dtype}{spec.unit.lanes(spec.a.dtype)}{schedule(spec)}"
+    groups = f"by{spec.group}" if spec.group > 1 else ""
+    return f"{spec.b.dtype}{groups}{spec.unit.lanes(spec.sum_dtype)}{schedule(spec)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +138,15 @@ class _Product:
     def __init__(self, spec: Gemm, plan: GemmSchedule) -> None:
         self.plan = plan
         self.spec = spec
-        self.dtype = spec.a.dtype
+        self.group = spec.group
+        self.dtype = spec.sum_dtype
         self.lanes = spec.unit.lanes(self.dtype)
+        self.steps = spec.k if self.group == 1 else -(-spec.k // self.group)
         self.vectors = -(-spec.n // self.lanes)
         self.b = b = Builder("gemm")
         self.left = spec.a.declare(b, "a", (*spec.batch, spec.m, spec.k))
         if isinstance(spec.b, Panels):
-            size = math.prod(spec.b.batch) * spec.k * self.vectors * self.lanes
+            size = math.prod(spec.b.batch) * self.steps * self.group * self.vectors * self.lanes
             self.right = b.argument("b", spec.b.dtype, (size,), align=_LINE_BYTES)
         else:
             self.right = spec.b.declare(b, "b", (*spec.batch, spec.k, spec.n))
@@ -176,7 +184,7 @@ class _Product:
 
     def _turn(self, turn: _Turn) -> None:
         """Compute a turn; a long k in parts, with sums in the result between them."""
-        k, depth = self.spec.k, self.depth
+        k, depth = self.steps, self.depth
         if not depth:
             self._part(turn, _DepthRange(Index(), Index(k), Index(0), Index(1)))
             return
@@ -274,7 +282,8 @@ class _Product:
 
         is_free = length.terms or isinstance(length.const, Expression)
         is_whole = not is_free and length.const % CHAIN == 0
-        if not is_free and length.const <= CHAIN:
+        # Of integers the order does not matter.
+        if not is_free and (length.const <= CHAIN or self.group > 1):
             return self._chain(place, part, row, rows, Index(), length, sums)
         return b.loop(0, length, sums, chain, step=CHAIN)
 
@@ -290,15 +299,18 @@ class _Product:
     ) -> list[IrValue]:
         b = self.b
 
-        def step(k: Index, sums: Sequence[IrValue]) -> list[IrValue]:
+        def step(k: Index, sums: Sequence[IrValue], count: int | None = None) -> list[IrValue]:
             k = start + k
             self._prefetch(place, part, k)
+            first = (part.begin + k) * self.group
             return mma_step(
                 b,
                 sums,
                 rows,
                 place.vectors,
-                lambda r: b.load(self.left, (*place.batch, row + r, part.begin + k)),
+                lambda r: b.load(
+                    self.left, (*place.batch, row + r, first), self.group, count=count
+                ),
                 lambda v: self._column(place, part, k, v),
             )
 
@@ -320,9 +332,12 @@ class _Product:
         if is_free and (isinstance(k, Expression) or k % unroll or CHAIN % unroll):
             unroll = 1
         rest = 0 if is_free else length.const % unroll
+        cut = k % self.group if self.group > 1 else 0  # of the last group, if it is not full
+        rest += unroll if cut and not rest else 0
         sums = b.loop(0, length - rest, sums, steps, step=unroll)
         for number in range(rest):
-            sums = step(length - rest + number, sums)
+            is_last = number == rest - 1
+            sums = step(length - rest + number, sums, cut if cut and is_last else None)
         return sums
 
     def _column(self, place: _PanelTurn, part: _DepthRange, k: Index, v: int) -> IrValue:
@@ -330,8 +345,12 @@ class _Product:
         if self.copy:
             return b.load(self.copy, (k, v * lanes), lanes)
         if self.plan.source is PanelSource.PANELS:
-            at_panel = self._packed(place, part.begin + k) + v * lanes
-            return b.cast(b.load(self.right, at_panel, lanes), self.dtype)
+            at_panel = self._packed(place, part.begin + k) + v * lanes * self.group
+            column = b.load(self.right, at_panel, lanes * self.group)
+            if self.group == 1:
+                return b.cast(column, self.dtype)
+            is_wide = self.left.item_bytes > self.right.item_bytes
+            return b.cast(column, self.left.dtype) if is_wide else column
         at = (*place.batch, part.begin + k, place.column + v * lanes)
         return load_lanes(b, self.right, at, lanes, place.counts[v])
 
@@ -345,8 +364,9 @@ class _Product:
             place.batch[len(place.batch) - len(extents) :], extents, strict=True
         ):
             item = item * extent + (index if extent > 1 else 0)
-        start: Index = item * (spec.k * self.vectors * self.lanes) + place.column * spec.k
-        return start + k * (place.vectors * self.lanes)
+        depth = self.steps * self.group
+        start: Index = item * (depth * self.vectors * self.lanes) + place.column * depth
+        return start + k * (place.vectors * self.lanes * self.group)
 
     def _prefetch(self, place: _PanelTurn, part: _DepthRange, k: Index) -> None:
         # A copy was written just now and is in the first cache.
@@ -354,7 +374,7 @@ class _Product:
             return
         k = part.begin + k + self.plan.prefetch
         items = _LINE_BYTES // self.right.item_bytes
-        for offset in range(0, place.vectors * self.lanes, items):
+        for offset in range(0, place.vectors * self.lanes * self.group, items):
             if self.plan.source is PanelSource.PANELS:
                 self.b.prefetch(self.right, self._packed(place, k) + offset)
             else:

@@ -63,11 +63,12 @@ def _for_any_rows(product: Gemm, plan: GemmSchedule) -> GemmSchedule:
 def _choose(product: Gemm) -> GemmSchedule:
     """Return the schedule of a product whose batch dimensions are rows as far as possible."""
     m, k, unit = product.m, product.k, product.unit
-    can_split = product.c.dtype == product.a.dtype  # sums can wait in the result
+    # Sums can wait in the result; those of narrow numbers stay in registers.
+    can_split = product.c.dtype == product.a.dtype and product.group == 1
     if _wants_dots(product):
         return _dots(product)
     item = np.dtype(product.a.dtype).itemsize
-    lanes = unit.lanes(product.a.dtype)
+    lanes = unit.lanes(product.sum_dtype)
     vectors = _best_vectors(product, lanes)
     rows = _most_rows(product, vectors)
     width = vectors * lanes
@@ -86,7 +87,7 @@ def _choose(product: Gemm) -> GemmSchedule:
     is_read_again = m > rows  # a single pass is sequential, which hardware foresees better
     # Half of the first cache: rows of a and c go through it beside the panel.
     is_far = is_read_again and panel_bytes > unit.l1_bytes // 2 and source is not PanelSource.COPY
-    is_long = is_long_step(tile_rows(vectors, unit), vectors)
+    is_long = is_long_step(rows_of_tile(product, vectors), vectors)
     prefetch = _PREFETCH if is_far and is_long else 0
     blocks = Split.of(m, rows).count
     panels = Split.of(-(-product.n // lanes), vectors).count
@@ -112,7 +113,8 @@ def _choose(product: Gemm) -> GemmSchedule:
     # From memory, a panel does not come as fast as its first tile reads it: the tiles before ask.
     streamed = 0
     is_large = panels > 1 and product.n * k * item > unit.l1_bytes
-    if source is PanelSource.PANELS and is_read_again and is_large and not is_long:
+    is_near = is_long or product.group > 1  # or there are few bytes for a step
+    if source is PanelSource.PANELS and is_read_again and is_large and not is_near:
         streamed = -(-width // (row_blocks if is_rows_first else blocks))
     return GemmSchedule(
         rows,
@@ -215,13 +217,21 @@ def _can_copy(product: Gemm, width: int) -> bool:
     return nbytes <= _COPY_BYTES
 
 
+def rows_of_tile(product: Gemm, vectors: int) -> int:
+    """Return how many rows of so many vectors fit registers."""
+    unit = product.unit
+    if product.group > 1 and not unit.has_byte_dots:  # a product needs a place before it is added
+        unit = replace(unit, has_fma=False)
+    return tile_rows(vectors, unit)
+
+
 def _most_rows(product: Gemm, vectors: int) -> int:
     """Return how many rows of so many vectors fit registers, and the sets of the first cache.
 
     Rows a multiple of 4096 bytes apart share one set of 8 lines with the panel's.
     """
     stride = typical(product.a.strides[-2]) * np.dtype(product.a.dtype).itemsize
-    rows = tile_rows(vectors, product.unit)
+    rows = rows_of_tile(product, vectors)
     return rows if stride % _SET_BYTES or not stride else min(rows, _SET_ROWS)
 
 
@@ -260,7 +270,8 @@ def candidates(spec: Gemm) -> Iterator[GemmSchedule]:
     is_copied = heuristic.source is PanelSource.COPY
     most = heuristic.vectors if is_copied else max(WIDTHS)  # a copy's size was bounded for these
     for vectors in fitting_widths(spec.unit, most):
-        for rows in {tile_rows(vectors, spec.unit), min(_SET_ROWS, tile_rows(vectors, spec.unit))}:
+        tallest = rows_of_tile(spec, vectors)
+        for rows in {tallest, min(_SET_ROWS, tallest)}:
             yield replace(heuristic, vectors=vectors, rows=rows)
     yield replace(heuristic, prefetch=0 if heuristic.prefetch else _PREFETCH)
     if not is_copied:

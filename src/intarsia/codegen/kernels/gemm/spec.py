@@ -9,10 +9,13 @@ from enum import StrEnum
 from typing import ClassVar
 
 from intarsia.codegen.body import NOTHING, Fused, Layout
+from intarsia.codegen.ir import DOT_GROUPS, DOT_SUMS
 from intarsia.codegen.unit import AVX512, VectorUnit
 from intarsia.extents import Size
 
 _HALVES = ("float32", "float16")
+_NARROW = {"uint8": ("int8",), "int8": ("int8",), "int16": ("int8", "int16"), "uint16": ("uint16",)}
+"""By a left operand's dtype, those of right ones that dot products of its groups take."""
 
 
 class PanelSource(StrEnum):
@@ -66,7 +69,8 @@ class Panels:
     """A constant right operand, as `pack` packs it.
 
     Attributes:
-        dtype: Of its elements: that of the left operand, or float16 for one of float32.
+        dtype: Of its elements: that of the left operand, float16 for one of float32, or int8 for
+            one of narrow integers.
         batch: Its own batch extents, aligned to the last ones of the product; each the product's
             or 1.
     """
@@ -83,7 +87,7 @@ class Gemm:
         m: Rows of a and c; they and the batch may be free, the rest where a schedule takes it.
         n: Columns of b and c.
         k: Columns of a and rows of b; 0 makes all sums 0.
-        a: Over (*batch, m, k).
+        a: Over (*batch, m, k); contiguous along k if it is of narrow numbers.
         b: Over (*batch, k, n), or constant and packed.
         c: Over (*batch, m, n).
         batch: Extents in front.
@@ -111,7 +115,9 @@ class Gemm:
     def __post_init__(self) -> None:
         """Check what the kernel relies on."""
         is_half = isinstance(self.b, Panels) and (self.a.dtype, self.b.dtype) == _HALVES
-        assert is_half or self.a.dtype == self.b.dtype, f"{self.a.dtype} times {self.b.dtype}"
+        is_right = is_half or self.group > 1 or self.a.dtype == self.b.dtype
+        assert is_right, f"{self.a.dtype} times {self.b.dtype}"
+        assert self.group == 1 or self.a.strides[-1] == 1, "groups lie apart"
         rank = len(self.batch) + 2
         layouts = [self.a, self.c, *self.epilogue.operands]
         if isinstance(self.b, Panels):
@@ -121,6 +127,17 @@ class Gemm:
         else:
             layouts.append(self.b)
         assert all(len(item.strides) == rank for item in layouts), f"layouts of rank {rank}"
+
+    @property
+    def group(self) -> int:
+        """Steps along k of one product: more than 1 for narrow numbers times packed ones."""
+        is_narrow = isinstance(self.b, Panels) and self.b.dtype in _NARROW.get(self.a.dtype, ())
+        return DOT_GROUPS[self.a.dtype] if is_narrow else 1
+
+    @property
+    def sum_dtype(self) -> str:
+        """What products are summed in: the first input of the epilogue."""
+        return DOT_SUMS[self.a.dtype] if self.group > 1 else self.a.dtype
 
     @property
     def batches(self) -> Size:
@@ -149,6 +166,7 @@ def key(spec: Gemm) -> str:
     batch = "x".join(map(str, spec.batch))
     if isinstance(spec.b, Panels):
         right = f"panels {'x'.join(map(str, spec.b.batch))}"
+        right += f" of {spec.b.dtype}" if spec.group > 1 else ""
     else:
         right = f"strides {spec.b.strides}"
     return (
