@@ -20,6 +20,7 @@ from intarsia.codegen.lower import (
     found,
     group_query,
     indices,
+    integer_products,
     movement,
     multi_head,
     products,
@@ -234,6 +235,12 @@ OPERATORS: dict[str, Operator] = {
     "LpNormalization": Operator(reductions.lower_lp_normalization, _REAL),
     "LpPool": _POOL,
     "MatMul": Operator(products.lower_matmul, WIDE, has_epilogue=True),
+    "MatMulInteger": Operator(
+        integer_products.lower_matmul_integer,
+        integer_products.BYTES | {"int32"},
+        integer_products.refuse_matmul_integer,
+        has_epilogue=True,
+    ),
     "MaxPool": Operator(
         reductions.lower_pool,
         frozenset(("float32", "float64", "int8", "uint8", "int64")),
@@ -254,6 +261,12 @@ OPERATORS: dict[str, Operator] = {
     ),
     "OneHot": Operator(indices.lower_one_hot, WITH_NARROW, indices.refuse_one_hot),
     "Pad": Operator(movement.lower_pad, ANY, movement.refuse_pad, movement.wish_pad),
+    "QLinearMatMul": Operator(
+        integer_products.lower_qlinear_matmul,
+        integer_products.BYTES,
+        integer_products.refuse_qlinear_matmul,
+        has_epilogue=True,
+    ),
     "RMSNormalization": _ROWS,
     "Range": Operator(
         indices.lower_range, frozenset(("float32", "float64", "int16", "int32", "int64"))

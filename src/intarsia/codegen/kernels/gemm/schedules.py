@@ -121,7 +121,9 @@ def _choose(product: Gemm) -> GemmSchedule:
         vectors,
         source,
         depth,
-        unroll=1 if is_long else 4,
+        # LLVM adds products of integers to one another first where it sees several steps, and runs
+        # out of registers.
+        unroll=1 if is_long or product.group > 1 else 4,
         prefetch=prefetch,
         streamed=streamed,
         row_blocks=row_blocks,

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of quantised matrices in integers: MatMulInteger, QLinearMatMul, and what means them.
+
+What is multiplied are the codes without their zero points, and the sums are ONNX's to the bit. The
+zero points of constant weights are gone when these are packed. Where a CPU multiplies bytes, the left
+operand is read as it is, and its zero point, times the sums of the weights' columns, is taken from
+the sums. Where not, a copy of it as int16 is made without its zero point, of which pairs are
+multiplied: two multiplications for four bytes either way, but nothing to split in the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from intarsia.arrays import Array
+from intarsia.codegen.body import Apply, Body
+from intarsia.codegen.kernels import gemm
+from intarsia.codegen.kernels.elementwise import Elementwise
+from intarsia.codegen.kernels.gemm import Gemm, Panels
+from intarsia.codegen.lower.assembler import Assembler
+from intarsia.codegen.lower.conversions import convert_step
+from intarsia.codegen.lower.groups import KernelGroup
+from intarsia.codegen.lower.operation import Operation
+from intarsia.codegen.lower.recipes import ANCHOR, Recipe, Source, fuse, operand, over
+from intarsia.codegen.lower.views import View
+
+BYTES = frozenset(("int8", "uint8"))
+"""Codes that are multiplied."""
+
+_SUM = "int32"
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """At which inputs an operator has what is multiplied.
+
+    Attributes:
+        a: The left operand.
+        a_zero: Its zero point.
+        b: The right operand, a constant.
+        b_zero: Its zero point, a constant.
+    """
+
+    a: int
+    a_zero: int
+    b: int
+    b_zero: int
+
+
+_INTEGER = _Places(0, 2, 1, 3)
+_QUANTIZED = _Places(0, 2, 3, 5)
+
+
+def refuse_matmul_integer(operation: Operation) -> str | None:
+    """Say why a MatMulInteger is not taken."""
+    return _refuse(operation, _INTEGER)
+
+
+def refuse_qlinear_matmul(operation: Operation) -> str | None:
+    """Say why a QLinearMatMul is not taken."""
+    problem = _refuse(operation, _QUANTIZED)
+    if problem:
+        return problem
+    for position, name in ((1, "a_scale"), (6, "y_scale"), (7, "y_zero_point")):
+        if not _is_one(operation, position):
+            return f"its {name} is not one number"
+    dtypes = {operation.inputs[position].dtype for position in (1, 4, 6)}
+    if dtypes != {"float32"}:
+        return f"its scales are {', '.join(sorted(dtypes))}"
+    return operation.why_computed({4: "b_scale is"})
+
+
+def _refuse(operation: Operation, at: _Places) -> str | None:
+    b = operation.value(at.b)
+    assert b is not None
+    if b.dtype not in BYTES:
+        return f"its right operand is {b.dtype}"
+    if not _is_one(operation, at.a_zero):
+        return "its left operand has a zero point for each row"
+    return operation.why_computed({at.b: "right operand is", at.b_zero: "right zero point is"})
+
+
+def _is_one(operation: Operation, position: int) -> bool:
+    """Tell whether an input is one number, if it is there."""
+    value = operation.value(position)
+    return value is None or value.shape in ((), (1,))
+
+
+def lower_matmul_integer(assembler: Assembler, group: KernelGroup) -> None:
+    """Append a product of codes without their zero points, as int32."""
+    _append(assembler, group, _INTEGER, Recipe((ANCHOR,), ()))
+
+
+def lower_qlinear_matmul(assembler: Assembler, group: KernelGroup) -> None:
+    """Append a product of codes, and bring its sums to the codes of the result.
+
+    In float64, in which ONNX's reference evaluator does it: a float32 does not hold every sum.
+    """
+    operation = group.anchor
+    dtype, name, wide = operation.output.dtype, operation.node.name, "float64"
+    sources: list[Source] = [ANCHOR]
+    steps: list[Apply] = []
+
+    def append(*parts: Apply) -> int:
+        steps.extend(parts)
+        return len(steps) - 1
+
+    scales = [operation.value(position) for position in (1, 6)]
+    b_scale = operation.array(4)
+    if all(scale is not None and scale.constant is not None for scale in scales):
+        a_scale, y_scale = (operation.array(position).reshape(()) for position in (1, 6))
+        factor = (a_scale * b_scale / y_scale).astype(np.float32).astype(wide)
+        sources.append((f"{name}/factor", _along_columns(factor)))
+    else:
+        sources += [scale.id for scale in scales if scale is not None]
+        sources.append((f"{name}/b_scale", _along_columns(b_scale)))
+    zero = operation.value(7)
+    if zero is not None:
+        sources.append(zero.id)
+    count = len(sources)
+    place = 1
+    if count - (zero is not None) > 2:  # noqa: PLR2004 - the sum and a factor
+        append(Apply("Mul", (1, 3), (), "float32"))
+        append(Apply("Div", (count, 2), (), "float32"))
+        place = count + append(convert_step(count + 1, "float32", wide))
+    total = count + append(convert_step(0, _SUM, wide))
+    total = count + append(Apply("Mul", (total, place), (), wide))
+    if zero is not None:
+        offset = count + append(convert_step(count - 1, dtype, wide))
+        total = count + append(Apply("Add", (total, offset), (), wide))
+    limits = np.iinfo(dtype)
+    total = count + append(Apply("Round", (total,), (), wide))
+    bounds = (("max", float(limits.max)), ("min", float(limits.min)))
+    total = count + append(Apply("Clip", (total,), bounds, wide))
+    append(convert_step(total, wide, dtype))
+    _append(assembler, group, _QUANTIZED, Recipe(tuple(sources), tuple(steps)))
+
+
+def _along_columns(array: Array) -> Array:
+    """Return numbers of columns with two dimensions, so that they are never those of rows."""
+    return np.atleast_2d(array)
+
+
+def _append(assembler: Assembler, group: KernelGroup, at: _Places, first: Recipe) -> None:
+    """Append a product whose sums are what a recipe begins with."""
+    operation = group.anchor
+    a_value = operation.inputs[at.a]
+    weights, kept = _centred(operation, at)
+    is_row, is_column = len(a_value.shape or ()) == 1, weights.ndim == 1
+    weights = weights[:, None] if is_column else weights
+    has_bytes = assembler.unit.has_byte_dots and kept == "int8"
+    zero = operation.value(at.a_zero)
+    is_moved = zero is not None and not _is_zero(operation, at.a_zero)
+    if has_bytes and is_moved:
+        assert zero is not None
+        sums = weights.astype(np.int32).sum(-2, dtype=np.int32)
+        sums = sums[..., 0] if is_column else sums if is_row else sums[..., None, :]
+        first = _less(first, zero.id, zero.dtype, (f"{operation.node.name}/columns", sums))
+    fused, operands = fuse(assembler, group, _SUM, first)
+    target = assembler.target(group.result)
+    views = [_as_matrix(view, is_row, is_column) for view in (target, *operands)]
+    c = views[0]
+    a = _left(assembler, operation, at, is_packed=has_bytes, is_moved=is_moved)
+    a = a.unsqueezed(0) if is_row else a
+    *batch, m, n = c.shape
+    a = a.expanded((*batch, m, a.shape[-1]))
+    k = weights.shape[-2]
+    spec = Gemm(
+        m,
+        n,
+        k,
+        a.layout if k > 1 else _dense_along_k(a).layout,
+        Panels(kept, weights.shape[:-2]),
+        c.layout,
+        tuple(batch),
+        over(fused, views[1:]),
+        assembler.unit,
+    )
+    spec = assembler.choose(spec)
+    b_value = operation.value(at.b)
+    assert b_value is not None
+    key = f"{b_value.name}/less {operation.node.name}/{gemm.packing(spec)}"
+    b = assembler.packed(key, partial(gemm.pack, spec, weights))
+    note = f"{a.dtype} times {kept}"
+    assembler.call(spec, (a, b, c, *views[1:]), group.names, note)
+
+
+def _dense_along_k(view: View) -> View:
+    """Return an operand of one column as one whose columns lie side by side."""
+    return replace(view, strides=(*view.strides[:-1], 1))
+
+
+def _as_matrix(view: View, is_row: bool, is_column: bool) -> View:
+    view = view.unsqueezed(-1) if is_column else view
+    return view.unsqueezed(-2) if is_row else view
+
+
+def _is_zero(operation: Operation, position: int) -> bool:
+    return operation.is_constant(position) and not operation.array(position).any()
+
+
+def _centred(operation: Operation, at: _Places) -> tuple[Array, str]:
+    """Return the weights without their zero points, and the least dtype that holds them."""
+    weights = operation.array(at.b).astype(np.int16)
+    if operation.value(at.b_zero) is not None:
+        weights = weights - operation.array(at.b_zero).astype(np.int16)
+    limits = np.iinfo(np.int8)
+    is_byte = bool(((weights >= limits.min) & (weights <= limits.max)).all())
+    return (weights.astype(np.int8), "int8") if is_byte else (weights, "int16")
+
+
+def _less(first: Recipe, zero: int, dtype: str, sums: tuple[str, Array]) -> Recipe:
+    """Return a recipe that begins with sums from which what a zero point adds is taken."""
+    sources = (*first.sources, zero, sums)
+    count = len(sources)
+    steps = [
+        convert_step(count - 2, dtype, _SUM),
+        Apply("Mul", (count, count - 1), (), _SUM),
+        Apply("Sub", (0, count + 1), (), _SUM),
+    ]
+    moved = count + len(steps)
+    before = len(first.sources)
+
+    def number(argument: int) -> int:
+        if argument == 0:
+            return moved - 1
+        return argument if argument < before else argument - before + moved
+
+    steps += [
+        replace(step, arguments=tuple(map(number, step.arguments))) for step in first.steps
+    ]
+    return Recipe(sources, tuple(steps))
+
+
+def _left(
+    assembler: Assembler, operation: Operation, at: _Places, *, is_packed: bool, is_moved: bool
+) -> View:
+    """Return the left operand as the kernel reads it."""
+    value, zero = operation.inputs[at.a], operation.value(at.a_zero)
+    view = assembler.read(value.id)
+    if is_packed:
+        if view.strides[-1] == 1 or view.shape[-1] == 1:
+            return view
+        return assembler.read_dense(value.id)
+    wide = "int16"
+    steps = [convert_step(0, value.dtype, wide)]
+    views = [view]
+    if is_moved:
+        assert zero is not None
+        views.append(operand(assembler, zero.id, view.shape, 0))
+        steps = [replace(steps[0], arguments=(0,)), convert_step(1, zero.dtype, wide)]
+        steps.append(Apply("Sub", (2, 3), (), wide))
+    copy = assembler.scratch(wide, view.shape)
+    body = Body(tuple(item.dtype for item in views), tuple(steps), (len(views) + len(steps) - 1,))
+    layouts = tuple(item.layout for item in views)
+    spec = Elementwise(copy.domain, layouts, (copy.layout,), body, assembler.unit)
+    moved: Sequence[View] = (*views, copy)
+    assembler.call(spec, moved, (operation.node.name,), "as int16")
+    return copy
