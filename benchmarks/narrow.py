@@ -2,10 +2,10 @@
 """Products of quantised matrices, on `llvm` and in ONNX Runtime, beside float32.
 
 Each product (`MatMulInteger` of uint8 and int8, `QLinearMatMul`, Q/DQ around a `MatMul`) is run by
-both in turns, and so is `MatMul` of float32 natively. Printed are medians over the rounds: milliseconds,
-billions of additions and multiplications a second, and the median of the ratios of neighbouring
-runs. With `--cpu` the time is that of the process, which what else the machine does disturbs less; one
-thread runs.
+both in turns, and so is `MatMul` of float32 natively. Printed are medians over the rounds:
+milliseconds, billions of additions and multiplications a second, and the median of the ratios of
+neighbouring runs. With `--cpu` the time is that of the process, which what else the machine does
+disturbs less; one thread runs.
 
     python benchmarks/narrow.py --cpu [--rounds 15] [--only 64x768x768] [--kind integer] [--json]
 """
@@ -125,7 +125,9 @@ def measure(
             runs[name]()
         return (clock() - start) / counts[name]
 
-    samples = {name: taken[1:] for name, taken in take_turns(list(runs), seconds, rounds + 1).items()}
+    samples = {
+        name: taken[1:] for name, taken in take_turns(list(runs), seconds, rounds + 1).items()
+    }
     medians = {name: statistics.median(taken) for name, taken in samples.items()}
     return {
         **{f"{name} ms": taken * 1e3 for name, taken in medians.items()},

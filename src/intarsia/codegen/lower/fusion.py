@@ -20,6 +20,7 @@ from intarsia.codegen.lower.recipes import is_elementwise
 from intarsia.codegen.lower.views import CHANNELS
 from intarsia.codegen.patterns import FUSED_SHAPES, SPELLINGS
 from intarsia.codegen.patterns.attention import read_attention
+from intarsia.codegen.patterns.quantised import read_quantised
 from intarsia.codegen.patterns.shape import FusedChain, find_chains
 from intarsia.codegen.patterns.spelling import read_operations
 from intarsia.codegen.unit import VectorUnit
@@ -63,6 +64,7 @@ def group_region(region: Region, unit: VectorUnit) -> tuple[list[KernelGroup], l
     """Return the groups of a region, and what each wants of layouts."""
     graph = region.graph
     operations = read_attention(region, read_operations(region, SPELLINGS))
+    operations = read_quantised(region, operations)
     groups = make_groups(graph, operations, frozenset(region.outputs), _accepts, is_elementwise)
     return groups, [_wish(group, unit) for group in groups]
 

@@ -2,10 +2,10 @@
 """Products of quantised matrices in integers: MatMulInteger, QLinearMatMul, and what means them.
 
 What is multiplied are the codes without their zero points, and the sums are ONNX's to the bit. The
-zero points of constant weights are gone when these are packed. Where a CPU multiplies bytes, the left
-operand is read as it is, and its zero point, times the sums of the weights' columns, is taken from
-the sums. Where not, a copy of it as int16 is made without its zero point, of which pairs are
-multiplied: two multiplications for four bytes either way, but nothing to split in the loop.
+zero points of constant weights are gone when these are packed. Where a CPU multiplies bytes, the
+left operand is read as it is, and its zero point, times the sums of the weights' columns, is taken
+from the sums. Where not, a copy of it as int16 is made without its zero point, and pairs of that
+are multiplied: so nothing is to be split in the loop.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ from intarsia.codegen.lower.views import View
 
 BYTES = frozenset(("int8", "uint8"))
 """Codes that are multiplied."""
+
+DEQUANTIZED_PRODUCT = "DequantizedProduct"
+"""The operator that a product of two dequantised operands means: inputs as those of both
+DequantizeLinear, one after the other, and what a Gemm adds."""
 
 _SUM = "int32"
 
@@ -140,6 +144,34 @@ def lower_qlinear_matmul(assembler: Assembler, group: KernelGroup) -> None:
     _append(assembler, group, _QUANTIZED, Recipe(tuple(sources), tuple(steps)))
 
 
+def lower_dequantized_product(assembler: Assembler, group: KernelGroup) -> None:
+    """Append a product of codes, and make numbers of its sums by the scales of both operands."""
+    operation = group.anchor
+    name, dtype = operation.node.name, operation.output.dtype
+    scale = operation.value(1)
+    assert scale is not None
+    sources: list[Source] = [ANCHOR]
+    factor = operation.array(4)
+    steps = [convert_step(0, _SUM, dtype)]
+    added = operation.value(_ADDEND)
+    if scale.constant is not None:
+        factor = operation.array(1).reshape(()) * factor
+    sources.append((f"{name}/scales", _along_columns(factor.astype(dtype))))
+    sources += [] if scale.constant is not None else [scale.id]
+    sources += [] if added is None else [added.id]
+    count = len(sources)
+    steps.append(Apply("Mul", (count, 1), (), dtype))
+    if scale.constant is None:
+        steps.append(Apply("Mul", (count + 1, 2), (), dtype))
+    if added is not None:
+        steps.append(Apply("Add", (count + len(steps) - 1, count - 1), (), dtype))
+    _append(assembler, group, _QUANTIZED, Recipe(tuple(sources), tuple(steps)))
+
+
+_ADDEND = 6
+"""The position of what a Gemm adds."""
+
+
 def _along_columns(array: Array) -> Array:
     """Return numbers of columns with two dimensions, so that they are never those of rows."""
     return np.atleast_2d(array)
@@ -206,6 +238,7 @@ def _is_zero(operation: Operation, position: int) -> bool:
 def _centred(operation: Operation, at: _Places) -> tuple[Array, str]:
     """Return the weights without their zero points, and the least dtype that holds them."""
     weights = operation.array(at.b).astype(np.int16)
+    weights = weights.T if operation.attribute("transB", 0) else weights
     if operation.value(at.b_zero) is not None:
         weights = weights - operation.array(at.b_zero).astype(np.int16)
     limits = np.iinfo(np.int8)
@@ -230,9 +263,7 @@ def _less(first: Recipe, zero: int, dtype: str, sums: tuple[str, Array]) -> Reci
             return moved - 1
         return argument if argument < before else argument - before + moved
 
-    steps += [
-        replace(step, arguments=tuple(map(number, step.arguments))) for step in first.steps
-    ]
+    steps += [replace(step, arguments=tuple(map(number, step.arguments))) for step in first.steps]
     return Recipe(sources, tuple(steps))
 
 

@@ -208,6 +208,11 @@ OPERATORS: dict[str, Operator] = {
     "CumProd": _SCAN,
     "CumSum": _SCAN,
     "DeformConv": Operator(sampling.lower_deform_conv, _REAL, sampling.refuse_deform_conv),
+    integer_products.DEQUANTIZED_PRODUCT: Operator(
+        integer_products.lower_dequantized_product,
+        integer_products.BYTES | FLOATS,
+        has_epilogue=True,
+    ),
     "DepthToSpace": Operator(movement.lower_shuffle, WITH_NARROW),
     "Einsum": Operator(
         contraction.lower_einsum, WIDE, contraction.refuse_einsum, has_epilogue=True
