@@ -16,6 +16,7 @@ from intarsia.codegen.lower import (
     contraction,
     convolution,
     decoder_masked,
+    dynamic_quantization,
     embedding,
     found,
     group_query,
@@ -91,6 +92,7 @@ def _follow_slice(operation: Operation, unit: VectorUnit) -> Wish:
 
 
 FLOATS = frozenset(("float32",))
+BYTES = integer_products.BYTES
 
 
 def find(operation: Operation) -> Operator | None:
@@ -210,10 +212,11 @@ OPERATORS: dict[str, Operator] = {
     "DeformConv": Operator(sampling.lower_deform_conv, _REAL, sampling.refuse_deform_conv),
     integer_products.DEQUANTIZED_PRODUCT: Operator(
         integer_products.lower_dequantized_product,
-        integer_products.BYTES | FLOATS,
+        BYTES | FLOATS,
         has_epilogue=True,
     ),
     "DepthToSpace": Operator(movement.lower_shuffle, WITH_NARROW),
+    "DynamicQuantizeLinear": Operator(dynamic_quantization.lower_dynamic_quantize, FLOATS | BYTES),
     "Einsum": Operator(
         contraction.lower_einsum, WIDE, contraction.refuse_einsum, has_epilogue=True
     ),
@@ -242,7 +245,7 @@ OPERATORS: dict[str, Operator] = {
     "MatMul": Operator(products.lower_matmul, WIDE, has_epilogue=True),
     "MatMulInteger": Operator(
         integer_products.lower_matmul_integer,
-        integer_products.BYTES | {"int32"},
+        BYTES | {"int32"},
         integer_products.refuse_matmul_integer,
         has_epilogue=True,
     ),
@@ -268,7 +271,7 @@ OPERATORS: dict[str, Operator] = {
     "Pad": Operator(movement.lower_pad, ANY, movement.refuse_pad, movement.wish_pad),
     "QLinearMatMul": Operator(
         integer_products.lower_qlinear_matmul,
-        integer_products.BYTES,
+        BYTES,
         integer_products.refuse_qlinear_matmul,
         has_epilogue=True,
     ),
