@@ -193,7 +193,8 @@ class FreeModel:
         """Return a request with the model as it is placed at some sizes."""
         if self._nominal is None:
             return request
-        return replace(request, model=self._written_out(self._nominal))
+        model = self._written_out(self._nominal)
+        return replace(request, model=model, is_rewritten=bool(request.sums))
 
     def _written_out(self, nominal: Mapping[str, int]) -> ir.Model:
         """Return the model with the shapes that it computes as constants.

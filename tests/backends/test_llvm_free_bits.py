@@ -160,6 +160,80 @@ def test_parts_of_keys_do_not_go_by_queries_or_heads():
     check(sketch.model(inputs, [free, one]), named)
 
 
+def head(sketch: Sketch, size) -> str:
+    """Add a head like SegFormer's: stages are resized to the first one's size, and joined.
+
+    Args:
+        sketch: Grows.
+        size: Returns the inputs of a Resize behind what it resizes, from that and its extent.
+    """
+    levels = []
+    for name, (side, width) in STAGES.items():
+        y = sketch.add("MatMul", name, sketch.weight(width, 64, scale=width**-0.5))
+        y = sketch.add("Transpose", sketch.add("Add", y, sketch.weight(64)), perm=[0, 2, 1])
+        y = sketch.add("Reshape", y, sketch.constant(np.array([0, 64, side, side])))
+        modes = {"mode": "linear", "coordinate_transformation_mode": "pytorch_half_pixel"}
+        levels.append(sketch.add("Resize", y, *size(sketch, y, side), **modes))
+    joined = sketch.add("Concat", *levels, axis=1)
+    y = sketch.add("Conv", joined, sketch.weight(64, 192, 1, 1, scale=0.07))
+    return sketch.add("Conv", sketch.add("Relu", y), sketch.weight(10, 64, 1, 1, scale=0.1))
+
+
+STAGES = {"fine": (16, 32), "middle": (8, 64), "coarse": (4, 96)}
+"""Inputs of a head, with the extent of the image and the width of its tokens."""
+
+
+def by_sizes(sketch: Sketch, y: str, _: int) -> tuple[str, ...]:
+    """As `interpolate(y, size=...)` is exported."""
+    ends = (sketch.constant(np.array([end])) for end in (0, 2))
+    images = sketch.add("Slice", sketch.add("Shape", y), *ends)
+    sizes = sketch.add("Concat", images, sketch.constant(np.array([16, 16])), axis=0)
+    return "", "", sizes
+
+
+def by_scales(sketch: Sketch, _: str, side: int) -> tuple[str, ...]:
+    """As `interpolate(y, scale_factor=...)` is exported."""
+    return "", sketch.constant(np.array([1, 1, 16 / side, 16 / side], np.float32))
+
+
+@pytest.mark.parametrize("size", [by_sizes, by_scales])
+def test_heads_of_free_images_are_rewritten_for_all_sizes(size):
+    """Convolutions before resizes, merged into the layers that they read: in both programs."""
+    sketch = Sketch()
+    value = head(sketch, size)
+    inputs = {name: ["batch", side * side, width] for name, (side, width) in STAGES.items()}
+    check(sketch.model(inputs, [value]), [{"batch": 1}, {"batch": 3}])
+
+
+def test_angles_of_positions_are_computed_in_both_programs():
+    """Folding has another cosine than native code."""
+    sketch = Sketch()
+    length = sketch.add("Gather", sketch.add("Shape", "x"), sketch.constant(np.array(1)))
+    zero, one = (sketch.constant(np.array(number)) for number in (0, 1))
+    places = sketch.add("Cast", sketch.add("Range", zero, length, one), to=1)
+    turns = sketch.weight(1, 32)
+    angles = sketch.add(
+        "Mul", sketch.add("Unsqueeze", places, sketch.constant(np.array([1]))), turns
+    )
+    value = sketch.add("Mul", "x", sketch.add("Cos", angles))
+    value = sketch.add("Add", value, sketch.add("Sin", angles))
+    check(sketch.model({"x": ["batch", "seq", 32]}, [value]), [{"batch": 2, "seq": 77}])
+
+
+def test_rows_of_a_table_stay_apart_from_products():
+    """One row of positions would be a bias, and be added before the other one."""
+    sketch = Sketch()
+    length = sketch.add("Slice", sketch.add("Shape", "x"), *map(sketch.constant, ENDS))
+    table = sketch.weight(64, 40)
+    rows = sketch.add("Slice", table, sketch.constant(np.array([0])), length)
+    value = sketch.add("Gemm", "x", sketch.weight(96, 40), sketch.weight(40))
+    value = sketch.add("Mul", sketch.add("Add", value, rows), rows)
+    check(sketch.model({"x": ["seq", 96]}, [value]), [{"seq": 1}, {"seq": 5}])
+
+
+ENDS = (np.array([0]), np.array([1]))
+
+
 @pytest.mark.exhaustive
 def test_both_programs_of_an_encoder_give_the_same_bits():
     rng = np.random.default_rng(2)

@@ -17,6 +17,9 @@ LAYER_KEY = "layer_ann"
 ORIGIN_KEY = "intarsia.origin"
 """The node metadata with a JSON list of names of nodes of the original model."""
 
+COMPUTED_KEY = "intarsia.computed"
+"""The metadata of a node that computes numbers when it runs although they follow from sizes: a
+program for some sizes then has them as the program for all sizes has."""
 
 CALLS_KEY = "intarsia.calls"
 """The node metadata with a JSON list of the calls in whose place the node stands."""

@@ -96,8 +96,8 @@ class _PerChannel(_Guarded):
 
     def check(self, context: Any, *, operand: Any, **values: Any) -> Any:  # type: ignore[override]
         shape = values["inbound_out"].shape
-        if shape is None or not shape.is_static() or not operand.is_initializer():
-            return MatchResult().fail("not a constant, or of unknown shape")
+        if shape is None or not isinstance(shape[1], int) or not operand.is_initializer():
+            return MatchResult().fail("not a constant, or of unknown channels")
         dims = (*(1,) * (len(shape) - len(operand.shape)), *operand.shape)
         per_channel = len(dims) == len(shape) and dims[1] in (1, shape[1])
         if not per_channel or math.prod(dims) != dims[1]:

@@ -62,7 +62,7 @@ class _Part:
     @property
     def channels(self) -> slice:
         """Which input channels it has."""
-        return slice(self.first, self.first + static_shape(self.value)[_CHANNELS])
+        return slice(self.first, self.first + channels_of(self.value))
 
 
 def is_pointwise(node: ir.Node) -> bool:
@@ -76,7 +76,7 @@ def is_pointwise(node: ir.Node) -> bool:
         is_constant
         and np.isfinite(weights[0].const_value.numpy()).all()  # type: ignore[union-attr]
         and node.inputs[1].dtype == ir.DataType.FLOAT  # type: ignore[union-attr]
-        and set(static_shape(node.inputs[1])[_SPATIAL:]) == {1}
+        and set(known_shape(node.inputs[1])[_SPATIAL:]) == {1}
         and attributes.get_int("group", 1) == 1
         and set(attributes.get_ints("strides", ())) <= {1}
         and not any(attributes.get_ints("pads", ()))
@@ -84,18 +84,28 @@ def is_pointwise(node: ir.Node) -> bool:
 
 
 def _joined(node: ir.Node) -> ir.Value | None:
-    """Return what a convolution reads, if its shapes are static."""
+    """Return what a convolution reads, if its shapes are known but for the number of images."""
     source, result = node.inputs[0], node.outputs[0]
-    is_static = source is not None and static_shape(source) and static_shape(result)
-    return source if is_static else None
+    is_known = source is not None and known_shape(source) and known_shape(result)
+    return source if is_known else None
 
 
-def static_shape(value: ir.Value | None) -> tuple[int, ...]:
-    """Return a static shape without empty dimensions, else nothing."""
-    if value is None or value.shape is None or not value.shape.is_static():
+def known_shape(value: ir.Value | None) -> tuple[Any, ...]:
+    """Return a shape without empty dimensions, of which only the first may be free, else nothing.
+
+    A free one is the symbol that equals others of its name.
+    """
+    if value is None or not value.shape:
         return ()
-    shape = value.shape.numpy()
-    return shape if all(shape) else ()
+    first, *inner = value.shape
+    is_named = isinstance(first, int) or first.value is not None
+    is_known = is_named and all(isinstance(extent, int) for extent in inner)
+    return (first, *inner) if is_known and 0 not in (first, *inner) else ()
+
+
+def channels_of(value: ir.Value | None) -> int:
+    """Return the channels of images whose shape is known."""
+    return int(known_shape(value)[_CHANNELS])
 
 
 def _read_parts(conv: ir.Node) -> list[_Part]:
@@ -104,15 +114,15 @@ def _read_parts(conv: ir.Node) -> list[_Part]:
     assert source is not None
     concat, values = source.producer(), [source]
     if concat is not None and (concat.domain, concat.op_type) == ("", "Concat"):
-        axis = concat.attributes.get_int("axis", 1) % len(static_shape(source))
-        shapes = [static_shape(value) for value in concat.inputs]
+        axis = concat.attributes.get_int("axis", 1) % len(known_shape(source))
+        shapes = [known_shape(value) for value in concat.inputs]
         is_inner = device_of(concat) == device_of(conv) and is_read_once(source)
         if is_inner and axis == _CHANNELS and all(shapes):
             values = [value for value in concat.inputs if value is not None]
     parts, first = [], 0
     for value in values:
         parts.append(_Part(value, first, _movable(value, conv)))
-        first += static_shape(value)[_CHANNELS]
+        first += channels_of(value)
     return parts
 
 
@@ -127,13 +137,13 @@ def is_read_once(value: ir.Value) -> bool:
 
 def _movable(value: ir.Value, conv: ir.Node) -> ir.Node | None:
     """Return the resize that makes a value, if it had better come after a convolution."""
-    resize, result = value.producer(), static_shape(value)
+    resize, result = value.producer(), known_shape(value)
     if resize is None or (resize.domain, resize.op_type) != ("", "Resize"):
         return None
-    source, attributes = static_shape(resize.inputs[0]), resize.attributes
+    source, attributes = known_shape(resize.inputs[0]), resize.attributes
     if not source or source[:_SPATIAL] != result[:_SPATIAL] or not is_read_once(value):
         return None
-    constants = resize.inputs[1:]
+    constants = resize.inputs[1:_SIZES]
     if not all(other is None or _is_constant(other) for other in constants):
         return None
     is_linear = (
@@ -142,7 +152,7 @@ def _movable(value: ir.Value, conv: ir.Node) -> ir.Node | None:
         and attributes.get_string("keep_aspect_ratio_policy", "stretch") == "stretch"
         and device_of(resize) == device_of(conv)
     )
-    outputs = static_shape(conv.outputs[0])[_CHANNELS]
+    outputs = channels_of(conv.outputs[0])
     is_worth = (
         math.prod(result[_SPATIAL:]) >= _LEAST_GROWTH * math.prod(source[_SPATIAL:])
         and outputs <= source[_CHANNELS]
@@ -216,7 +226,7 @@ class Replacement:
         filters = np.concatenate([array[:, part.channels] for part in parts], axis=1)
         inputs = [x, self.constant(filters), *(bias if has_bias else [])]
         result = self.add("Conv", inputs, kernel_shape=array.shape[_SPATIAL:])
-        if pixels := static_shape(x):  # for the passes that come next
+        if pixels := known_shape(x):  # for the passes that come next
             result.shape = ir.Shape((pixels[0], len(array), *pixels[_SPATIAL:]))
         return result
 
@@ -224,14 +234,25 @@ class Replacement:
         """Add a resize of what comes out of a convolution."""
         inputs = [x, *resize.inputs[1:]]
         if len(inputs) > _SIZES and inputs[_SIZES] is not None:
-            sizes = inputs[_SIZES].const_value.numpy().copy()  # type: ignore[union-attr]
-            rank = len(static_shape(resize.inputs[0]))
-            axes = [axis % rank for axis in resize.attributes.get_ints("axes", tuple(range(rank)))]
-            if _CHANNELS in axes:
-                sizes[axes.index(_CHANNELS)] = static_shape(self.conv.outputs[0])[_CHANNELS]
-            inputs[_SIZES] = self.constant(sizes)
+            inputs[_SIZES] = self._sizes(inputs[_SIZES], resize)
         attributes = {name: item.value for name, item in resize.attributes.items()}
         return self.add("Resize", inputs, resize, **attributes)
+
+    def _sizes(self, sizes: ir.Value | None, resize: ir.Node) -> ir.Value | None:
+        """Return the sizes that a resize is given, with the channels of the convolution."""
+        source = known_shape(resize.inputs[0])
+        rank = len(source)
+        axes = [axis % rank for axis in resize.attributes.get_ints("axes", tuple(range(rank)))]
+        if sizes is None or _CHANNELS not in axes:
+            return sizes
+        more = np.zeros(len(axes), np.int64)
+        more[axes.index(_CHANNELS)] = channels_of(self.conv.outputs[0]) - source[_CHANNELS]
+        if sizes.const_value is not None:
+            return self.constant(sizes.const_value.numpy() + more)
+        # How many images there are is not known yet.
+        total = self.add("Add", [sizes, self.constant(more)], resize)
+        total.dtype, total.shape = ir.DataType.INT64, ir.Shape(more.shape)
+        return total
 
     def constant(self, array: np.ndarray[Any, Any]) -> ir.Value:
         """Add an array that is known."""

@@ -13,6 +13,7 @@ import numpy as np
 from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from intarsia.graph.infer import infer_shapes
+from intarsia.graph.metadata import COMPUTED_KEY
 from intarsia.graph.ops import Family, operator_of
 from intarsia.graph.snapshot import node_bodies
 from intarsia.passes.provenance import hidden, makes_output
@@ -142,11 +143,12 @@ def _is_liftable(node: ir.Node) -> bool:
 
 
 def _should_fold(node: ir.Node) -> bool | None:
-    """Refuse what is random, quantised, misevaluated, big or an output; take what is cheap."""
+    """Refuse what is random, quantised, misevaluated, big, kept, an output; take what is cheap."""
     operator = operator_of(node)
     if operator.is_random or operator.family is Family.QUANTISATION or _is_misevaluated(node):
         return False
-    if len(node.outputs) != 1 or makes_output(node):
+    is_kept = COMPUTED_KEY in node.metadata_props or makes_output(node)
+    if len(node.outputs) != 1 or is_kept:
         return False
     values = [value for value in node.inputs if value is not None]
     result = node.outputs[0].shape

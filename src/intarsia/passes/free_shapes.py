@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 
-from intarsia.extents import Expression, Extent, Symbol
+from intarsia.extents import Expression, Extent, Symbol, is_free, late_symbols
 from intarsia.graph.infer_free import FreeShapes, infer_free_shapes
+from intarsia.graph.metadata import COMPUTED_KEY
 from intarsia.graph.model_info import read_model_info
-from intarsia.graph.snapshot import snapshot
+from intarsia.graph.ops import Part, operator_of
+from intarsia.graph.snapshot import node_bodies, snapshot
 from intarsia.passes.prepare import PreparedModel, prepare, remove_unused, standard_passes
+from intarsia.passes.provenance import makes_output, stand_for
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from intarsia.passes.prepare import NamedPass
 
@@ -59,9 +62,40 @@ def prepare_free(
         # Before the folding, which goes on from what is written; and once more behind it.
         passes += [named, one] if one[0] == "fold-constants" else [one]
     prepared = prepare(model, (*passes, named))
+    _keep_computed(prepared.model)
     shapes = infer_free_shapes(prepared.model, known)
     graph = snapshot(prepared.model, shapes, nominal)
     return PreparedModel(graph, read_model_info(graph), prepared.rewrites), shapes
+
+
+def _keep_computed(model: ir.Model) -> None:
+    """Mark what makes floats of sizes alone, in place: nothing computes them when sizes are known.
+
+    Angles of positions are an example. Folding has other functions than native code, and constants
+    go where computed values do not; both would change a result's last bits with the sizes. Not
+    marked is what nothing but a shape depends on.
+    """
+    fed = {value for value in model.graph.inputs if value.const_value is None}
+    for node in model.graph:
+        if operator_of(node).reads is not Part.NONE and not fed.isdisjoint(node.inputs):
+            fed.update(node.outputs)
+    for node in reversed(list(model.graph)):
+        if fed.isdisjoint(node.outputs) and any(map(_is_float, node.outputs)):
+            uses = [use for value in node.outputs for use in value.uses()]
+            if makes_output(node) or any(_computes_with(*use, fed) for use in uses):
+                node.metadata_props[COMPUTED_KEY] = ""
+
+
+def _is_float(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_floating_point()
+
+
+def _computes_with(reader: ir.Node, position: int, fed: Collection[ir.Value]) -> bool:
+    """Whether a node reads a value for numbers that depend on what is fed, or are marked."""
+    if position in operator_of(reader).shape_operands:
+        return False
+    is_fed = any(value in fed for value in reader.outputs)
+    return is_fed or COMPUTED_KEY in reader.metadata_props or bool(node_bodies(reader))
 
 
 def with_late_sizes(prepared: PreparedModel) -> PreparedModel:
@@ -78,7 +112,14 @@ def with_late_sizes(prepared: PreparedModel) -> PreparedModel:
 
 
 def write_shapes(model: ir.Model, shapes: FreeShapes) -> None:
-    """Write what shapes say as constants where they are the same for all sizes, in place."""
+    """Write what is known of shapes, in place.
+
+    As constants where they are the same for all sizes; and onto values, of which rewrites ask
+    whether extents are equal, with the names of what is free.
+    """
+    for value, extents in shapes.extents.items():
+        if value.producer() is not None and not late_symbols(extents):
+            value.shape = ir.Shape([one if isinstance(one, int) else str(one) for one in extents])
     for node in list(model.graph):
         if node.domain not in ("", "ai.onnx") or not node.outputs:
             continue
@@ -89,6 +130,40 @@ def write_shapes(model: ir.Model, shapes: FreeShapes) -> None:
             array = np.array(entries, np.int64)
             node.replace_input_with(1, _constant(model.graph, f"{node.name}.shape", array))
             node.attributes.pop("allowzero", None)  # no extent is 0
+        elif node.op_type == "Resize":
+            _write_sizes(model.graph, node, shapes)
+
+
+def _write_sizes(graph: ir.Graph, resize: ir.Node, shapes: FreeShapes) -> None:
+    """Let a resize have the number of images from an input of the graph.
+
+    Exporters take it from what is resized, which then has a reader that rewrites must heed.
+    """
+    sizes = resize.inputs[_SIZES] if len(resize.inputs) > _SIZES else None
+    images, *rest = (None if sizes is None else shapes.entries.get(sizes)) or (0,)
+    name = f"{resize.name}.sizes"
+    if sizes is None or sizes.name == name or not isinstance(images, Expression) or is_free(rest):
+        return
+    for value in graph.inputs:
+        extents = shapes.extents.get(value, ())
+        if images in extents:
+            index = _constant(graph, f"{name}.axis", np.array([extents.index(images)]))
+            others = _constant(graph, f"{name}.rest", np.array(rest, np.int64))
+            shape = ir.node("Shape", [value], name=f"{name}.shape")
+            count = ir.node("Gather", [shape.outputs[0], index], {"axis": 0}, name=f"{name}.images")
+            whole = ir.node("Concat", [count.outputs[0], others], {"axis": 0}, name=name)
+            for node, length in ((shape, len(extents)), (count, 1), (whole, 1 + len(rest))):
+                result = node.outputs[0]
+                result.name, result.dtype = node.name, ir.DataType.INT64
+                result.shape = ir.Shape([length])
+                stand_for(node, [resize])
+            graph.insert_before(resize, [shape, count, whole])
+            resize.replace_input_with(_SIZES, whole.outputs[0])
+            return
+
+
+_SIZES = 3
+"""The input of a Resize with the extents of its result."""
 
 
 def _write_entries(graph: ir.Graph, value: ir.Value, shapes: FreeShapes) -> None:

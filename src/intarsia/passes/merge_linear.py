@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 
-from intarsia.passes.convolve_before_resizing import is_pointwise, is_read_once, static_shape
+from intarsia.passes.convolve_before_resizing import (
+    channels_of,
+    is_pointwise,
+    is_read_once,
+    known_shape,
+)
 from intarsia.passes.provenance import device_of, stand_for
 
 if TYPE_CHECKING:
@@ -61,14 +66,14 @@ def _read_layer(conv: ir.Node) -> _Layer | None:
     product = maker_of(source, "MatMul")
     if product is None:
         return None
-    tokens, image = static_shape(transpose.inputs[0]), static_shape(conv.inputs[0])
+    tokens, image = known_shape(transpose.inputs[0]), known_shape(conv.inputs[0])
     nodes = [product, *([total] if total else []), transpose, reshape, conv]
     is_layer = (
-        len(tokens) == len(static_shape(product.outputs[0])) == _TOKENS
+        len(tokens) == len(known_shape(product.outputs[0])) == _TOKENS
         and tuple(transpose.attributes.get_ints("perm", ())) == TO_CHANNELS
         and image[:2] == (tokens[0], tokens[2])
         and constant_of(product.inputs[1]) is not None
-        and len(static_shape(product.inputs[1])) == 2  # noqa: PLR2004 - a matrix
+        and len(known_shape(product.inputs[1])) == 2  # noqa: PLR2004 - a matrix
         and (total is None or bias_of(total, tokens[-1]) is not None)
         and (total is not None or len(conv.inputs) < _WITH_BIAS)
         and len({device_of(node) for node in nodes}) == 1
@@ -114,9 +119,9 @@ def bias_of(total: ir.Node, width: int) -> Array | None:
 
 def _is_worth_it(layer: _Layer) -> bool:
     """Whether one matrix takes fewer products than two."""
-    inner, middle = static_shape(layer.product.inputs[1])
-    outer = static_shape(layer.conv.outputs[0])[1]
-    return inner * outer < inner * middle + middle * outer
+    inner, middle = known_shape(layer.product.inputs[1])
+    outer = channels_of(layer.conv.outputs[0])
+    return bool(inner * outer < inner * middle + middle * outer)
 
 
 def _merge(graph: ir.Graph, layer: _Layer) -> None:
@@ -135,10 +140,10 @@ def _merge(graph: ir.Graph, layer: _Layer) -> None:
             shift = shift + conv.inputs[2].const_value.numpy()  # type: ignore[union-attr]
         computed = computed_operand(layer.total)
         _replace(graph, layer.total, 1 - list(layer.total.inputs).index(computed), shift)
-    image = static_shape(conv.outputs[0])
-    _replace(graph, layer.reshape, 1, np.array(image, np.int64))
+    image = known_shape(conv.outputs[0])
+    _replace(graph, layer.reshape, 1, np.array([0, *image[1:]], np.int64))  # 0 keeps the images
     layer.reshape.attributes.pop("allowzero", None)
-    tokens = (image[0], static_shape(layer.transpose.inputs[0])[1], image[1])
+    tokens = (image[0], known_shape(layer.transpose.inputs[0])[1], image[1])
     for node in (layer.product, layer.total):
         if node is not None:
             node.outputs[0].shape = ir.Shape(tokens)

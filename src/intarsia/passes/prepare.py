@@ -139,8 +139,14 @@ def _is_idle(node: ir.Node, version: int) -> bool:
     if node.op_type == "Transpose":
         perm = node.attributes.get_ints("perm", ())
         return bool(perm) and list(perm) == sorted(perm)
-    is_static = source.shape is not None and source.shape.is_static()
-    return is_static and view is ViewKind.RESHAPED and source.shape == result.shape
+    return view is ViewKind.RESHAPED and _has_shape_of(source, result)
+
+
+def _has_shape_of(first: ir.Value, second: ir.Value) -> bool:
+    """Whether two values have the same shape at all sizes."""
+    shape = first.shape
+    is_named = shape is not None and all(isinstance(one, int) or one.value for one in shape)
+    return is_named and shape == second.shape
 
 
 def _keeps_size(node: ir.Node, source: ir.Value) -> bool:
@@ -152,9 +158,7 @@ def _keeps_size(node: ir.Node, source: ir.Value) -> bool:
     is_crop = (
         node.attributes.get_string("coordinate_transformation_mode", "") == "tf_crop_and_resize"
     )
-    is_static = source.shape is not None and source.shape.is_static()
-    is_given = sizes is not None and sizes.is_initializer()
-    return is_given and is_static and not is_crop and source.shape == node.outputs[0].shape
+    return sizes is not None and not is_crop and _has_shape_of(source, node.outputs[0])
 
 
 def _kept_identities(model: ir.Model) -> set[ir.Node]:
@@ -334,3 +338,6 @@ PASSES: Mapping[str, Callable[[ir.Model], object]] = {
     _ON_CONSTANTS: deduplicate_initializers,
 }
 """Every rewrite of a whole model that we have, by name."""
+
+ROUNDING = frozenset(("fuse-affine", "convolve-before-resizing", "merge-linear", "convolve-tokens"))
+"""Those after which results are rounded otherwise: with some sizes they do what they do for all."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -143,11 +143,14 @@ class Pipeline:
         }
         return cls(passes, contexts, functions)
 
-    def before(self, ran: list[PassRun]) -> list[tuple[str, Callable[[ir.Model], None]]]:
+    def before(
+        self, ran: list[PassRun], without: Collection[str] = ()
+    ) -> list[tuple[str, Callable[[ir.Model], None]]]:
         """Return the passes before placement, by name, ready to be run on a model.
 
         Args:
             ran: Each adds itself when it has run.
+            without: Names of passes of ours that do not run.
 
         Raises (when they run):
             BackendError: A backend's pass failed, or broke the model.
@@ -157,7 +160,9 @@ class Pipeline:
             self._rewrite(entry, model)
             ran.append(entry.ran)
 
-        return [(entry.name, partial(run, entry)) for entry in self.of_stage(Stage.BEFORE)]
+        entries = self.of_stage(Stage.BEFORE)
+        entries = [entry for entry in entries if entry.owner or entry.name not in without]
+        return [(entry.name, partial(run, entry)) for entry in entries]
 
     def rewrite(self, candidate: Candidate) -> tuple[Candidate, tuple[PassRun, ...]]:
         """Run the passes of a candidate's target on its region.

@@ -67,6 +67,7 @@ class Request:
         regions: By names, the plan that was measured at other sizes of free dimensions: what is
             meant where none was accepted for these; None if there is none.
         sums: What the program for all sizes says of the order of its sums (`SUMS` of artifacts).
+        is_rewritten: Whether the model was rewritten for all sizes, and is not to be for these.
         objective: What accepted plans are filed under: what is minimised, with its limit.
         costs: The cost database; None means the setting.
         may_measure: Whether a plan may be measured where none was accepted.
@@ -104,6 +105,7 @@ class Request:
     lock: Lock | None = None
     regions: tuple[Assigned, ...] | None = None
     sums: tuple[str, ...] = ()
+    is_rewritten: bool = False
     objective: str = "latency"
     costs: str | None = None
     may_measure: bool = True

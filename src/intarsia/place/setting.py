@@ -304,7 +304,7 @@ def _open(
     loaded = load(request.model, request.shapes, stays_free=prepare_all is not None)
     annotations = annotate_model(loaded, request, config)
     scene = _Scene(request, machine, untagged, contexts, pipeline, tell)
-    return scene.set(loaded, annotations, prepare_all)
+    return scene.set(loaded, annotations, prepare_all, is_rewritten=request.is_rewritten)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +328,12 @@ class _Scene:
     tell: Progress
 
     def set(
-        self, loaded: ir.Model, annotations: Annotations, prepare_all: PrepareAll | None = None
+        self,
+        loaded: ir.Model,
+        annotations: Annotations,
+        prepare_all: PrepareAll | None = None,
+        *,
+        is_rewritten: bool = False,
     ) -> Setting:
         """Prepare a model, or a body, and ask every backend what it takes of it.
 
@@ -336,9 +341,10 @@ class _Scene:
             loaded: Ours to change; what was said of its nodes is written on them.
             annotations: That, for the whole model.
             prepare_all: Of a model with free dimensions, does all that `prepare` does.
+            is_rewritten: Whether passes that round otherwise have run, and are not to again.
         """
         from intarsia.passes.free_shapes import with_late_sizes
-        from intarsia.passes.prepare import prepare
+        from intarsia.passes.prepare import ROUNDING, prepare
 
         backends = self.machine.backends
         self.tell("prepare", 0, 1)
@@ -346,7 +352,8 @@ class _Scene:
         passes: list[PassRun] = []
         said = annotations.of(loaded)
         if prepare_all is None:
-            prepared = prepare(loaded, self.pipeline.before(passes))
+            done = ROUNDING if is_rewritten else frozenset()
+            prepared = prepare(loaded, self.pipeline.before(passes, without=done))
             # What is measured has known sizes, and so has exported code.
             if self.request.is_here and self.request.placement != "collage":
                 prepared = with_late_sizes(prepared)

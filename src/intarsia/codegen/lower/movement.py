@@ -509,16 +509,14 @@ def _are_sizes_computed(operation: Operation) -> bool:
 def _why_ambiguous(operation: Operation) -> str | None:
     """Say where ONNX and its runtimes differ about a Resize, or rounding decides."""
     coordinates, how = _coordinates(operation), _filter(operation)
+    if coordinates == _CROP and not operation.is_constant(1):
+        return "its region is not constant"
     if coordinates in ("align_corners", _CROP) and any(
-        abs(scale * extent - out) > _ROUNDING * out
-        for extent, out, scale in zip(
-            operation.shape(), operation.output_shape, _scales(operation), strict=True
-        )
+        not axis.stays and abs(axis.scale * axis.extent - axis.out) > _ROUNDING * axis.out
+        for axis in resized(operation)[1]
     ):
         return "it aligns corners that lie between entries"
     if coordinates == _CROP:
-        if not operation.is_constant(1):
-            return "its region is not constant"
         if operation.attribute("antialias", 0):
             return "antialias of a region"
         if any(resize.is_doubtful(axis, how.mode) for axis in resized(operation)[1]):
@@ -574,7 +572,8 @@ def _coordinates(operation: Operation) -> str:
 def _scales(operation: Operation) -> list[float]:
     """Return the factor of each dimension."""
     shape, out = operation.shape(), operation.output_shape
-    scales = [new / old for new, old in zip(out, shape, strict=True)]
+    # One that stays may be free.
+    scales = [1.0 if new == old else new / old for new, old in zip(out, shape, strict=True)]
     position = 1 if _is_old(operation) else 2
     factors = operation.attribute("scales")
     if factors is None and operation.is_constant(position):
@@ -659,7 +658,7 @@ def lower_resize(assembler: Assembler, group: KernelGroup) -> None:
     block = assembler.plan.blocks.get(group.result, 0)
     stay, axes = resized(operation)
     sizes = operation.value(3)
-    if sizes is not None and _are_sizes_computed(operation):
+    if sizes is not None and sizes.entries is None and _are_sizes_computed(operation):
         shape, dims = operation.output_shape, operation.attribute("axes")
         wanted = [shape[dim] for dim in dims] if dims else shape
         assembler.check_numbers(sizes, wanted, operation.node)

@@ -123,7 +123,7 @@ OTHERS = (
     _other("RandomUniform", is_random=True),
     _other("RandomUniformLike", is_random=True),
     _other("Range", flops=counts.once, shape_operands=(0, 1, 2)),
-    _other("Resize", flops=counts.resize, shape_operands=(3,)),
+    _other("Resize", flops=counts.resize, shape_operands=(2, 3)),
     _other("RoiAlign", flops=counts.each_output(7)),
     _other("RotaryEmbedding", flops=counts.each(3)),
     _other("STFT", flops=counts.each(1)),
