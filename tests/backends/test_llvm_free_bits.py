@@ -62,9 +62,11 @@ class Sketch:
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
 
 
-def check(model: onnx.ModelProto, sizes: list[dict[str, int]], draw=None) -> None:
+def check(
+    model: onnx.ModelProto, sizes: list[dict[str, int]], draw=None, target="llvm", shapes=None
+):
     """Run the program for all sizes and those for some; they must agree in every bit."""
-    exe = intarsia.compile(model, "llvm")
+    exe = intarsia.compile(model, target, shapes=shapes)
     assert exe.generic is not None
     assert all(target.startswith("llvm") for target in exe.generic.placement.coverage())
     rng = np.random.default_rng(1)
@@ -76,6 +78,7 @@ def check(model: onnx.ModelProto, sizes: list[dict[str, int]], draw=None) -> Non
         second = exe.specialise(some).run(feeds)
         for name, array in first.items():
             np.testing.assert_array_equal(array, second[name], err_msg=f"{name} at {some}")
+    return exe
 
 
 def test_both_programs_of_a_model_give_the_same_bits():
@@ -232,6 +235,18 @@ def test_rows_of_a_table_stay_apart_from_products():
 
 
 ENDS = (np.array([0]), np.array([1]))
+
+
+@pytest.mark.parametrize(("bounds", "dtype"), [("1..", "float32"), ("1..8", "float16")])
+def test_weights_are_rounded_in_both_programs_or_in_none(bounds, dtype):
+    sketch = Sketch()
+    value = sketch.add("MatMul", "x", sketch.weight(1030, 300, scale=0.03))
+    model = sketch.model({"x": ["rows", 1030]}, [value])
+    sizes = [{"rows": 1}, {"rows": 5}]
+    exe = check(model, sizes, target="llvm -weights=f16", shapes={"rows": bounds})
+    for program in (exe.generic, exe.specialise({"rows": 1})):
+        about = "".join(one.metadata["about"] for one in program.artifacts)
+        assert ("float16 weights" in about) == (dtype == "float16")
 
 
 @pytest.mark.exhaustive

@@ -19,7 +19,7 @@ from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import ANCHOR, Recipe, Source, fuse, over
 from intarsia.codegen.lower.views import View
-from intarsia.extents import Expression, UndecidedError, is_free
+from intarsia.extents import Expression, UndecidedError, is_free, most
 from intarsia.graph.extract import constant_array
 from intarsia.graph.graph import Value
 
@@ -187,7 +187,7 @@ def pack_weights(
         weights: That operand, `[..., k, n]`.
         name: Of the weights as they are, which that of their order is added to.
     """
-    spec, note = _with_half_weights(assembler, spec, weights)
+    spec, note = _with_half_weights(assembler, spec, weights, name)
     if not spec.schedule:  # else it was chosen with the dtype
         spec = _in_settled_panels(assembler, assembler.choose(spec), weights, name)
     packed = assembler.packed(f"{name}{gemm.packing(spec)}", partial(gemm.pack, spec, weights))
@@ -325,22 +325,23 @@ _AHEAD = 16
 few lines by itself. On dense layers of AlexNet it makes 1.3 times 1.95."""
 
 
-def _with_half_weights(assembler: Assembler, spec: Gemm, weights: Array) -> tuple[Gemm, str]:
+def _with_half_weights(
+    assembler: Assembler, spec: Gemm, weights: Array, name: str
+) -> tuple[Gemm, str]:
     """Return a product with its weights as float16 if that pays and they allow it, and a note.
 
     Args:
         assembler: Knows what the target asks for.
         spec: The product, its right operand in panels.
         weights: That operand, `[..., k, n]`.
+        name: Of the weights.
     """
-    is_wanted = (
-        assembler.half_weights
-        and weights.dtype == "float32"
-        and weights.nbytes >= LEAST_BYTES
-        and not is_free((rows := gemm.merged(spec).m,))
-        and rows <= MOST_ROWS
-    )
-    if not is_wanted:
+    if not assembler.half_weights or weights.dtype != "float32" or weights.nbytes < LEAST_BYTES:
+        return spec, ""
+    # Free rows are few only if they are bounded, and then at all sizes.
+    rows = most(gemm.merged(spec).m, MOST_ROWS + 1)
+    own = "float16" if rows <= MOST_ROWS else "float32"
+    if (assembler.settle(f"dtype of {name}", lambda: own) or own) != "float16":
         return spec, ""
     error = half_error(weights)
     if error is None:
