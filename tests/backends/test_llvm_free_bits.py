@@ -92,15 +92,23 @@ def test_both_programs_of_a_model_give_the_same_bits():
     check(sketch.model({"x": ["batch", "seq", 1030]}, [shares, means]), sizes)
 
 
-def test_tiles_of_convolutions_do_not_go_by_images():
-    """A program for eight images alone would take larger tiles than one for any number."""
+def test_tiles_of_convolutions_are_those_that_are_best_for_the_images():
+    """The program for all sizes has a kernel for one image and one for several."""
     window = Window((7, 7), (3, 3), (1, 1), (1, 1))
     for unit in (AVX2, AVX512):
         assert len({choose_winograd(window, n, 1, 512, 512, unit) for n in (1, 8)}) > 1
     sketch = Sketch()
     value = sketch.add("Conv", "x", sketch.weight(512, 512, 3, 3, scale=0.015), pads=[1] * 4)
     model = sketch.model({"x": ["batch", 512, 7, 7]}, [value])
-    check(model, [{"batch": 8}])
+    exe = check(model, [{"batch": images} for images in (1, 2, 3, 8)])
+    found = {n: exe.specialise({"batch": n}).artifacts[0].metadata["about"] for n in (1, 8)}
+    assert [[f"F({m})" in about for m in (2, 4)] for about in found.values()] == [
+        [True, False],
+        [False, True],
+    ]
+    # No image more or less is computed where a kernel has no turns.
+    many = check(model, [{"batch": 2}], shapes={"batch": "2.."})
+    assert "F(2)" not in many.generic.artifacts[0].metadata["about"]
 
 
 def test_bits_are_the_same_wherever_the_program_for_all_sizes_comes_from(

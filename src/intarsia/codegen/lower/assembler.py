@@ -504,6 +504,11 @@ class Assembler:
         )
         self._calls.append(call)
 
+    def share_last_call(self, share: Size) -> None:
+        """Let the last call have a share of its turns; where that is 0 when it runs, no turn."""
+        last = self._calls[-1]
+        self._calls[-1] = replace(last, extent=last.extent * share)
+
     def check_indices(
         self, view: View, extent: Size, node: str, indices: str, *, are_counts: bool = False
     ) -> None:

@@ -13,13 +13,14 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import TypeAlias
 
 import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.codegen.body import Apply, Fused
+from intarsia.codegen.kernels import winograd
 from intarsia.codegen.kernels.conv import Conv
 from intarsia.codegen.kernels.conv_plain import PlainConv
 from intarsia.codegen.kernels.convolution import ConvKind, choose, pack_bias
@@ -38,7 +39,7 @@ from intarsia.codegen.lower.recipes import ANCHOR, Recipe, fuse, over
 from intarsia.codegen.lower.views import Pads, View
 from intarsia.codegen.lower.windows import read_conv_window
 from intarsia.codegen.unit import VectorUnit, WinogradMode
-from intarsia.extents import least
+from intarsia.extents import Size, least, typical
 
 FUSED = "com.microsoft.FusedConv"
 _SPATIAL = 2
@@ -275,21 +276,68 @@ def append_conv(assembler: Assembler, group: KernelGroup, problem: ConvProblem) 
     key = f"tiles of {operation.node.name}/{problem.key}"
     settled = assembler.settle(key, lambda: str(tiles))
     if settled is not None and (settled == "0" or _fits_winograd(assembler, problem)):
-        tiles = int(settled)
+        tiles = _Tiles.parse(settled)
+    images = problem.x.shape[0]
+    is_split = not isinstance(images, int) and tiles.few != tiles.many
 
     def others() -> list[_ConvSpec]:
-        if settled is not None:
+        if settled is not None or is_split:
             return []
         allowed = _allowed_tiles(assembler, problem, operation)
-        return [describe(other) for other in allowed if other != tiles]
+        return [describe(other) for other in allowed if other != tiles.of(images)]
 
-    spec = assembler.choose(describe(tiles), others)
-    family = weight_family(spec)
-    key = f"{problem.key}/{family.packing(spec)}"
-    packed = assembler.packed(key, partial(family.pack, spec, weights))
-    x = problem.x.as_blocks() if problem.kind is ConvKind.DIRECT else problem.x
-    note = f"Winograd {spec.algorithm}" if isinstance(spec, Winograd) else ""
-    assembler.call(spec, (x, packed, *biases, problem.y, *problem.operands), group.names, note)
+    # Where sizes are known when it runs, both kernels are there, and one of them has no turns.
+    share = tiles.share(images)
+    ways = {tiles.few: 1 - share, tiles.many: share} if is_split else {tiles.of(images): 1}
+    for size, part in ways.items():
+        spec = describe(size)
+        if is_split and size == tiles.many and isinstance(spec, Winograd):
+            spec = replace(spec, schedule=winograd.schedule(replace(spec, batch=tiles.limit)))
+        spec = assembler.choose(spec, others)
+        family = weight_family(spec)
+        key = f"{problem.key}/{family.packing(spec)}"
+        packed = assembler.packed(key, partial(family.pack, spec, weights))
+        x = problem.x.as_blocks() if problem.kind is ConvKind.DIRECT else problem.x
+        note = f"Winograd {spec.algorithm}" if isinstance(spec, Winograd) else ""
+        arguments = (x, packed, *biases, problem.y, *problem.operands)
+        assembler.call(spec, arguments, group.names, note)
+        assembler.share_last_call(part)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """The tiles of Winograd's transforms by the number of images; 0 to compute it directly.
+
+    Attributes:
+        few: Of fewer images than `limit`.
+        many: Of others.
+        limit: A number of images.
+    """
+
+    few: int
+    many: int
+    limit: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.few} {self.many} {self.limit}"
+
+    @classmethod
+    def parse(cls, text: str) -> _Tiles:
+        """Read what `str` wrote; of other versions, one number for all."""
+        few, *rest = map(int, text.split())
+        return cls(few, *(rest or [few]))
+
+    def of(self, images: Size) -> int:
+        """Return the tiles of so many images; of a free number, those of many."""
+        return self.few if isinstance(images, int) and images < self.limit else self.many
+
+    def share(self, images: Size) -> Size:
+        """Return 1 where there are many images, else 0."""
+        return (images + _MOST_IMAGES - self.limit) // _MOST_IMAGES
+
+
+_MOST_IMAGES = 1 << 31
+"""More than there are."""
 
 
 _ConvSpec: TypeAlias = Winograd | Conv | Depthwise | PlainConv
@@ -321,16 +369,27 @@ def _describe(assembler: Assembler, problem: ConvProblem, tiles: int) -> _ConvSp
     )
 
 
-def _winograd_tiles(assembler: Assembler, problem: ConvProblem, operation: Operation) -> int:
-    """Return the tiles of Winograd's transforms for a convolution; 0 to compute it directly."""
+def _winograd_tiles(assembler: Assembler, problem: ConvProblem, operation: Operation) -> _Tiles:
+    """Return the tiles of Winograd's transforms that a convolution is computed by."""
     mode = assembler.winograd
     if mode is WinogradMode.OFF or not _fits_winograd(assembler, problem):
-        return 0
-    shape = _winograd_shape(assembler, problem)
+        return _Tiles(0, 0)
+    images = problem.x.shape[0]
+    _, groups, inputs, outputs, unit = _winograd_shape(assembler, problem)
+
     # First what is fast, then what is exact enough: looking at errors takes some 50 ms for a large
     # layer.
-    best = min(choose_winograd(problem.window, *shape) or 0, mode.largest)
-    return next(_exact_tiles(assembler, problem, operation, best), 0)
+    @cache
+    def exact(size: int) -> int:
+        return next(_exact_tiles(assembler, problem, operation, size), 0)
+
+    def best(count: int) -> int:
+        tiles = choose_winograd(problem.window, count, groups, inputs, outputs, unit)
+        return exact(min(tiles or 0, mode.largest))
+
+    few, many = least(images), typical(images)
+    limit = next((count for count in range(few, many) if best(count) == best(many)), many)
+    return _Tiles(best(few), best(many), limit)
 
 
 def _allowed_tiles(assembler: Assembler, problem: ConvProblem, operation: Operation) -> list[int]:
