@@ -8,7 +8,8 @@ Rows: how fast the program for all sizes (tier 0) and the one that is compiled f
 come often (tier 1) are over a build with static shapes, at the worst of some lengths; how much
 longer the first run at an unseen length takes than later ones; resident memory after all lengths
 over that after one; the time of the better peer, with the same dynamic model, for all lengths in
-random order, over ours. Exits with 1 if a limit is missed.
+random order, over ours. Exits with 1 if a limit is missed. With `--only images`, the tiers of a
+convolution whose best tiles go by the number of images, for each of some numbers.
 
 Programs take turns, in an order drawn anew for each round, and only ratios within a round count. A
 length has rounds until the intervals of its ratios leave out the limits, so that the worst of many
@@ -26,12 +27,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
+import onnx
 
 import intarsia
 from intarsia.measure.racing import Ratio, paired_ratio, take_round
@@ -84,6 +86,7 @@ class Bench:
         options: Of the command.
         clock: Seconds, of the wall clock or of the CPU.
         lengths: In random order.
+        make: Returns inputs, from the batch and a length.
     """
 
     name: str
@@ -91,6 +94,7 @@ class Bench:
     options: argparse.Namespace
     clock: Clock
     lengths: tuple[int, ...]
+    make: Callable[[int, int], dict[str, Any]]
 
     def compile(self, **more: Any) -> Any:
         """Compile the model, for all sizes unless shapes are given."""
@@ -98,8 +102,8 @@ class Bench:
         return intarsia.compile(self.model, TARGET, num_threads=threads, cache=False, **more)
 
     def feeds(self, length: int) -> dict[str, Any]:
-        """Return tokens, a mask that hides nothing, and one kind of token."""
-        return make_feeds(INPUTS, self.options.batch, length)
+        """Return inputs of a length."""
+        return self.make(self.options.batch, length)
 
     def seconds(self, run: Run, feeds: Mapping[str, Any], runs: int = 1) -> float:
         """Time some runs."""
@@ -123,7 +127,7 @@ def main() -> int:
     parser.add_argument("--checked", type=int, default=5, help="lengths with a static build")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--cpu", action="store_true", help="CPU time of one thread")
-    parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
+    parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS)[:-1], metavar="ROW")
     parser.add_argument("--verbose", action="store_true", help="what each length took, on stderr")
     parser.add_argument("--only-memory", action="store_true", help="what a child process does")
     options = parser.parse_args()
@@ -134,7 +138,7 @@ def main() -> int:
     clock = time.process_time if options.cpu else time.perf_counter
     missed = []
     for name in options.names:
-        bench = Bench(name, build(name).SerializeToString(), options, clock, lengths)
+        bench = Bench(name, build(name).SerializeToString(), options, clock, lengths, make_tokens)
         if options.only_memory:
             print_memory(bench)
             return 0
@@ -244,13 +248,37 @@ def measure_peers(bench: Bench) -> Iterator[Row]:
     yield Row("peers", totals[best] / totals["ours"], f"over ours in total: {ratios}")
 
 
+def measure_images(bench: Bench) -> Iterator[Row]:
+    """Yield how fast both tiers of one convolution are over a static build, by images."""
+    weights = np.random.default_rng(0).standard_normal((512, 512, 3, 3), np.float32) / 64
+    text = '<ir_version: 9, opset_import: ["": 17]> g (float[N,512,7,7] x) => (float[N,512,7,7] y)'
+    model = onnx.parser.parse_model(text + " { y = Conv <pads: ints = [1, 1, 1, 1]> (x, w) }")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+
+    def make(_: int, images: int) -> dict[str, Any]:
+        rng = np.random.default_rng(images)
+        return {"x": rng.standard_normal((images, 512, 7, 7), np.float32)}
+
+    own = replace(bench, name="convolution", model=model.SerializeToString(), make=make)
+    ours = own.compile()
+    for images in (1, 2, 3, 8):
+        for name, ratio in zip(("tier 0", "tier 1"), tier_ratios(own, ours, images), strict=True):
+            yield Row(name, ratio.value, f"{images} images, {ratio.low:.3f} to {ratio.high:.3f}")
+
+
 ROWS = {
     "tiers": measure_tiers,
     "first": measure_first_runs,
     "memory": measure_memory,
     "peers": measure_peers,
+    "images": measure_images,
 }
-"""What is measured, by what `--only` calls it."""
+"""What is measured, by what `--only` calls it; the last one is of no model that is given."""
+
+
+def make_tokens(batch: int, length: int) -> dict[str, Any]:
+    """Return inputs of an encoder."""
+    return make_feeds(INPUTS, batch, length)
 
 
 def make_feeds(inputs: Iterable[str], batch: int, length: int) -> dict[str, Any]:

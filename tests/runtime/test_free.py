@@ -403,3 +403,19 @@ def test_threads_at_different_sizes_do_not_share_memory(attention):
         for turn, result in pool.map(run, range(64)):
             np.testing.assert_allclose(result, expected[turn % 8], rtol=1e-4, atol=1e-5)
     assert 1 <= len(exe.generic._idle) <= 4
+
+
+def test_explain_says_which_nodes_another_target_has_in_the_program_for_all_sizes():
+    """Native code takes an LSTM whose number of sequences it knows."""
+    text = '<ir_version: 9, opset_import: ["" : 17]> g (float[4,N,3] x) => (float[4,1,N,5] y) {'
+    model = onnx.parser.parse_model(text + " y = LSTM <hidden_size: int = 5> (x, w, r) }")
+    model = with_weights(model, w=(1, 20, 3), r=(1, 20, 5))
+    model.graph.node[0].name = "steps"
+    exe = intarsia.compile(model, "llvm, onnxruntime")
+    exe.run({"x": np.zeros((4, 2, 3), np.float32)})
+    assert exe.latest.placement.regions[0].backend == "onnxruntime"
+    assert "last digits" not in str(exe.explain())
+    exe.specialise({"N": 2})
+    assert exe.latest.placement.regions[0].backend == "llvm"
+    assert "1 node (steps: llvm" in str(exe.explain())
+    assert "last digits may differ" in str(exe.explain())

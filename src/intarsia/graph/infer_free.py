@@ -851,6 +851,7 @@ SHAPES: Mapping[str, Callable[[_Call], Sequence[Extents | None]]] = {
     "DepthToSpace": _depth_to_space,
     "SpaceToDepth": _space_to_depth,
     "Attention": _attention,
+    "GroupNormalization": lambda call: [call.shape(0)],
     "NonZero": _nonzero,
     "Compress": _compress,
     "Unique": _unique,

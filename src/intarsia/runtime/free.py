@@ -539,6 +539,8 @@ class FreeExecutable:
         if self._generic is not None and self._generic.multiples:
             every = (f"{name} a multiple of {n}" for name, n in self._generic.multiples.items())
             text += f" ({', '.join(every)})"
+        if self._generic is not None:
+            text += _tell_moved(explanation.placement, self._generic.program.placement)
         if self.no_generic and not self._is_frozen:
             text += (
                 f" (at most {self._max_shapes}, each compiled when its sizes come for the first "
@@ -598,3 +600,19 @@ def _last_use(kept: _Kept) -> int:
 
 Program: TypeAlias = PlanExecutable | FreeExecutable
 """What `compile` and `load` return."""
+
+
+def _tell_moved(placement: Placement, generic: Placement) -> str:
+    """Say which nodes of a program are on other targets in that for all sizes; "" if none are."""
+    own, other = (
+        {node.name: region.target for region in one.regions for node in region.nodes}
+        for one in (placement, generic)
+    )
+    moved = [name for name, target in own.items() if other.get(name, target) != target]
+    if not moved:
+        return ""
+    first, count = moved[0], f"{len(moved)} node{'s' * (len(moved) > 1)}"
+    return (
+        f"; {count} ({first}: {own[first]}, not {other[first]}{', ...' * (len(moved) > 1)}) not on "
+        "the target that the program for all sizes has, so last digits may differ"
+    )
