@@ -63,10 +63,17 @@ class Sketch:
 
 
 def check(
-    model: onnx.ModelProto, sizes: list[dict[str, int]], draw=None, target="llvm", shapes=None
+    model: onnx.ModelProto,
+    sizes: list[dict[str, int]],
+    draw=None,
+    target="llvm",
+    shapes=None,
+    threads=(None,),
 ):
     """Run the program for all sizes and those for some; they must agree in every bit."""
-    exe = intarsia.compile(model, target, shapes=shapes)
+    exe, *others = (
+        intarsia.compile(model, target, shapes=shapes, num_threads=number) for number in threads
+    )
     assert exe.generic is not None
     assert all(target.startswith("llvm") for target in exe.generic.placement.coverage())
     rng = np.random.default_rng(1)
@@ -75,9 +82,12 @@ def check(
         feeds = {name: draw(name, shape) for name, shape in exe.signature.shapes_at(some).items()}
         first = exe.run(feeds)
         assert exe.artifacts == exe.generic.artifacts
-        second = exe.specialise(some).run(feeds)
-        for name, array in first.items():
-            np.testing.assert_array_equal(array, second[name], err_msg=f"{name} at {some}")
+        programs = [exe.specialise(some)]
+        programs += [one for other in others for one in (other, other.specialise(some))]
+        for program in programs:
+            second = program.run(feeds)
+            for name, array in first.items():
+                np.testing.assert_array_equal(array, second[name], err_msg=f"{name} at {some}")
     return exe
 
 
@@ -413,3 +423,72 @@ def test_images(data):
     sizes = data.draw(drawn_sizes(batch=range(1, 8)))
     model = sketch.model({"x": ["batch", first, extent, extent]}, outputs)
     check(model, sizes)
+
+
+LAYERS = (
+    *("turned", "strided", "depthwise", "grouped", "residual", "joined", "gate", "pixels", "pad"),
+    *("MaxPool", "AveragePool", "LpPool", "GroupNormalization", "InstanceNormalization", "LRN"),
+    *("Resize", "Softmax", "HardSwish", "ReduceMean", "ReduceL2"),
+)
+
+
+def add_layer(sketch: Sketch, kind: str, x: str, channels: int) -> tuple[str, int]:
+    """Add a layer of images, and return its result and the channels of that."""
+
+    def convolve(x: str, after: int, taps: int = 3, group: int = 1, **options) -> str:
+        read = channels // group
+        weight = sketch.weight(after, read, taps, taps, scale=(read * taps * taps) ** -0.5)
+        return sketch.add("Conv", x, weight, pads=[taps // 2] * 4, group=group, **options)
+
+    if kind == "turned":
+        weight = sketch.weight(channels, 24, 2, 2, scale=channels**-0.5)
+        return sketch.add("ConvTranspose", x, weight, strides=[2, 2]), 24
+    if kind == "strided":
+        return convolve(x, 40, strides=[2, 2]), 40
+    if kind in ("depthwise", "grouped"):
+        return convolve(x, channels, group=channels if kind == "depthwise" else 4), channels
+    if kind == "residual":
+        return sketch.add("Add", x, convolve(x, channels)), channels
+    if kind == "joined":
+        return sketch.add("Concat", x, convolve(x, 16, taps=1), axis=1), channels + 16
+    if kind == "gate":
+        gate = convolve(sketch.add("GlobalAveragePool", x), channels, taps=1)
+        return sketch.add("Mul", x, sketch.add("Sigmoid", gate)), channels
+    if kind == "pixels":
+        return sketch.add("DepthToSpace", x, blocksize=2), channels // 4
+    if kind == "pad":
+        return sketch.add("Pad", x, sketch.constant(np.array([0, 0, 1, 1, 0, 0, 1, 1]))), channels
+    if kind.endswith("Pool"):
+        return sketch.add(kind, x, kernel_shape=[3, 3], pads=[1] * 4), channels
+    if kind.endswith("Normalization"):
+        groups = {"num_groups": 4} if kind[0] == "G" else {}
+        scales = (sketch.weight(channels) for _ in range(2))
+        return sketch.add(kind, x, *scales, **groups), channels
+    if kind == "Resize":
+        scales = sketch.constant(np.array([1, 1, 2, 2], np.float32))
+        return sketch.add(kind, x, "", scales, mode="linear"), channels
+    if kind.startswith("Reduce"):
+        axes = sketch.constant(np.array([2, 3]))
+        return sketch.add("Sub", x, sketch.add(kind, x, axes)), channels
+    options = {"LRN": {"size": 5}, "Softmax": {"axis": 1}}.get(kind, {})
+    return sketch.add(kind, x, **options), channels
+
+
+@pytest.mark.exhaustive
+@CHECKED
+@given(st.data())
+def test_networks_of_images(data):
+    """Layers of all kinds, by one thread and two."""
+    sketch, value, outputs = Sketch(), "x", []
+    channels = first = data.draw(st.sampled_from((8, 16, 64)))
+    for kind in data.draw(st.lists(st.sampled_from(LAYERS), min_size=2, max_size=6)):
+        if channels % 16 and kind in ("grouped", "pixels", "GroupNormalization"):
+            continue
+        value, channels = add_layer(sketch, kind, value, channels)
+        outputs.append(value)
+    flat = sketch.add("Flatten", sketch.add("GlobalAveragePool", value))
+    outputs.append(sketch.add("Gemm", flat, sketch.weight(channels, 50), sketch.weight(50)))
+    extent = data.draw(st.sampled_from((7, 14)))
+    sizes = data.draw(drawn_sizes(batch=range(1, 9)))
+    model = sketch.model({"x": ["batch", first, extent, extent]}, outputs)
+    check(model, sizes, threads=(1, 2))

@@ -611,8 +611,9 @@ def _tell_moved(placement: Placement, generic: Placement) -> str:
     moved = [name for name, target in own.items() if other.get(name, target) != target]
     if not moved:
         return ""
-    first, count = moved[0], f"{len(moved)} node{'s' * (len(moved) > 1)}"
+    first, many = moved[0], len(moved) > 1
     return (
-        f"; {count} ({first}: {own[first]}, not {other[first]}{', ...' * (len(moved) > 1)}) not on "
-        "the target that the program for all sizes has, so last digits may differ"
+        f"; {len(moved)} node{'s have' if many else ' has'} another target in the program for all "
+        f"sizes ({first}: {other[first]}, not {own[first]}{', ...' * many}), so last digits may "
+        "differ"
     )
