@@ -70,7 +70,8 @@ def _is_plain(operation: Operation) -> bool:
         return operation.value(2) is None
     is_training = operation.attribute("training_mode", 0) or not operation.attribute("spatial", 1)
     is_known = all(operation.is_constant(position) for position in range(1, 5))
-    return is_known and not is_training and len(operation.shape()) > CHANNELS
+    shape = operation.inputs[0].shape  # refused elsewhere if it is not known
+    return is_known and not is_training and (shape is None or len(shape) > CHANNELS)
 
 
 def recipe(operation: Operation) -> Recipe:
