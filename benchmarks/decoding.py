@@ -141,6 +141,8 @@ def main() -> None:
         theirs[layout] = onnxruntime.InferenceSession(
             model.SerializeToString(), settings, providers=["CPUExecutionProvider"]
         )
+    own = {"batch_size": 1, "sequence_length": 1, "past_sequence_length": ROOM}
+    ours["genai"].executable.specialise({**own, "total_sequence_length": ROOM})
     contenders = {
         "ours": Decoding(intarsia.session, ours, size),
         "onnxruntime": Decoding(onnxruntime, theirs, size),
