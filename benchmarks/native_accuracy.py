@@ -20,7 +20,7 @@ import onnxruntime
 
 import intarsia
 from intarsia import zoo
-from intarsia.bench import float64
+from intarsia.backends import float64
 
 NETWORKS = (
     *("alexnet", "vgg19", "zfnet512", "inception_v1", "inception_v2", "resnet50", "densenet121"),

@@ -110,6 +110,7 @@ READERS = {
     "intarsia.onnx_backend.backend": "ONNX's `Backend`",
     "intarsia.onnx_backend.claims": "`check_claims`",
     "intarsia.onnx_backend.conformance": "`prepare_ours`",
+    "intarsia.quantizing.quantize": "`intarsia.quantize`",
     "intarsia.target.cpu": "`Target` of this machine's CPU",
     "intarsia.target.registry": "`Target` by the name of a plug-in's kind",
     "intarsia.target.user_files": "`Target` by a name that is not known",
@@ -133,6 +134,7 @@ OF_OTHERS = {
     "intarsia.backends.amx": "oneDNN's variable",
     "intarsia.backends.dnnl.forking": "the variables of OpenMP runtimes",
     "intarsia.backends.opencl.pocl": "PoCL's variable",
+    "intarsia.quantizing.libraries": "NNCF's variable for its telemetry",
     "intarsia.backends.opencl.vendors": "the variables of OpenCL's loaders",
 }
 """Modules that hand on, show or set variables of others."""

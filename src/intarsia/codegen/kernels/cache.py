@@ -71,6 +71,7 @@ class Append:
         y: Over (batch, heads, capacity, size).
         lengths: Over (batch,), int64.
         unit: What it is shaped for.
+        keeps: Whether rows behind stay as they were.
     """
 
     batch: Size
@@ -82,6 +83,7 @@ class Append:
     y: Layout
     lengths: Layout
     unit: VectorUnit = AVX512
+    keeps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +196,8 @@ def _append(spec: Append) -> Function:
             for at, lanes, count in vectors(b, spec.unit, y.dtype, spec.size):
                 value = load_lanes(b, x, (item, head, row, at), lanes, count)
                 store_lanes(b, value, y, (item, head, start + row, at), count)
+        if spec.keeps:
+            continue
         clean = [b.split(place + CLEAN_ROWS - 1, CLEAN_ROWS)[0] for place in (start, end)]
         first = b.larger(end, clean[0] * CLEAN_ROWS)
         last = b.smaller(clean[1] * CLEAN_ROWS, spec.capacity)

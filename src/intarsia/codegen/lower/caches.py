@@ -43,5 +43,5 @@ def put_rows(
         views = [view for view in (past, lengths, whole) if view is not None]
         assembler.call(carry, views, group.names, "what was before", is_kept=past is not None)
     forms = new.layout, whole.layout, lengths.layout
-    append = Append(batch, heads, rows, capacity, size, *forms, assembler.unit)
+    append = Append(batch, heads, rows, capacity, size, *forms, assembler.unit, keeps)
     assembler.call(append, (new, lengths, whole), group.names, "present")
