@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys behind those of earlier runs, against numpy."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from tests.codegen.kernels.test_attention import sketch
 from tests.codegen.kernels.test_gather import dense
 
 from intarsia.codegen.kernels import cache
+from intarsia.codegen.kernels.attention import schedule, ways
 from intarsia.codegen.kernels.cache import CLEAN_ROWS, Append, CacheLengths, Carry
 from intarsia.codegen.unit import AVX2, AVX512, SCALAR, SSE
+from intarsia.extents import symbol
 
 UNITS = {"avx512": AVX512, "avx2": AVX2, "sse": SSE, "scalar": SCALAR}
 
@@ -43,6 +48,31 @@ def test_what_was_before_is_carried_and_what_is_new_appended(
         want[item, :, : end - new] = old[item, :, : end - new]
         want[item, :, end - new : end] = x[item]
     np.testing.assert_array_equal(y, want)
+
+
+def test_rows_behind_are_kept_where_they_are_to_be(run_kernel):
+    old = np.random.default_rng(1).standard_normal((2, 3, 9, 7)).astype("f4")
+    x, y, ends = np.ones((2, 3, 2, 7), "f4"), np.full_like(old, np.nan), np.array([4, 9])
+    layouts = [dense(array) for array in (old, x, y, ends)]
+    carry = Carry(2, 3, 9, 2, 9, 7, layouts[0], *layouts[2:], AVX2, keeps=True)
+    append = Append(2, 3, 2, 9, 7, *layouts[1:], AVX2, keeps=True)
+    y = run_kernel(cache.build(carry), [old, ends, y])[-1]
+    y = run_kernel(cache.build(append), [x, ends, y])[-1]
+    want = old.copy()
+    for item, end in enumerate(ends):
+        want[item, :, end - 2 : end] = 1
+    np.testing.assert_array_equal(y, want)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("queries", [1, 4, 40, 300, symbol("queries")])
+@pytest.mark.parametrize("keys", [5000, symbol("keys")])
+def test_rows_are_clean_up_to_where_attention_reads(unit, queries, keys):
+    spec = sketch((1, 4), 300, 5000, 64, unit=UNITS[unit])
+    spec = replace(spec, queries=queries, keys=keys)
+    for way in ways(spec):
+        if way is not None:
+            assert CLEAN_ROWS % schedule(way).keys == 0
 
 
 @pytest.mark.parametrize("end", [5, 6, CLEAN_ROWS, CLEAN_ROWS + 1, CLEAN_ROWS + 5, 799, 800])
