@@ -63,7 +63,7 @@ def errors(
                 value.name: rng.standard_normal(value.shape).astype(np.float32)
                 for value in session.get_inputs()
             }
-            exact += float64.evaluate(path, feeds)
+            exact += float64.evaluate(model, feeds)
             outputs = exe.run(feeds)
             ours += [outputs[name] for name in names]
             theirs += session.run(names, feeds)

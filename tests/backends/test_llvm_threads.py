@@ -117,7 +117,8 @@ def test_large_layers_have_turns_for_the_threads_they_are_compiled_for():
         calls = read_payload(artifact, _Payload).calls
         turns = next(call.extent for call in calls if "Winograd" in call.note)
         found[cores] = (turns, as_bytes(exe.run(feeds)))
-    assert [turns for turns, _ in found.values()] == [4, 8, 8]
+    one, eight, twelve = (turns for turns, _ in found.values())
+    assert one < eight == twelve == 8
     assert found[1][1] == found[8][1]
 
 

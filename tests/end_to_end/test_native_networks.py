@@ -8,7 +8,7 @@ import pytest
 
 import intarsia
 from intarsia import zoo
-from intarsia.bench import float64
+from intarsia.backends import float64
 
 MOST_TIMES = 4
 """How much larger than ONNX Runtime's own error ours may be; both against float64, by the root of
@@ -45,7 +45,9 @@ def prepare(name, path, backends):
 def test_errors_are_about_those_of_onnxruntime(name, tmp_path, backends):
     path = tmp_path / "model.onnx"
     feeds, theirs, ours = prepare(name, path, backends)
-    for exact, peer, found in zip(float64.evaluate(str(path), feeds), theirs, ours, strict=True):
+    for exact, peer, found in zip(
+        float64.evaluate(onnx.load(path), feeds), theirs, ours, strict=True
+    ):
         assert found.dtype == np.float32
         for measure, most in ((_rms, MOST_TIMES), (np.max, 2 * MOST_TIMES)):
             error, of_peer = (measure(np.abs(array - exact)) for array in (found, peer))

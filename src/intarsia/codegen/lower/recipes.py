@@ -57,7 +57,7 @@ def is_outer(operation: Operation) -> bool:
 
     Exporters write the angles of positions so: rates in a column, positions in a row.
     """
-    a, b = operation.shape(), operation.shape(1)
+    a, b = (tensor.shape or () for tensor in operation.inputs[:2])
     is_one = len(a) > 1 < len(b) and a[-1] == 1 == b[-2]
     return is_one and operation.output.dtype in ("float32", "float64")
 
