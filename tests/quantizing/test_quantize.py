@@ -269,10 +269,8 @@ def test_an_output_that_is_wrong_everywhere_is_never_good_enough(parse_model):
     ("name", "options"),
     [
         ("squeezenet", {}),
-        ("squeezenet", {"quantizer": "nncf"}),
         ("mobilenet_v2", {}),
         ("minilm", {}),
-        ("minilm", {"to": "int4"}),
     ],
 )
 def test_networks_hold_the_bound(name, options, quantize):

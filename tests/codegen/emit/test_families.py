@@ -77,7 +77,9 @@ FAMILIES = {
     "bool": lambda run: test_elementwise.test_transposes_every_dtype(run, AVX2, "bool"),
     "fill": lambda run: test_fill.test_other_dtypes(run, "int64", -3),
     "pad": lambda run: test_fill.test_pad_by_tables(run, "reflect", "float32", AVX2),
-    "append": lambda run: test_cache.test_append(run, "avx2", 300, 260, 600, 8, (513, 260)),
+    "append": lambda run: test_cache.test_what_was_before_is_carried_and_what_is_new_appended(
+        run, "avx2", 300, 260, 600, 8, (513, 260)
+    ),
     "lengths of caches": lambda run: test_cache.test_lengths(run, "tokens", True),
     "slice tables": lambda run: test_entry_tables.test_slice(run, "backwards"),
     "pad tables": lambda run: test_entry_tables.test_pad(run, "reflect", [1, 0]),

@@ -248,6 +248,20 @@ def test_what_is_dequantised_may_be_read_by_several(lower_model, backends):
         assert notes.count("int16 times int8") == 2
 
 
+def test_codes_that_a_product_reads_are_written_where_others_read_what_they_stand_for(backends):
+    body = """
+        h = Relu(x) q = QuantizeLinear(h, s, z) d = DequantizeLinear(q, s, z)
+        e = DequantizeLinear(w, t) m = MatMul(d, e) y = Add(m, d)"""
+    weights = {"w": codes("int8", 20, 20), "t": np.float32(0.01)}
+    weights |= {"s": np.float32(0.02), "z": np.uint8(100)}
+    feeds = {"x": RNG.standard_normal((4, 20)).astype(np.float32)}
+    model = small_model("y", body, feeds, weights, 21)
+    exe = intarsia.compile(model, "llvm", strict=True, num_threads=1, backends=backends)
+    np.testing.assert_allclose(
+        exe.run(feeds)["y"], evaluate(model, feeds)["y"], rtol=1e-5, atol=1e-5
+    )
+
+
 STAYS = {
     "rows of weights with scales of their own": "e = DequantizeLinear<axis = 0>(w, r)",
     "weights that are computed": "e = DequantizeLinear(v, t)",

@@ -8,7 +8,7 @@ convolution. So does a diamond (`x * sigmoid(x)`) once all of it is there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from intarsia.codegen.lower.operation import Operation
@@ -66,10 +66,15 @@ def make_groups(
     """
     by_result: dict[int, KernelGroup] = {}
     order: dict[int, int] = {}  # the place of the group with that result
+    # An operation may read what its node does not: a product of codes does.
+    readers: dict[int, set[int]] = {}
+    for operation in operations:
+        for value_id in operation.node.inputs:
+            readers.setdefault(value_id, set()).add(operation.node.id)
     for place, operation in enumerate(operations):
         group = KernelGroup(operation)
         while can_join(group.anchor):
-            producer = _producer(graph, group, by_result, order, outputs, accepts)
+            producer = _producer(graph, group, by_result, order, outputs, accepts, readers)
             if producer is None:
                 break
             del by_result[producer.result]
@@ -86,6 +91,7 @@ def _producer(
     order: dict[int, int],
     outputs: frozenset[int],
     accepts: Callable[[Operation], bool],
+    readers: Mapping[int, set[int]],
 ) -> KernelGroup | None:
     """Return the group whose result only this one reads, the latest if there are several."""
     members = {node.id for node in group.nodes}
@@ -101,7 +107,7 @@ def _producer(
         value = graph.values[value_id]
         # An epilogue runs over its anchor's entries: of an operand that is broadcast there are
         # fewer.
-        if value.shape == shape and members.issuperset(value.consumers):
+        if value.shape == shape and members >= {*value.consumers, *readers[value_id]}:
             producers.append(producer)
     # A group moves to the place of its last member: the latest one moves least, so that its
     # operands need memory no longer than they must.
