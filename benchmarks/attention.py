@@ -38,6 +38,8 @@ WIDTH = HEADS * SIZE
 LEAST = 1.1
 BLOCK_SECONDS = 0.05
 """What one side of a round takes, about."""
+REST_SECONDS = 0.1
+"""Until threads sleep that wait for work by turning."""
 LONG, FEW_ROUNDS = 4096 * 4096, 3
 """Scores from which on a run takes seconds, and the rounds of these."""
 
@@ -98,9 +100,16 @@ def measure(queries: int, keys: int, key_heads: int, threads: int, rounds: int) 
         call()
         np.testing.assert_allclose(result, sides["llvm"][1], rtol=1e-4, atol=1e-5, err_msg=name)
         counts[name] = max(1, round(BLOCK_SECONDS / _seconds(call, 1, clock)))
-    samples = take_turns(
-        list(sides), lambda name: _seconds(sides[name][0], counts[name], clock), rounds
-    )
+
+    def timed(name: str) -> float:
+        call = sides[name][0]
+        if threads > 1:
+            # The threads of the side before still turn, on the cores of this one.
+            time.sleep(REST_SECONDS)
+            call()
+        return _seconds(call, counts[name], clock)
+
+    samples = take_turns(list(sides), timed, rounds)
     peers = zip(samples["onnxruntime"], samples["openvino"], strict=True)
     ratios = sorted(min(pair) / ours for pair, ours in zip(peers, samples["llvm"], strict=True))
     seconds = {name: statistics.median(times) for name, times in samples.items()}
