@@ -11,7 +11,7 @@ import pytest
 import intarsia
 from intarsia.errors import AccuracyError, BackendError, InputError, ModelError, SettingError
 from intarsia.quantizing import journal
-from intarsia.quantizing.accuracy import Trial
+from intarsia.quantizing.accuracy import AccuracyTrial
 from intarsia.zoo import build
 
 SCHEMES = {
@@ -173,7 +173,7 @@ def test_the_same_call_gives_the_same_bytes(network, quantize, monkeypatch):
 def test_what_was_measured_before_it_was_killed_is_not_measured_again(
     network, quantize, monkeypatch
 ):
-    compared, compare = [], Trial.compare
+    compared, compare = [], AccuracyTrial.compare
 
     def die_at(count):
         def run(self, model):
@@ -184,11 +184,11 @@ def test_what_was_measured_before_it_was_killed_is_not_measured_again(
 
         return run
 
-    monkeypatch.setattr(Trial, "compare", die_at(3))
+    monkeypatch.setattr(AccuracyTrial, "compare", die_at(3))
     with pytest.raises(KeyboardInterrupt):
         quantize(network)
     compared.clear()
-    monkeypatch.setattr(Trial, "compare", die_at(100))
+    monkeypatch.setattr(AccuracyTrial, "compare", die_at(100))
     regions = quantize(network).report.regions
     assert len(compared) == 1 + len(regions) - 3
     compared.clear()
@@ -259,7 +259,7 @@ def test_libraries_print_nothing_and_leave_logging_alone(options, network, quant
 def test_an_output_that_is_wrong_everywhere_is_never_good_enough(parse_model):
     text = "net (float[2] x) => (float[2] y) {{ y = {}(x) }}"
     roots, lines = (parse_model(text.format(name)) for name in ("Sqrt", "Identity"))
-    trial = Trial(roots, [{"x": np.array([-1, 4], np.float32)}], 1)
+    trial = AccuracyTrial(roots, [{"x": np.array([-1, 4], np.float32)}], 1)
     assert trial.compare(roots)[0].error == 0
     assert trial.compare(lines)[0].error == np.inf
 

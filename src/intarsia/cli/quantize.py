@@ -21,7 +21,7 @@ from intarsia.cli.options import (
 from intarsia.cli.output import note, show, show_json, size_text, write
 
 if TYPE_CHECKING:
-    from intarsia.quantizing.quantize import Report
+    from intarsia.quantizing.quantize import QuantizationReport
 
 
 @takes_choices("shape")
@@ -147,7 +147,7 @@ def quantize_command(  # noqa: PLR0913 - an option each
         _show(file, quantized.report)
 
 
-def _show(file: Path, report: Report) -> None:
+def _show(file: Path, report: QuantizationReport) -> None:
     from intarsia.report.quantizing import quantizing_view
 
     if report.is_made_up:

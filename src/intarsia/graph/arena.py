@@ -82,11 +82,7 @@ def on_large_pages(arrays: Sequence[Array]) -> list[Array]:
         The arrays themselves where there are no large pages, or if they do not fill one.
     """
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
-    ends = []
-    total = 0
-    for array in arrays:
-        total += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-        ends.append(total)
+    begins, total = assign_offsets([(0, 0, array.nbytes) for array in arrays])
     if advice is None or total < _LARGE_PAGE_BYTES:
         return list(arrays)
     try:
@@ -97,8 +93,7 @@ def on_large_pages(arrays: Sequence[Array]) -> list[Array]:
     block = np.frombuffer(pages, np.uint8)
     block = block[-block.ctypes.data % _LARGE_PAGE_BYTES :]
     copies = []
-    for array, end in zip(arrays, ends, strict=True):
-        begin = end - -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+    for array, begin in zip(arrays, begins, strict=True):
         copy: Array = block[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
         copy[...] = array
         copy.flags.writeable = False

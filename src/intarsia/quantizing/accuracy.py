@@ -43,7 +43,7 @@ class OutputError:
     decibels: float | None
 
 
-class Trial:
+class AccuracyTrial:
     """A model's outputs in f32 on some samples, with which those of others are compared."""
 
     def __init__(self, model: onnx.ModelProto, samples: Sequence[Feeds], threads: int) -> None:
@@ -61,7 +61,7 @@ class Trial:
         """How many samples there are."""
         return len(self._samples)
 
-    def first(self, count: int) -> Trial:
+    def first(self, count: int) -> AccuracyTrial:
         """Return the trial on at most so many of the samples."""
         if count >= self.size:
             return self

@@ -28,12 +28,12 @@ from intarsia.graph.metadata import CALLS_KEY, CLAIM_KEY, ORIGIN_KEY
 from intarsia.hashing import digest
 from intarsia.passes.prepare import PASSES, prepare
 from intarsia.place.request import quiet
-from intarsia.quantizing.accuracy import OutputError, Trial, worst
+from intarsia.quantizing.accuracy import AccuracyTrial, OutputError, worst
 from intarsia.quantizing.journal import Journal
 from intarsia.quantizing.libraries import import_library
 from intarsia.quantizing.quantizers import Scheme, make_quantizer
 from intarsia.quantizing.regions import (
-    Region,
+    QuantizedRegion,
     count_measurements,
     fewest_left,
     find_regions,
@@ -100,7 +100,7 @@ class RegionReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class QuantizationReport:
     """How good a quantised model is.
 
     Attributes:
@@ -146,7 +146,7 @@ class Quantized:
     """A quantised model, and how good it is."""
 
     model: onnx.ModelProto = field(repr=False)
-    report: Report
+    report: QuantizationReport
 
     def save(self, file: str | Path) -> None:
         """Write the model.
@@ -325,7 +325,7 @@ class _Search:
         progress("ranges" if scheme.needs_samples else "quantise", 0, 1)
         self._quantizer, self._library = make_quantizer(scheme, model, samples.calibration)
         progress("trial in f32", 0, 1)
-        self._trial = Trial(model, samples.trial, threads)
+        self._trial = AccuracyTrial(model, samples.trial, threads)
         self._ranking = self._trial.first(_RANKED)
         facts = [
             *(digest([model.SerializeToString().hex()]), samples.digest(), repr(scheme)),
@@ -362,7 +362,7 @@ class _Search:
         final = _restore(result, self._model)
         here = self._trial_inside(first, nodes)
         operators = {node.name: node.op_type for node in self._model.graph.node}
-        report = Report(
+        report = QuantizationReport(
             scheme=str(self._scheme),
             quantizer=self._library,
             samples=len(self._samples.calibration),
@@ -395,7 +395,7 @@ class _Search:
     def _rank(self, left: frozenset[str]) -> float:
         return worst(self._errors(self._ranking, left))
 
-    def _errors(self, trial: Trial, left: frozenset[str]) -> tuple[OutputError, ...]:
+    def _errors(self, trial: AccuracyTrial, left: frozenset[str]) -> tuple[OutputError, ...]:
         """Return the errors of the outputs with some nodes in f32; each is measured once."""
         key = digest([str(trial.size), *sorted(left)])
         return self._journal.recall(key, lambda: trial.compare(self._quantize(left)))
@@ -409,7 +409,7 @@ class _Search:
         return {node: errors[tensor] for node, (tensor, _) in tensors.items()}
 
     def _hopeless(
-        self, max_error: float, at_first: float, regions: Sequence[Region]
+        self, max_error: float, at_first: float, regions: Sequence[QuantizedRegion]
     ) -> AccuracyError:
         named = ", ".join(
             f"{region.nodes[0]}{' and more' if len(region.nodes) > 1 else ''} {region.error:.3g}"

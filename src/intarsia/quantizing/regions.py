@@ -22,7 +22,7 @@ MOST_REGIONS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class QuantizedRegion:
     """Nodes that are quantised, or left in f32, together.
 
     Attributes:
@@ -39,7 +39,7 @@ def count_measurements(nodes: int) -> int:
     return nodes if nodes <= MOST_REGIONS else MOST_REGIONS // 2 + 2 * (MOST_REGIONS // 2)
 
 
-def find_regions(nodes: Sequence[str], measure: Measure) -> tuple[Region, ...]:
+def find_regions(nodes: Sequence[str], measure: Measure) -> tuple[QuantizedRegion, ...]:
     """Return the regions of a model, the worst first.
 
     Args:
@@ -65,10 +65,12 @@ def find_regions(nodes: Sequence[str], measure: Measure) -> tuple[Region, ...]:
         middle = len(part) // 2
         heapq.heappush(rated, rate(part[:middle]))
         heapq.heappush(rated, rate(part[middle:]))
-    return tuple(Region(part, -error) for error, _, part in sorted([*single, *rated]))
+    return tuple(QuantizedRegion(part, -error) for error, _, part in sorted([*single, *rated]))
 
 
-def fewest_left(regions: Sequence[Region], holds: Callable[[frozenset[str]], bool]) -> int | None:
+def fewest_left(
+    regions: Sequence[QuantizedRegion], holds: Callable[[frozenset[str]], bool]
+) -> int | None:
     """Return how many of the regions have to stay in f32; None if all of them.
 
     That it holds with one region less was tried and is not so; with fewer still it may.
@@ -87,6 +89,6 @@ def fewest_left(regions: Sequence[Region], holds: Callable[[frozenset[str]], boo
     return high if high < len(regions) else None
 
 
-def nodes_of(regions: Sequence[Region]) -> frozenset[str]:
+def nodes_of(regions: Sequence[QuantizedRegion]) -> frozenset[str]:
     """Return the names of all nodes in some regions."""
     return frozenset(node for region in regions for node in region.nodes)

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from intarsia.quantizing.quantize import RegionReport, Report
+from intarsia.quantizing.quantize import QuantizationReport, RegionReport
 from intarsia.report.tables import MOST_ROWS, make_table
 
 
-def quantizing_view(report: Report) -> RenderableType:
+def quantizing_view(report: QuantizationReport) -> RenderableType:
     """Return the errors of the outputs and of the worst regions."""
     shown = [one for i, one in enumerate(report.regions) if i < MOST_ROWS or one.is_left]
     columns = ("region", "operators", "error alone>", "dB>", "error here>", "now")
@@ -24,7 +24,7 @@ def quantizing_view(report: Report) -> RenderableType:
     return Group(Text("\n".join(_facts(report))), table, *rest)
 
 
-def _facts(report: Report) -> Iterator[str]:
+def _facts(report: QuantizationReport) -> Iterator[str]:
     yield f"{report.scheme}, by {report.quantizer}"
     of = f"{'made-up ' if report.is_made_up else ''}sample{'s' if report.trial > 1 else ''}"
     ranges = f", ranges from {report.samples} others" if report.samples else ""

@@ -15,7 +15,7 @@ from functools import cache
 from math import gcd
 
 from intarsia.codegen import ir
-from intarsia.codegen.emit.llvm_dots import Lines, Part, spell_dot
+from intarsia.codegen.emit.llvm_dots import DotOperand, Lines, spell_dot
 
 _ELEMENTS = {"bool": "i1", "float16": "half", "float32": "float", "float64": "double"}
 _ELEMENTS |= {f"{sign}int{bits}": f"i{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u")}
@@ -467,7 +467,7 @@ class _Emitter:
 
     def _dot(self, dot: ir.Dot, depth: int) -> None:
         parts = [
-            Part(self._names[value], value.type.dtype, self._depths[value])
+            DotOperand(self._names[value], value.type.dtype, self._depths[value])
             for value in (dot.left, dot.right, dot.addend)
         ]
         lines = Lines(self._appended, self._shared, self._declare)

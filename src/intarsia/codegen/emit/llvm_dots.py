@@ -47,7 +47,7 @@ class Lines:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DotOperand:
     """An operand.
 
     Attributes:
@@ -62,7 +62,12 @@ class Part:
 
 
 def spell_dot(
-    lines: Lines, dots: Collection[str], lanes: int, left: Part, right: Part, addend: Part
+    lines: Lines,
+    dots: Collection[str],
+    lanes: int,
+    left: DotOperand,
+    right: DotOperand,
+    addend: DotOperand,
 ) -> str:
     """Write a dot product, and return the name of its result.
 
@@ -83,7 +88,7 @@ class _Speller:
     dots: frozenset[str]
     lanes: int
 
-    def dot(self, left: Part, right: Part, addend: Part) -> str:
+    def dot(self, left: DotOperand, right: DotOperand, addend: DotOperand) -> str:
         if left.dtype == "uint16":
             return self._halves(left, right, addend)
         if left.dtype == "int16":
@@ -98,7 +103,7 @@ class _Speller:
                 return self._arm("usdot", unsigned, signed, addend)
         if self._has_pairs:
             even = self._pairs(self._half(left, 0), self._half(right, 0), addend)
-            total = Part(even, addend.dtype, self._depth(left, right, addend))
+            total = DotOperand(even, addend.dtype, self._depth(left, right, addend))
             return self._pairs(self._half(left, 1), self._half(right, 1), total)
         return self._sum(left, right, addend, 4)
 
@@ -117,7 +122,7 @@ class _Speller:
 
     # Whole groups
 
-    def _vnni(self, left: Part, right: Part, addend: Part) -> str:
+    def _vnni(self, left: DotOperand, right: DotOperand, addend: DotOperand) -> str:
         """Return a product of bytes; the instruction's first operand is unsigned, the other signed.
 
         A byte with its top bit turned is 128 more as an unsigned number, or 128 less as a signed
@@ -129,8 +134,8 @@ class _Speller:
         name = f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}"
         if left.dtype != right.dtype:
             return self._words(name, *_by_sign(left, right), addend)
-        top = Part(_splat("i8", 4 * self.lanes, _TOP), left.dtype, 0)
-        zero = Part("zeroinitializer", addend.dtype, 0)
+        top = DotOperand(_splat("i8", 4 * self.lanes, _TOP), left.dtype, 0)
+        zero = DotOperand("zeroinitializer", addend.dtype, 0)
         if is_signed:
             more = self._words(name, top, right, zero, is_shared=True)
             total = self._words(name, self._turned(left), right, addend)
@@ -140,14 +145,20 @@ class _Speller:
         depth = self._depth(left, right, addend)
         return self.lines.line(f"sub {self._vector('i32')} {total}, {more}", depth)
 
-    def _turned(self, item: Part) -> Part:
+    def _turned(self, item: DotOperand) -> DotOperand:
         """Return bytes with their top bits turned."""
         vector = _vector("i8", 4 * self.lanes)
         text = f"xor {vector} {item.name}, {_splat('i8', 4 * self.lanes, _TOP)}"
-        return Part(self.lines.shared(text, item.depth), item.dtype, item.depth)
+        return DotOperand(self.lines.shared(text, item.depth), item.dtype, item.depth)
 
     def _words(
-        self, name: str, left: Part, right: Part, addend: Part, *, is_shared: bool = False
+        self,
+        name: str,
+        left: DotOperand,
+        right: DotOperand,
+        addend: DotOperand,
+        *,
+        is_shared: bool = False,
     ) -> str:
         """Call an instruction that takes groups as 32 bits each."""
         vector = self._vector("i32")
@@ -158,7 +169,7 @@ class _Speller:
         depth = self._depth(left, right, addend)
         return write(f"call {vector} {callee}({', '.join(words)})", depth)
 
-    def _arm(self, name: str, left: Part, right: Part, addend: Part) -> str:
+    def _arm(self, name: str, left: DotOperand, right: DotOperand, addend: DotOperand) -> str:
         total, source = self._vector("i32"), _vector("i8", 4 * self.lanes)
         callee = self.lines.declare(
             f"llvm.aarch64.neon.{name}.v4i32.v16i8", f"{total} ({total}, {source}, {source})"
@@ -167,7 +178,7 @@ class _Speller:
         depth = self._depth(left, right, addend)
         return self.lines.line(f"call {total} {callee}({', '.join(texts)})", depth)
 
-    def _halves(self, left: Part, right: Part, addend: Part) -> str:
+    def _halves(self, left: DotOperand, right: DotOperand, addend: DotOperand) -> str:
         """Return a product of pairs of bfloat16."""
         is_x86 = "avx512bf16" in self.dots and (self.lanes == _ZMM or "avx512vl" in self.dots)
         is_x86 = is_x86 and self.lanes in _PAIRS
@@ -184,7 +195,7 @@ class _Speller:
 
     # Parts of groups
 
-    def _pairs(self, left: Part, right: Part, addend: Part) -> str:
+    def _pairs(self, left: DotOperand, right: DotOperand, addend: DotOperand) -> str:
         """Return a product of pairs of int16."""
         if not self._has_pairs:
             return self._sum(left, right, addend, 2)
@@ -199,14 +210,14 @@ class _Speller:
         )
         return self.lines.line(f"add {total} {sums}, {addend.name}", depth)
 
-    def _half(self, item: Part, number: int) -> Part:
+    def _half(self, item: DotOperand, number: int) -> DotOperand:
         """Return every second byte as int16."""
         count = 2 * self.lanes
         words = self._cast(item, "i16", 2)
         name = self._shifted(words, "i16", count, item, (number, 8, 16))
-        return Part(name, "int16", item.depth)
+        return DotOperand(name, "int16", item.depth)
 
-    def _sum(self, left: Part, right: Part, addend: Part, group: int) -> str:
+    def _sum(self, left: DotOperand, right: DotOperand, addend: DotOperand, group: int) -> str:
         """Return a product of groups, one neighbour after the other, the last one first."""
         depth, total = self._depth(left, right, addend), addend.name
         is_float = left.dtype == "uint16"
@@ -223,7 +234,7 @@ class _Speller:
                 total = self.lines.line(f"add {vector} {total}, {product}", depth)
         return total
 
-    def _element(self, item: Part, number: int, group: int) -> str:
+    def _element(self, item: DotOperand, number: int, group: int) -> str:
         """Return one neighbour of each group in 32 bits."""
         words, bits = self._as_words(item), 32 // group
         if item.dtype != "uint16":
@@ -237,7 +248,7 @@ class _Speller:
         return self.lines.shared(text, item.depth)
 
     def _shifted(
-        self, words: str, element: str, count: int, item: Part, place: tuple[int, int, int]
+        self, words: str, element: str, count: int, item: DotOperand, place: tuple[int, int, int]
     ) -> str:
         """Return some bits of each word as its number: which, of how many, in how many."""
         number, bits, width = place
@@ -251,10 +262,10 @@ class _Speller:
 
     # Texts
 
-    def _as_words(self, item: Part) -> str:
+    def _as_words(self, item: DotOperand) -> str:
         return self._cast(item, "i32", 1)
 
-    def _cast(self, item: Part, element: str, per_lane: int) -> str:
+    def _cast(self, item: DotOperand, element: str, per_lane: int) -> str:
         """Return an operand as other elements of the same bits."""
         bits = 8 if item.dtype.endswith("8") else 16
         source = _vector(f"i{bits}", 32 // bits * self.lanes)
@@ -266,11 +277,11 @@ class _Speller:
     def _vector(self, element: str) -> str:
         return _vector(element, self.lanes)
 
-    def _depth(self, *items: Part) -> int:
+    def _depth(self, *items: DotOperand) -> int:
         return max(item.depth for item in items)
 
 
-def _by_sign(left: Part, right: Part) -> tuple[Part, Part]:
+def _by_sign(left: DotOperand, right: DotOperand) -> tuple[DotOperand, DotOperand]:
     """Return the unsigned operand first."""
     return (right, left) if right.dtype == "uint8" else (left, right)
 

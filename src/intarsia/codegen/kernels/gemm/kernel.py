@@ -84,6 +84,7 @@ class _PanelTurn:
         counts: Lanes that count, for each vector; None means all.
         begin: The first block of rows.
         end: Beyond the last one.
+        rate: How many entries of the next panel a step of a tile asks for anew.
     """
 
     batch: list[Index]
@@ -92,6 +93,7 @@ class _PanelTurn:
     counts: list[int | None]
     begin: Index
     end: Index
+    rate: Index
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +207,9 @@ class _Product:
             counts: list[int | None] = [None] * run.size
             if is_cut:
                 counts[-1] = self.spec.n - (self.vectors - 1) * self.lanes
+            rate = self._rate(run.size)
             for column in self._columns(turn, run):
-                place = _PanelTurn(turn.batch, run.size, column, counts, turn.begin, turn.end)
+                place = _PanelTurn(turn.batch, run.size, column, counts, turn.begin, turn.end, rate)
                 self._panel(place, part)
 
     def _columns(self, turn: _Turn, run: Run) -> Iterator[Index]:
@@ -314,13 +317,12 @@ class _Product:
                 lambda v: self._column(place, part, k, v),
             )
 
-        rate = self._rate(place)
-        ahead = self._next_panel(place, part, row, rows, rate)
+        ahead = self._next_panel(place, part, row, rows)
 
         def steps(k: Index, *sums: IrValue) -> Sequence[IrValue]:
             current = list(sums)
             if ahead is not None:
-                self._stream(ahead + self._times(start + k, rate), unroll)
+                self._stream(ahead + self._times(start + k, place.rate), unroll)
             for number in range(unroll):
                 current = step(k + number, current)
             return current
@@ -380,13 +382,13 @@ class _Product:
             else:
                 self.b.prefetch(self.right, (*place.batch, k, place.column + offset))
 
-    def _rate(self, place: _PanelTurn) -> Index:
-        """Return how many entries of the next panel a step of a tile asks for anew."""
+    def _rate(self, vectors: int) -> Index:
+        """Return the `rate` of panels of so many vectors."""
         b, plan = self.b, self.plan
         if not plan.streamed or not isinstance(self.rows, FreeSplit):
             return Index(plan.streamed)
         tiles = b.index(b.smaller(self.rows.count, plan.row_blocks))
-        even = b.div(b.add(tiles, place.vectors * self.lanes - 1), tiles)
+        even = b.div(b.add(tiles, vectors * self.lanes - 1), tiles)
         return b.smaller(even, plan.streamed)
 
     def _times(self, index: Index, factor: Index) -> Index:
@@ -397,7 +399,7 @@ class _Product:
         return Index.of(self.b.mul(self.b.index(index), self.b.index(factor)))
 
     def _next_panel(
-        self, place: _PanelTurn, part: _DepthRange, row: Index, rows: int, rate: Index
+        self, place: _PanelTurn, part: _DepthRange, row: Index, rows: int
     ) -> Index | None:
         """Return where a tile begins to ask for the next panel, if it does."""
         b, plan = self.b, self.plan
@@ -406,8 +408,8 @@ class _Product:
         first = self.rows.begin(b, place.begin) if plan.is_rows_first else Index()
         entries = part.length.const * place.vectors * self.lanes
         # Each tile asks for as many. Tiles may be more than it takes: these ask for the end again.
-        if rate.terms:
-            before = self._times((row - first) * (part.length.const // plan.rows), rate)
+        if place.rate.terms:
+            before = self._times((row - first) * (part.length.const // plan.rows), place.rate)
         else:
             before = (row - first) * (part.length.const * plan.streamed // rows)
         begin: Index = self._packed(place, part.begin) + place.vectors * self.lanes * self.spec.k
