@@ -19,7 +19,7 @@ from intarsia import zoo
 from intarsia.backends.registry import load_backends
 from intarsia.settings import Settings
 
-SHORTER = {"--budget 120s": "--budget 20s", "--graphs 10000": "--graphs 3"}
+SHORTER = {"--budget 120s": "--budget 10s", "--graphs 10000": "--graphs 3"}
 """What a page gives more time than a test has."""
 
 FAST = ("docs/guide.md", "docs/package.md", "docs/targets.md")

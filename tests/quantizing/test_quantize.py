@@ -277,7 +277,7 @@ def test_networks_hold_the_bound(name, options, quantize):
     model = build(name)
     generator = np.random.default_rng(0)
     samples = []
-    for _ in range(8):
+    for _ in range(4):
         feeds = {}
         for value in model.graph.input:
             shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
