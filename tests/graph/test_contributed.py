@@ -26,6 +26,7 @@ SHAPES = {
     "y = com.microsoft.FusedMatMul<transB = 1>(x, t)": "float[2,3,11]",
     "y = com.microsoft.FusedMatMul<transA = 1, alpha = 0.5>(x, x)": "float[2,8,8]",
     "y = com.microsoft.FusedMatMul<transBatchA = 1, transB = 1>(x, z)": "float[3,2,7]",
+    "y = com.microsoft.MatMulNBits<K = 8, N = 6, bits = 4, block_size = 16>(x, c, b)": "float[2,3,6]",  # noqa: E501
     "y = com.microsoft.Trilu<upper = 0>(x)": "float[2,3,8]",
     "y = com.microsoft.TransposeMatMul<transA = 1>(t, t)": "float[8,8]",
     'y = com.microsoft.FusedGemm<transB = 1, activation = "Relu">(t, t)': "float[11,11]",
@@ -55,7 +56,7 @@ INPUTS = "float[2,3,8] x, float[8] b, int64[2,3] i, float[11,8] t, float[3,7,8] 
 INPUTS += ", float[5,3,3] k, int64[4,2] g, float[2,7,8] kv, float[2,2,2,4] old"
 INPUTS += ", float[2,3,4] h, float[2,3,8] w, int32[1] n"
 INPUTS += ", float[2,7,2,2,4] pair, float[2,3,2,3,4] triple, float[2,1,8] q"
-INPUTS += ", float[8,24] w3, float[2,2,2,5,4] both"
+INPUTS += ", float[8,24] w3, float[2,2,2,5,4] both, uint8[6,1,8] c"
 
 
 def type_of(text, inputs=INPUTS):

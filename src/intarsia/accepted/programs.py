@@ -528,6 +528,10 @@ def _of_file(path: Path, fact: str, derive: Callable[[mmap.mmap], str], settings
 
 
 def _names_others(content: mmap.mmap) -> str:
+    from intarsia.graph.gguf.container import GGUF_MAGIC
+
+    if content[: len(GGUF_MAGIC)] == GGUF_MAGIC:
+        return ""  # whole; "location" is a word of its vocabulary
     return "names others" if content.find(_EXTERNAL_KEY) >= 0 else ""
 
 

@@ -51,6 +51,15 @@ def _product(node: onnx.NodeProto) -> str:
     return f"{' '.join(texts)} o0 = MatMul(m0, m1)"
 
 
+def _product_by_blocks(node: onnx.NodeProto) -> str:
+    """Return the result of MatMulNBits, whose weights have their shape in attributes."""
+    k, n = (_number(node, name) for name in "KN")
+    return (
+        f"s1 = Constant<value_ints = [{k}, {n}]> () w1 = ConstantOfShape(s1)"
+        " w2 = CastLike(w1, i0) o0 = MatMul(i0, w2)"
+    )
+
+
 def _present(past: int, new: int) -> Stated:
     """Return what joins a past, if there is one, and keys or values, (batch, length, width)."""
 
@@ -189,6 +198,7 @@ CONTRIBUTED: Mapping[str, Mapping[int, Stated]] = {
     "Gelu": {0: _FIRST},
     "GroupNorm": {0: _FIRST},
     "GroupQueryAttention": {0: _group_query, 1: _cache(1), 2: _cache(2)},
+    "MatMulNBits": {0: _product_by_blocks},
     "MultiHeadAttention": {
         0: _multi_head,
         1: _present(6, 1),

@@ -28,6 +28,8 @@ from intarsia.graph.free_sizes import (
     name_extents,
     parse_bounds,
 )
+from intarsia.graph.gguf.container import is_gguf
+from intarsia.graph.gguf.llama import read_gguf
 from intarsia.graph.infer import check_model, infer_shapes, skeleton
 from intarsia.graph.infer_free import name_free_dimensions
 from intarsia.graph.inline import inline_functions
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model"
-"""Every form in which a model can be given."""
+"""Every form in which a model can be given; a path may be one of a GGUF file."""
 
 Shapes: TypeAlias = "Mapping[str, Sequence[int] | int | str]"
 """By input, its shape; or by free dimension, its size, or its bounds as text: `1..8`."""
@@ -136,6 +138,8 @@ def _parse(model: ModelLike) -> tuple[ir.Model, onnx.ModelProto]:
         parsed = _from_proto(copy, None)
     elif isinstance(model, bytes):
         parsed = _from_proto(read_bytes(model), None)
+    elif isinstance(model, str | os.PathLike) and is_gguf(model):
+        parsed = read_gguf(model)
     elif isinstance(model, str | os.PathLike):
         parsed = _from_proto(read_file(model), Path(model).parent)
     else:

@@ -10,6 +10,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from intarsia.errors import ModelError
+from intarsia.graph.gguf.container import GGUF_MAGIC
 
 if TYPE_CHECKING:
     import os
@@ -54,6 +55,11 @@ def read_bytes(data: bytes, source: str = "the bytes") -> onnx.ModelProto:
         raise ModelError(
             f"{source} is an archive, not an ONNX model",
             hint="if it is a package, give it to `load` or `intarsia run`",
+        )
+    if data.startswith(GGUF_MAGIC):
+        raise ModelError(
+            f"{source} is a GGUF file, not an ONNX model",
+            hint="give its path to `compile` or `intarsia compile`, which read it",
         )
     if not data:
         raise ModelError(f"{source} is empty, not an ONNX model", hint=_HINT)
