@@ -291,7 +291,13 @@ def _lower(request: Request, registers: int | None = None) -> Native:
         unit = replace(unit, registers=registers)
         if not target.attrs.get("winograd"):  # in C, the transforms' local buffers lie on the stack
             winograd = WinogradMode.OFF
-    program = lower_region(region, unit, winograd, half_weights=options.half_weights)
+    program = lower_region(
+        region,
+        unit,
+        winograd,
+        half_weights=options.half_weights,
+        accuracy=options.accuracy,
+    )
     inputs = [i for i in graph.inputs if i in region.inputs]
     outputs = list(dict.fromkeys(graph.outputs))
     orders = {

@@ -467,6 +467,7 @@ class LlvmBackend(ConfiguredBackend):
                 options.winograd,
                 emit,
                 half_weights=options.half_weights,
+                accuracy=options.accuracy,
                 chooser=chooser,
                 threads=threads,
                 borders=borders,

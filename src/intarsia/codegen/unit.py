@@ -71,6 +71,14 @@ class WinogradMode(StrEnum):
         return {WinogradMode.OFF: 0, WinogradMode.F2: 2}.get(self, 4)
 
 
+class Accuracy(StrEnum):
+    """What products with weights of few bits do with activations: values of `-accuracy`."""
+
+    MODEL = "model"  # as each node says
+    EXACT = "exact"  # weights become float32
+    FAST = "fast"  # activations become int8, by block
+
+
 @dataclass(frozen=True, slots=True)
 class LoweringOptions:
     """What a target says of how regions are lowered for it.
@@ -79,8 +87,10 @@ class LoweringOptions:
         unit: What kernels are shaped for.
         winograd: Which convolutions may be computed by Winograd's transforms.
         half_weights: Whether large weights of products with few rows may be kept as float16.
+        accuracy: What products with weights of few bits do with activations.
     """
 
     unit: VectorUnit
     winograd: WinogradMode
     half_weights: bool
+    accuracy: Accuracy = Accuracy.MODEL

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NoReturn
 
-from intarsia.codegen.unit import DOT_FEATURES, LoweringOptions, VectorUnit, WinogradMode
+from intarsia.codegen.unit import DOT_FEATURES, Accuracy, LoweringOptions, VectorUnit, WinogradMode
 from intarsia.errors import TargetError
 from intarsia.native.machine import NativeCpu
 from intarsia.target import Target
@@ -214,7 +214,8 @@ def lowering_options(target: Target) -> LoweringOptions:
             l2_bytes=target.features.l2_bytes or _L2_BYTES,
         )
     winograd = WinogradMode(target.attrs.get("winograd") or WinogradMode.AUTO)
-    return LoweringOptions(unit, winograd, _has_half_weights(target, unit))
+    accuracy = Accuracy(target.attrs.get("accuracy") or Accuracy.MODEL)
+    return LoweringOptions(unit, winograd, _has_half_weights(target, unit), accuracy)
 
 
 def _has_half_weights(target: Target, unit: VectorUnit) -> bool:

@@ -16,6 +16,7 @@ from intarsia.arrays import Array
 from intarsia.codegen.ir import Function
 from intarsia.codegen.kernels import (
     attention,
+    block_gemm,
     bounds,
     cache,
     compaction,
@@ -120,6 +121,7 @@ TUNABLE: tuple[TunableFamily, ...] = (*WEIGHTED, pool)
 FAMILIES: tuple[KernelFamily, ...] = (
     *TUNABLE,
     attention,
+    block_gemm,
     bounds,
     cache,
     compaction,

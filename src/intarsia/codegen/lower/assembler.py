@@ -40,7 +40,7 @@ from intarsia.codegen.lower.views import CHANNELS, Pads, View, dense_view, domai
 from intarsia.codegen.printer import fingerprint
 from intarsia.codegen.scalar_ops.narrow import storage_of
 from intarsia.codegen.storage import StorageKind
-from intarsia.codegen.unit import VectorUnit, WinogradMode
+from intarsia.codegen.unit import Accuracy, VectorUnit, WinogradMode
 from intarsia.codegen.verifier import verify
 from intarsia.extents import Expression, Size, UndecidedError, is_free, typical
 from intarsia.graph.extract import constant_array
@@ -110,6 +110,7 @@ class Assembler:
         winograd: Which convolutions may be computed by Winograd's transforms.
         announce: Told each kernel as soon as it is made.
         half_weights: Whether large weights of products with few rows may be kept as float16.
+        accuracy: What products with weights of few bits do with activations.
         chooser: Says how kernels run that have a choice.
         threads: Of a run: kernels of which few turns would do on one have turns for all.
         outputs: Channels of a block of the region's outputs that are blocked, by value id.
@@ -126,6 +127,7 @@ class Assembler:
     winograd: WinogradMode = WinogradMode.OFF
     announce: Callable[[Function], None] = ignore
     half_weights: bool = False
+    accuracy: Accuracy = Accuracy.MODEL
     chooser: Chooser = HEURISTICS
     threads: int = 1
     outputs: Mapping[int, int] = field(default_factory=dict)

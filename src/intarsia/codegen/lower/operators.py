@@ -13,6 +13,7 @@ from intarsia.codegen.kernels.recurrence import GATES
 from intarsia.codegen.lower import (
     activations,
     attention_operators,
+    block_products,
     contraction,
     convolution,
     decoder_masked,
@@ -323,6 +324,12 @@ OPERATORS: dict[str, Operator] = {
     ),
     "com.microsoft.GroupQueryAttention": Operator(
         group_query.lower_group_query, FLOATS, group_query.refuse_group_query
+    ),
+    block_products.MATMUL_NBITS: Operator(
+        block_products.lower_matmul_nbits,
+        FLOATS | {"float16"},
+        block_products.refuse_matmul_nbits,
+        has_epilogue=True,
     ),
     "com.microsoft.MultiHeadAttention": Operator(
         multi_head.lower_multi_head, FLOATS, multi_head.refuse_multi_head

@@ -20,7 +20,7 @@ from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.operators import entry_of, refuse_operation
 from intarsia.codegen.lower.program import Program
 from intarsia.codegen.lower.schedules import HEURISTICS, Chooser
-from intarsia.codegen.unit import VectorUnit, WinogradMode
+from intarsia.codegen.unit import Accuracy, VectorUnit, WinogradMode
 from intarsia.graph.graph import Graph, Node
 from intarsia.graph.region import Region
 
@@ -48,6 +48,7 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
     announce: Callable[[Function], None] = ignore,
     *,
     half_weights: bool = False,
+    accuracy: Accuracy = Accuracy.MODEL,
     chooser: Chooser = HEURISTICS,
     threads: int = 1,
     borders: Borders | None = None,
@@ -61,6 +62,7 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
         winograd: Which convolutions may be computed by Winograd's transforms.
         announce: Told each kernel as soon as it is made.
         half_weights: Whether large weights of products with few rows may be kept as float16.
+        accuracy: What products with weights of few bits do with activations.
         chooser: Says how kernels run that have a choice.
         threads: Of a run; they decide how kernels are cut, and no result.
         borders: Which inputs and outputs are blocked, by as many channels as the unit has lanes;
@@ -82,6 +84,7 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
         winograd=winograd,
         announce=announce,
         half_weights=half_weights,
+        accuracy=accuracy,
         chooser=chooser,
         threads=threads,
         outputs=borders.outputs,

@@ -146,6 +146,7 @@ MICROSOFT = (
     _contraction("Attention", flops=counts.packed_attention),
     _contraction("DecoderMaskedMultiHeadAttention", flops=counts.attention_of_heads),
     _contraction("GroupQueryAttention", flops=counts.attention_of_heads),
+    _contraction("MatMulNBits", flops=counts.matmul),
     _contraction("MultiHeadAttention", flops=counts.attention_of_heads),
     _contraction("TransposeMatMul", flops=counts.fused_matmul),
     _axes("EmbedLayerNormalization", flops=counts.each_output(counts.NORMALISE)),

@@ -136,6 +136,7 @@ def _record(setting: Setting) -> dict[Target, Recorder]:
             options.unit,
             options.winograd,
             half_weights=options.half_weights,
+            accuracy=options.accuracy,
             chooser=recorder,
             threads=target_threads(target.target, setting.num_threads),
         )

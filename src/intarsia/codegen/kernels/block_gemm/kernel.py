@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products with weights in blocks as kernels: packed weights are unpacked in registers.
+
+A tile is rows times vectors of columns. It goes along k block by block, and adds the sum of a
+block, times its scales, to what it has; so the order of a sum does not depend on the tile. With one
+row each weight is read once, and memory decides. With many, the weights of some columns stay in a
+near cache while rows go by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from intarsia.codegen.body import store_lanes
+from intarsia.codegen.builder import Builder
+from intarsia.codegen.ir import Buffer, Function, Index, IrValue, Type
+from intarsia.codegen.kernels.block_gemm import quantize
+from intarsia.codegen.kernels.block_gemm.quantize import QuantizeBlocks
+from intarsia.codegen.kernels.block_gemm.spec import GROUP, WORD_BITS, BlockGemm
+from intarsia.codegen.kernels.gemm import merged
+from intarsia.codegen.kernels.window import Split, split_extent
+from intarsia.extents import typical
+
+_LINE_BYTES = 64
+_AHEAD_BYTES = 4096
+"""How far ahead codes are asked for: what hardware foresees ends at a page."""
+_PART = 32
+"""Codes along k whose products are written one after the other."""
+_TURN_BYTES = 64 << 10
+_TURNS = 64
+
+
+def build(spec: BlockGemm | QuantizeBlocks) -> Function:
+    """Return the kernel.
+
+    The arguments of a product are a, scales and sums of its blocks if it is of codes, codes of the
+    weights, their scales and zero points if there are any, c, fused operands.
+    """
+    if isinstance(spec, QuantizeBlocks):
+        return quantize.build(spec)
+    return _BlockProduct(replace(spec, product=merged(spec.product))).function()
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """A tile: where it is, and how large.
+
+    Attributes:
+        batch: The item.
+        row: The first row.
+        rows: How many.
+        vector: The first vector of columns.
+        counts: Lanes that count, for each vector; None means all.
+    """
+
+    batch: list[Index]
+    row: Index
+    rows: int
+    vector: Index
+    counts: tuple[int | None, ...]
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Rows and vectors in it."""
+        return [(r, v) for r in range(self.rows) for v in range(len(self.counts))]
+
+
+class _BlockProduct:
+    """Makes one kernel."""
+
+    def __init__(self, spec: BlockGemm) -> None:
+        self.spec = spec
+        self.product = product = spec.product
+        self.weights = weights = spec.weights
+        self.lanes = lanes = spec.lanes
+        self.b = b = Builder("block_gemm")
+        front = (*product.batch, product.m)
+        self.vectors = -(-product.n // lanes)
+        blocks, size = spec.blocks, weights.size
+        self.words = size // weights.per_word
+        self.left = product.a.declare(b, "a", (*front, product.k))
+        self.left_scales: Buffer | None = None
+        self.left_sums: Buffer | None = None
+        if not spec.is_exact:
+            self.left_scales = b.argument("a_scales", "float32", (*front, blocks))
+            dtype = "float32" if weights.zeros else "int32"
+            self.left_sums = b.argument("a_sums", dtype, (*front, blocks))
+        dtype, count = ("uint32", lanes) if spec.is_exact else ("uint8", GROUP * lanes)
+        shape = (self.vectors, blocks * self.words, count)
+        self.codes = b.argument("codes", dtype, shape, align=_LINE_BYTES)
+        shape = (self.vectors, blocks, lanes)
+        self.scales = b.argument("scales", weights.scales, shape, align=_LINE_BYTES)
+        self.zeros: Buffer | None = None
+        if weights.zeros:
+            self.zeros = b.argument("zeros", weights.zeros, shape, align=_LINE_BYTES)
+        domain = (*front, product.n)
+        self.result = product.c.declare(b, "c", domain, is_written=True)
+        self.epilogue = product.epilogue.bind(b, domain)
+
+    def function(self) -> Function:
+        b, product = self.b, self.product
+        b.note(f"batch {product.batch}, m {product.m}, n {product.n}, k {product.k}")
+        b.note(f"{self.weights}")
+        if 0 in (*product.batch, product.m, product.n):
+            return b.finish_empty()
+        height, width = self._tile_size()
+        rows = split_extent(product.m, height)
+        tiles = -(-self.vectors // width)
+        nbytes = self.vectors * self.lanes * product.k * self.weights.bits // 8
+        work = nbytes * max(1, typical(rows.count)) // tiles
+        groups = Split.of(tiles, max(-(-tiles // _TURNS), _TURN_BYTES // max(1, work)))
+        row_bytes = product.k * (4 if self.spec.is_exact else 1)
+        near = max(1, product.unit.l2_bytes // 2 // (height * row_bytes))
+        chunks = split_extent(rows.count, near)
+        shape = (*product.batch, chunks.count, groups.count)
+        with b.parallel(math.prod(shape)) as number:
+            *batch, chunk, group = b.unravel(number, shape)
+            begin, end = Index(0), Index(rows.count)
+            if chunks.count != 1:
+                begin, end = chunks.begin(b, chunk), chunks.begin(b, chunk + 1)
+            first, last = groups.begin(b, group), groups.begin(b, group + 1)
+            # The last columns by themselves: what is cut there is masked.
+            whole = self.product.n // (self.lanes * width)
+            with b.serial(first, b.smaller(last, whole)) as tile:
+                for size, row in rows.each(b, begin, end):
+                    self._tile(_Tile(batch, row, size, tile * width, (None,) * width))
+            if whole < tiles:
+                counts = self._last_counts(whole * width)
+                with b.serial(b.larger(first, whole), last) as tile:
+                    for size, row in rows.each(b, begin, end):
+                        self._tile(_Tile(batch, row, size, tile * width, counts))
+        return b.finish()
+
+    def _tile_size(self) -> tuple[int, int]:
+        """Return rows and vectors of a tile, at most."""
+        registers = self.product.unit.registers
+        is_one_row = self.product.m == 1
+        if self.spec.is_exact:
+            # With one row, 8 sums are what hides the latency of a sum.
+            width = min(8 if is_one_row else 2, self.vectors)
+            return max(1, (registers - 4) // width - 1), width
+        width = min(2, self.vectors)
+        return max(1, (registers - 3 * width - 2) // width), width
+
+    def _last_counts(self, first: int) -> tuple[int | None, ...]:
+        counts: list[int | None] = [None] * (self.vectors - first)
+        if self.product.n % self.lanes:
+            counts[-1] = self.product.n % self.lanes
+        return tuple(counts)
+
+    def _tile(self, tile: _Tile) -> None:
+        b, lanes, spec = self.b, self.lanes, self.spec
+        totals = [b.constant(0.0, Type("float32", lanes)) for _ in tile.places]
+        rest = self.product.k % self.weights.size if spec.is_exact else 0
+        whole = spec.blocks - bool(rest)
+
+        def step(block: Index, *sums: IrValue) -> Sequence[IrValue]:
+            return self._block(tile, block, self.weights.size, sums)
+
+        totals = b.loop(0, whole, totals, step) if whole else totals
+        if rest:
+            totals = self._block(tile, Index(whole), rest, totals)
+        for (r, v), total in zip(tile.places, totals, strict=True):
+            at = (*tile.batch, tile.row + r, (tile.vector + v) * lanes)
+            count = tile.counts[v]
+            store_lanes(b, self.epilogue(total, at, count), self.result, at, count)
+
+    def _block(
+        self, tile: _Tile, block: Index, count: int, totals: Sequence[IrValue]
+    ) -> list[IrValue]:
+        """Add what a block has, of which some codes count, to the sums of those before."""
+        add = self._add_exact if self.spec.is_exact else self._add_codes
+        return add(tile, block, count, totals)
+
+    def _add_exact(
+        self, tile: _Tile, block: Index, count: int, totals: Sequence[IrValue]
+    ) -> list[IrValue]:
+        """Make numbers of codes less their zero points, and multiply them; the scale comes last."""
+        b = self.b
+        zero = [self._zero(tile.vector + v, block) for v in range(len(tile.counts))]
+
+        def part(start: Index, codes: int, sums: Sequence[IrValue]) -> list[IrValue]:
+            out = list(sums)
+            for v, offset in enumerate(zero):
+                for number in range(codes):
+                    place, inner = divmod(number, self.weights.per_word)
+                    at = block * self.words + start + place
+                    weight = b.sub(self._code(tile.vector + v, at, inner), offset)
+                    k = at * self.weights.per_word + inner
+                    for r in range(tile.rows):
+                        at_row = (*tile.batch, tile.row + r, k)
+                        index = r * len(zero) + v
+                        out[index] = b.fma(b.load(self.left, at_row), weight, out[index])
+            return out
+
+        zeros = [b.constant(0.0, value.type) for value in totals]
+        sums = self._in_parts(tile, block, count, zeros, part)
+        scales = [self._scale(tile.vector + v, block) for v in range(len(tile.counts))]
+        return [
+            b.fma(value, scales[v], total)
+            for (_, v), value, total in zip(tile.places, sums, totals, strict=True)
+        ]
+
+    def _add_codes(
+        self, tile: _Tile, block: Index, count: int, totals: Sequence[IrValue]
+    ) -> list[IrValue]:
+        """Multiply codes; what zero points add depends on sums of the left operand alone."""
+        b, lanes = self.b, self.lanes
+        width = len(tile.counts)
+        rows = [(*tile.batch, tile.row + r) for r in range(tile.rows)]
+        assert self.left_sums is not None
+        assert self.left_scales is not None
+        left = [b.splat(b.load(self.left_sums, (*row, block)), lanes) for row in rows]
+
+        def part(start: Index, codes: int, sums: Sequence[IrValue]) -> list[IrValue]:
+            out = list(sums)
+            for place in range(codes // self.weights.per_word):
+                at = block * self.words + start + place
+                groups = [self._groups(tile.vector + v, at) for v in range(width)]
+                for inner in range(len(groups[0])):
+                    k = at * self.weights.per_word + inner * GROUP
+                    for r, row in enumerate(rows):
+                        few = b.load(self.left, (*row, k), GROUP)
+                        few = b.shuffle(few, few, tuple(range(GROUP)) * lanes)
+                        for v in range(width):
+                            index = r * width + v
+                            out[index] = b.dot(groups[v][inner], few, out[index])
+            return out
+
+        nothing = b.constant(0, Type("int32", lanes))
+        first = [nothing if self.weights.zeros else left[r] for r, _ in tile.places]
+        sums = self._in_parts(tile, block, count, first, part)
+        scales = [self._scale(tile.vector + v, block) for v in range(width)]
+        factors = [b.splat(b.load(self.left_scales, (*row, block)), lanes) for row in rows]
+        zero = [self._zero(tile.vector + v, block) for v in range(width if self.zeros else 0)]
+        out = []
+        for (r, v), value, total in zip(tile.places, sums, totals, strict=True):
+            number = b.cast(value, "float32")
+            number = b.fma(zero[v], left[r], number) if zero else number
+            out.append(b.fma(b.mul(number, scales[v]), factors[r], total))
+        return out
+
+    def _in_parts(
+        self, tile: _Tile, block: Index, count: int, sums: list[IrValue], part: _Part
+    ) -> list[IrValue]:
+        """Add products of a block part by part, so that code is no longer than a part needs."""
+        b, words = self.b, _PART // self.weights.per_word
+
+        def step(start: Index, *values: IrValue) -> Sequence[IrValue]:
+            for v in range(len(tile.counts)):
+                self._prefetch(tile.vector + v, block * self.words + start, words)
+            return part(start, _PART, values)
+
+        whole, rest = divmod(count, _PART)
+        sums = b.loop(0, whole * words, sums, step, step=words) if whole else sums
+        return part(Index(whole * words), rest, sums) if rest else sums
+
+    # Weights
+
+    def _prefetch(self, vector: Index, word: Index, words: int) -> None:
+        """Ask for as many words as a part reads, further on."""
+        nbytes = self.lanes * WORD_BITS // 8
+        ahead = _AHEAD_BYTES // nbytes
+        for line in range(max(1, words * nbytes // _LINE_BYTES)):
+            self.b.prefetch(self.codes, (vector, word + ahead + line * _LINE_BYTES // nbytes, 0))
+
+    def _code(self, vector: Index, word: Index, number: int) -> IrValue:
+        """Return a code of each column as float32."""
+        b, bits = self.b, self.weights.bits
+        value = b.load(self.codes, (vector, word, 0), self.lanes)
+        byte, half = number % GROUP, number // GROUP
+        value = b.binary("shr", value, 8 * byte + bits * half)
+        value = b.binary("and", value, (1 << bits) - 1)
+        return b.cast(b.bitcast(value, "int32"), "float32")
+
+    def _groups(self, vector: Index, word: Index) -> list[IrValue]:
+        """Return the operands of dot products that a word has."""
+        b, bits = self.b, self.weights.bits
+        value = b.load(self.codes, (vector, word, 0), GROUP * self.lanes)
+        if bits == 8:  # noqa: PLR2004 - a byte
+            return [value]
+        return [b.binary("and", value, (1 << bits) - 1), b.binary("shr", value, bits)]
+
+    def _scale(self, vector: Index, block: Index) -> IrValue:
+        return self.b.cast(self.b.load(self.scales, (vector, block, 0), self.lanes), "float32")
+
+    def _zero(self, vector: Index, block: Index) -> IrValue:
+        b, lanes = self.b, self.lanes
+        if self.zeros is None:
+            return b.constant(float(self.weights.middle), Type("float32", lanes))
+        value = b.load(self.zeros, (vector, block, 0), lanes)
+        wide = b.cast(value, "int32") if value.type.dtype == "uint8" else value
+        return b.cast(wide, "float32")
+
+
+_Part: TypeAlias = Callable[[Index, int, Sequence[IrValue]], list[IrValue]]
+"""Adds products to sums: from which word of a block on, and of how many codes."""

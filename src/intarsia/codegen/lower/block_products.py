@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products with constant weights of 4 or 8 bits in blocks: ONNX Runtime's MatMulNBits, and its kin.
+
+Weights stay packed, in one copy for prompts and for tokens, and become numbers in registers. Either
+they are multiplied as float32, which rounds as a product of dequantised weights does; or the left
+operand is quantised by blocks of the same size, and codes are multiplied. The model says which
+(`accuracy_level`), unless the target does (`-accuracy`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from intarsia.arrays import Array
+from intarsia.codegen.body import Apply, Body
+from intarsia.codegen.ir import row_major
+from intarsia.codegen.kernels.block_gemm import (
+    BlockGemm,
+    BlockWeights,
+    QuantizeBlocks,
+    pack_codes,
+    pack_numbers,
+)
+from intarsia.codegen.kernels.elementwise import Elementwise
+from intarsia.codegen.kernels.gemm import Gemm, Panels
+from intarsia.codegen.lower.assembler import Assembler
+from intarsia.codegen.lower.conversions import convert_step
+from intarsia.codegen.lower.groups import KernelGroup
+from intarsia.codegen.lower.operation import Operation
+from intarsia.codegen.lower.products import MOST_ERROR
+from intarsia.codegen.lower.recipes import ANCHOR, Recipe, Source, fuse, over
+from intarsia.codegen.lower.views import View
+from intarsia.codegen.unit import Accuracy
+from intarsia.graph.graph import Value
+
+MATMUL_NBITS = "com.microsoft.MatMulNBits"
+_B, _SCALES, _ZEROS, _G_IDX, _BIAS = 1, 2, 3, 4, 5
+"""Positions of its inputs."""
+_BITS = (4, 8)
+_LEAST_SIZE = 16
+_INT8_LEVEL = 4
+"""The `accuracy_level` that allows activations to be int8."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Weights as a model has them.
+
+    Attributes:
+        name: Of their codes in the model.
+        bits: Of a code.
+        size: Codes of a block.
+        codes: `uint8[n, blocks * size]`.
+        scales: `[n, blocks]`, float32 or float16.
+        zeros: `[n, blocks]`, uint8 or float32; None for the middle of the range.
+    """
+
+    name: str
+    bits: int
+    size: int
+    codes: Array
+    scales: Array
+    zeros: Array | None
+
+
+def refuse_matmul_nbits(operation: Operation) -> str | None:
+    """Say why a MatMulNBits is not taken."""
+    bits, size = operation.attribute("bits", 4), operation.attribute("block_size", 0)
+    if bits not in _BITS:
+        return f"its weights have {bits} bits"
+    if operation.value(_G_IDX) is not None:
+        return "its rows are in groups of another order (g_idx)"
+    if operation.attribute("weight_prepacked", 0):
+        return "its weights are packed for another device"
+    if size < _LEAST_SIZE or size & (size - 1):
+        return f"its blocks have {size} weights"
+    names = {_B: "weights are", _SCALES: "scales are", _ZEROS: "zero points are"}
+    problem = operation.why_computed(names)
+    if problem:
+        return problem
+    n, k = operation.attribute("N"), operation.attribute("K")
+    blocks = -(-k // size)
+    packed = -(-blocks * bits // 8)
+    wanted = {_B: {n * blocks * size * bits // 8}, _SCALES: {n * blocks}}
+    zeros = operation.value(_ZEROS)
+    if zeros is not None:
+        wanted[_ZEROS] = {n * packed} if zeros.dtype == "uint8" else {n * blocks}
+    for position, sizes in wanted.items():
+        count = int(np.prod(operation.shape(position)))
+        if count not in sizes:
+            return f"its {names[position].split(' ', 1)[0]} have {count} entries"
+    return None
+
+
+def lower_matmul_nbits(assembler: Assembler, group: KernelGroup) -> None:
+    """Append a product with weights in blocks, and a bias if there is one."""
+    operation = group.anchor
+    bits, size = operation.attribute("bits", 4), operation.attribute("block_size")
+    n, k = operation.attribute("N"), operation.attribute("K")
+    blocks = -(-k // size)
+    value, zeros = operation.value(_B), None
+    assert value is not None
+    given = operation.value(_ZEROS)
+    if given is not None:
+        zeros = operation.array(_ZEROS)
+        if given.dtype == "uint8":
+            zeros = _unpacked(zeros.reshape(n, -1), bits)[:, :blocks]
+        zeros = zeros.reshape(n, blocks)
+    weights = _Weights(
+        value.name,
+        bits,
+        size,
+        _unpacked(operation.array(_B).reshape(n, -1), bits),
+        operation.array(_SCALES).reshape(n, blocks),
+        zeros,
+    )
+    is_narrow = operation.attribute("accuracy_level", 0) == _INT8_LEVEL
+    _append(assembler, group, weights, operation.value(_BIAS), is_narrow=is_narrow)
+
+
+def _unpacked(packed: Array, bits: int) -> Array:
+    """Return codes of bytes, the lower half of a byte first."""
+    if bits == 8:  # noqa: PLR2004 - a byte
+        return packed
+    halves = np.stack((packed & 15, packed >> 4), axis=-1)
+    return halves.reshape(*packed.shape[:-1], -1)
+
+
+def _append(
+    assembler: Assembler,
+    group: KernelGroup,
+    weights: _Weights,
+    bias: Value | None,
+    *,
+    is_narrow: bool,
+) -> None:
+    """Append a product; `is_narrow` tells whether the model allows activations to be int8."""
+    operation, unit = group.anchor, assembler.unit
+    is_exact = assembler.accuracy is Accuracy.EXACT or (
+        assembler.accuracy is Accuracy.MODEL and not is_narrow
+    )
+    fused, operands = fuse(assembler, group, "float32", _after(operation, bias))
+    target = assembler.target(group.result)
+    a = _as_float32(assembler, operation)
+    is_row = len(a.shape) == 1
+    views = [view.unsqueezed(0) if is_row else view for view in (a, target, *operands)]
+    a, c = views[:2]
+    *batch, m, n = c.shape
+    scales = _scales(weights, is_exact=is_exact, has_half=unit.has_half)
+    zeros = _zeros(weights)
+    form = BlockWeights(
+        weights.bits, weights.size, scales.dtype.name, "" if zeros is None else zeros.dtype.name
+    )
+    left = (a,) if is_exact else _quantise(assembler, operation, a, form)
+    first = left[0]
+    product = Gemm(
+        m,
+        n,
+        first.shape[-1],
+        first.layout,
+        Panels(first.dtype),
+        c.layout,
+        tuple(batch),
+        over(fused, views[2:]),
+        unit,
+    )
+    spec = BlockGemm(product, form)
+    lanes, name = unit.lanes(), weights.name
+    codes = assembler.packed(
+        f"{name}/{form.bits} bits by {lanes}", partial(pack_codes, weights.codes, form, lanes)
+    )
+    if is_exact:
+        codes = replace(
+            codes, dtype="uint32", shape=codes.shape[:-1], strides=row_major(codes.shape[:-1])
+        )
+    numbers = [("scales", scales)] + ([] if zeros is None else [("zeros", zeros)])
+    packed = [
+        assembler.packed(
+            f"{name}/{role} {array.dtype.name} by {lanes}", partial(pack_numbers, array, lanes)
+        )
+        for role, array in numbers
+    ]
+    note = f"{form.bits} bits in blocks of {form.size}, activations {first.dtype}"
+    assembler.call(spec, (*left, codes, *packed, c, *views[2:]), group.names, note)
+
+
+def _after(operation: Operation, bias: Value | None) -> Recipe:
+    """Return what is done with a product in float32: a bias is added, float16 made of it."""
+    dtype = operation.output.dtype
+    sources: list[Source] = [ANCHOR] if bias is None else [ANCHOR, bias.id]
+    steps: list[Apply] = []
+    last = 0
+    if bias is not None:
+        addend = 1
+        if bias.dtype != "float32":
+            steps.append(convert_step(1, bias.dtype, "float32"))
+            addend = len(sources)
+        steps.append(Apply("Add", (0, addend), (), "float32"))
+        last = len(sources) + len(steps) - 1
+    if dtype != "float32":
+        steps.append(convert_step(last, "float32", dtype))
+    return Recipe(tuple(sources), tuple(steps))
+
+
+def _as_float32(assembler: Assembler, operation: Operation) -> View:
+    """Return the left operand in float32."""
+    value = operation.inputs[0]
+    view = assembler.read(value.id)
+    if value.dtype == "float32":
+        return view
+    copy = assembler.scratch("float32", view.shape)
+    body = Body((view.dtype,), (convert_step(0, value.dtype, "float32"),), (1,))
+    spec = Elementwise(copy.domain, (view.layout,), (copy.layout,), body, assembler.unit)
+    assembler.call(spec, (view, copy), (operation.node.name,), "as float32")
+    return copy
+
+
+def _quantise(
+    assembler: Assembler, operation: Operation, a: View, form: BlockWeights
+) -> tuple[View, View, View]:
+    """Append a call that quantises the left operand; return its codes, scales and sums."""
+    *rows, k = a.shape
+    blocks = -(-k // form.size)
+    codes = assembler.scratch("int8", (*rows, blocks * form.size))
+    scales = assembler.scratch("float32", (*rows, blocks))
+    # Zero points are taken from sums of codes; one of all blocks before there are floats.
+    sums = assembler.scratch("float32" if form.zeros else "int32", (*rows, blocks))
+    factor = -1 if form.zeros else -form.middle
+    spec = QuantizeBlocks(tuple(rows), k, form.size, a.layout, factor, sums.dtype, assembler.unit)
+    views = (codes, scales, sums)
+    assembler.call(spec, (a, *views), (operation.node.name,), f"int8 in blocks of {form.size}")
+    return views
+
+
+def _scales(weights: _Weights, *, is_exact: bool, has_half: bool) -> Array:
+    """Return scales as they are kept: as float16 where the CPU converts it and they allow it.
+
+    Beside activations of 8 bits, the rounding of a scale to 11 is small.
+    """
+    scales = weights.scales
+    if scales.dtype == np.float16:
+        return scales if has_half else scales.astype(np.float32)
+    if not has_half:
+        return scales
+    with np.errstate(over="ignore"):
+        half = scales.astype(np.float16)
+    lost = np.abs(half.astype(np.float32) - scales)
+    is_held = bool((lost <= (0 if is_exact else MOST_ERROR) * np.abs(scales)).all())
+    return half if is_held else scales
+
+
+def _zeros(weights: _Weights) -> Array | None:
+    """Return zero points, or None if all are the middle of the range."""
+    zeros = weights.zeros
+    if zeros is None or bool((zeros == 1 << (weights.bits - 1)).all()):
+        return None
+    return zeros if zeros.dtype == np.uint8 else zeros.astype(np.float32)
