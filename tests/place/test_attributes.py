@@ -31,12 +31,13 @@ ELSEWHERE = {
     "custom_ops": "files of libraries: tests of the session and of onnxruntime",
     "special_values": "the rules of each backend: test_defects",
     "quantize": "test_quantize_fused",
+    "accuracy": "needs weights in blocks: test_block_products",
     "from_device": "is replaced by what the device says: test_kinds",
 }
 EFFECTS = {
     "llvm": {
         "mattr": "-fma", "mcpu": "x86-64-v2", "mtriple": None, "num-cores": "1",
-        "winograd": "off", "weights": "f16", "accuracy": "fast", "l2-cache": "4096",
+        "winograd": "off", "weights": "f16", "l2-cache": "4096",
     },
     "opencl": {"max_num_threads": "1", "max_memory": "8"},
     "onnxruntime": {"num_threads": "1", "graph_optimization": "none"},
