@@ -31,7 +31,7 @@ PAIRS = [
 X86, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
 
 
-def dots(left, right, lanes):
+def dots(left, right, lanes, *, fits_pairs=False):
     """A kernel of dot products of two matrices' rows, each by one lane's neighbours of the other.
 
     Bytes of the left operand are the same for all lanes, as in a matrix product.
@@ -46,7 +46,8 @@ def dots(left, right, lanes):
         few = b.load(x, (turn, 0), group)
         wide = b.shuffle(few, few, list(range(group)) * lanes)
         addend = b.load(s, (turn, 0), lanes)
-        once = b.dot(wide, b.load(w, (turn, 0), group * lanes), addend)
+        column = b.load(w, (turn, 0), group * lanes)
+        once = b.dot(wide, column, addend, fits_pairs=fits_pairs)
         if left == right:  # and the other way round
             once = b.dot(b.load(w, (0, 0), group * lanes), wide, once)
         b.store(once, y, (turn, 0))
@@ -158,6 +159,24 @@ def test_instructions_of_other_cpus(cpu, left, right):
     assembly = compile_assembly(text, native)
     assert re.search(INSTRUCTIONS[cpu, left, right], assembly), assembly
     assert "pmaddubsw" not in assembly
+
+
+@pytest.mark.parametrize(("left", "right"), [PAIRS[1], PAIRS[2]])
+@pytest.mark.parametrize("lanes", [8, 16])
+def test_pairs_of_bytes_that_fit_int16(run_kernel, left, right, lanes):
+    """At the limits of 255 times two weights, by the instruction that saturates beyond them."""
+    function = dots(left, right, lanes, fits_pairs=True)
+    assert "dot_fitting_pairs(" in print_function(function)
+    arrays = memory(left, right, lanes)
+    weights = np.array([64, 64, -64, -64, 127, 1, -128, 127], np.int8)
+    for array in arrays[:2]:
+        array[...] = np.resize(weights, array.shape) if array.dtype == "int8" else 255
+    run_kernel(function, arrays, emit=partial(emit_llvm, dots=HERE))
+    for name, bits, wanted in (("avx2", 256, lanes == 8), ("avx512bw", 512, lanes == 16)):
+        text = emit_llvm(function, dots=("sse2", "avx2", name))
+        is_used = "pmadd.ub.sw" in text or "pmaddubs.w.512" in text
+        assert is_used == (wanted or lanes == 8), bits
+    assert "pmadd" not in emit_llvm(function, dots=CPUS["avx512vl"][2])
 
 
 def test_a_cpu_gets_no_instruction_that_it_lacks():

@@ -278,9 +278,16 @@ class Builder:
         left, right, addend = (self._as(item, model.type) for item in (left, right, addend))
         return self._append(ir.Fma(ir.IrValue(model.type), left, right, addend))
 
-    def dot(self, left: ir.IrValue, right: ir.IrValue, addend: ir.IrValue) -> ir.IrValue:
+    def dot(
+        self,
+        left: ir.IrValue,
+        right: ir.IrValue,
+        addend: ir.IrValue,
+        *,
+        fits_pairs: bool = False,
+    ) -> ir.IrValue:
         """Return the addend plus the products of a lane's neighbours; see `ir.Dot`."""
-        return self._append(ir.Dot(ir.IrValue(addend.type), left, right, addend))
+        return self._append(ir.Dot(ir.IrValue(addend.type), left, right, addend, fits_pairs))
 
     def compare(self, predicate: str, left: Operand, right: Operand) -> ir.IrValue:
         """Compare by one of `ir.PREDICATES`."""

@@ -281,11 +281,19 @@ class Dot(Computed):
     not in each operand; 16-bit elements are of one dtype. Sums of integers wrap, and are exact
     before that. Of bfloat16 the later one of a pair is added first, rounded in between if
     a fused multiply-add does so; denormals may count as 0.
+
+    Attributes:
+        left: The left operand.
+        right: The right operand.
+        addend: What the sums are added to.
+        fits_pairs: Whether the products of bytes 0 and 1 of each group are known to add up to an
+            int16, and those of 2 and 3: then an instruction that saturates there may be used.
     """
 
     left: IrValue
     right: IrValue
     addend: IrValue
+    fits_pairs: bool = False
 
 
 @dataclass(eq=False, frozen=True, slots=True)

@@ -106,8 +106,9 @@ class _Printer:
                 return f"{use(a)} {symbol} {use(b)}" if symbol else f"{name}({use(a)}, {use(b)})"
             case ir.Fma(left=a, right=b, addend=c):
                 return f"fma({use(a)}, {use(b)}, {use(c)})"
-            case ir.Dot(left=a, right=b, addend=c):
-                return f"dot({use(a)}, {use(b)}, {use(c)})"
+            case ir.Dot(left=a, right=b, addend=c, fits_pairs=fits):
+                name = "dot_fitting_pairs" if fits else "dot"
+                return f"{name}({use(a)}, {use(b)}, {use(c)})"
             case ir.Compare(predicate=predicate, left=a, right=b):
                 return f"{use(a)} {ir.PREDICATES[predicate]} {use(b)}"
             case ir.Select(condition=condition, left=a, right=b):

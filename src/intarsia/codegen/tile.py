@@ -8,6 +8,7 @@ functions. It expands to loads, splats and fused multiply-adds.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import IrValue
@@ -96,6 +97,8 @@ def mma_step(
     vectors: int,
     scalar: Callable[[int], IrValue],
     vector: Callable[[int], IrValue],
+    *,
+    fits_pairs: bool = False,
 ) -> list[IrValue]:
     """Return accumulators after one step: `acc[r, v] += scalar(r) * vector(v)`.
 
@@ -109,6 +112,7 @@ def mma_step(
         vectors: Vectors of a row.
         scalar: From a row to its scalar.
         vector: From a column of vectors to its vector.
+        fits_pairs: Of bytes; see `ir.Dot`.
     """
     lanes = accumulators[0].type.lanes
     columns = [vector(v) for v in range(vectors)]
@@ -120,7 +124,7 @@ def mma_step(
             item = builder.splat(item, lanes)
         else:
             item = builder.shuffle(item, item, tuple(range(group)) * lanes)
-        multiply = multiply_add if group == 1 else Builder.dot
+        multiply = multiply_add if group == 1 else partial(Builder.dot, fits_pairs=fits_pairs)
         for v in range(vectors):
             out[r * vectors + v] = multiply(builder, item, columns[v], out[r * vectors + v])
     return out

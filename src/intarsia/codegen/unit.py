@@ -38,6 +38,11 @@ class VectorUnit:
         is_evex = "avx512vnni" in self.dots and (self.bits == _ZMM_BITS or "avx512vl" in self.dots)
         return is_evex or not {"avxvnni", "dotprod"}.isdisjoint(self.dots)
 
+    @property
+    def has_byte_pairs(self) -> bool:
+        """Whether an instruction multiplies bytes by twos into 16 bits, where it saturates."""
+        return {256: "avx2", 512: "avx512bw"}.get(self.bits) in self.dots
+
     def lanes(self, dtype: str = "float32") -> int:
         """Return how many elements a register holds; 1 without vectors."""
         return max(1, self.bits // 8 // np.dtype(dtype).itemsize)

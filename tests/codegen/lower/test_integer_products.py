@@ -117,6 +117,24 @@ def test_matmul_integer_for_other_units(lower_model, a, b, b_zero, unit):
     assert notes == [f"{a} times int8"] if is_bytes else notes[0] == "as int16"
 
 
+@pytest.mark.parametrize("zero", ["", "constant", "computed"])
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_weights_that_are_small_but_for_some(lower_model, backends, dtype, zero):
+    """Bytes are multiplied, where an instruction adds two products in 16 bits."""
+    weights = {"w": np.clip(codes("int8", 64, 40), -64, 64)}
+    weights["w"][5:8], weights["w"][13] = 127, -128
+    feeds = {"x": codes(dtype, 2, 5, 64)}
+    feeds["x"][:, 0] = np.iinfo(dtype).max
+    if zero:
+        (weights if zero == "constant" else feeds)["z"] = np.array(99, dtype)
+    node = f"y = MatMulInteger(x, w{', z' if zero else ''})"
+    model = small_model("y", node, feeds, weights, 21)
+    check(backends, model, feeds)
+    program = check_unit(lower_model, model, feeds, UNITS["pairs"])
+    notes = [call.note for call in program.calls]
+    assert notes == ["as uint8"] * (dtype == "int8") + ["uint8 times int8"]
+
+
 def test_numbers_that_saturate_elsewhere(backends):
     """`pmaddubsw` would make 32767 of each of these pairs."""
     weights = {"w": np.full((64, 8), 127, np.int8)}

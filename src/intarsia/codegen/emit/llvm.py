@@ -471,7 +471,8 @@ class _Emitter:
             for value in (dot.left, dot.right, dot.addend)
         ]
         lines = Lines(self._appended, self._shared, self._declare)
-        name = spell_dot(lines, self._dots, dot.result.type.lanes, *parts)
+        lanes, fits_pairs = dot.result.type.lanes, dot.fits_pairs
+        name = spell_dot(lines, self._dots, lanes, *parts, fits_pairs=fits_pairs)
         self._set(dot.result, name, depth)
 
     def _appended(self, text: str, depth: int) -> str:

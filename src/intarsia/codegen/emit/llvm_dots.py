@@ -25,6 +25,7 @@ _PAIRS = {
     _YMM: ("avx2", "llvm.x86.avx2.pmadd.wd"),
     _ZMM: ("avx512bw", "llvm.x86.avx512.pmaddw.d.512"),
 }
+_BYTE_PAIRS = {_YMM: "llvm.x86.avx2.pmadd.ub.sw", _ZMM: "llvm.x86.avx512.pmaddubs.w.512"}
 _SIGNED = {_XMM: "llvm.x86.avx2.vpdpbssd.128", _YMM: "llvm.x86.avx2.vpdpbssd.256"}
 _ARM_BYTES = {"int8": "sdot", "uint8": "udot"}
 _TOP = 128
@@ -68,6 +69,8 @@ def spell_dot(
     left: DotOperand,
     right: DotOperand,
     addend: DotOperand,
+    *,
+    fits_pairs: bool = False,
 ) -> str:
     """Write a dot product, and return the name of its result.
 
@@ -78,8 +81,10 @@ def spell_dot(
         left: The left operand.
         right: The right operand.
         addend: What the products are added to.
+        fits_pairs: See `ir.Dot`.
     """
-    return _Speller(lines, frozenset(dots), lanes).dot(left, right, addend)
+    speller = _Speller(lines, frozenset(dots), lanes)
+    return speller.dot(left, right, addend, fits_pairs=fits_pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,9 @@ class _Speller:
     dots: frozenset[str]
     lanes: int
 
-    def dot(self, left: DotOperand, right: DotOperand, addend: DotOperand) -> str:
+    def dot(
+        self, left: DotOperand, right: DotOperand, addend: DotOperand, *, fits_pairs: bool
+    ) -> str:
         if left.dtype == "uint16":
             return self._halves(left, right, addend)
         if left.dtype == "int16":
@@ -101,6 +108,9 @@ class _Speller:
             if "i8mm" in self.dots:
                 unsigned, signed = _by_sign(left, right)
                 return self._arm("usdot", unsigned, signed, addend)
+        is_small = fits_pairs and self.lanes in _BYTE_PAIRS and left.dtype != right.dtype
+        if is_small and self._has_pairs:
+            return self._small(left, right, addend)
         if self._has_pairs:
             even = self._pairs(self._half(left, 0), self._half(right, 0), addend)
             total = DotOperand(even, addend.dtype, self._depth(left, right, addend))
@@ -209,6 +219,18 @@ class _Speller:
             f"call {total} {callee}({source} {left.name}, {source} {right.name})", depth
         )
         return self.lines.line(f"add {total} {sums}, {addend.name}", depth)
+
+    def _small(self, left: DotOperand, right: DotOperand, addend: DotOperand) -> str:
+        """Return a product of bytes whose products add up to int16 by twos."""
+        depth, count = self._depth(left, right, addend), 2 * self.lanes
+        source, words = _vector("i8", 2 * count), _vector("i16", count)
+        unsigned, signed = _by_sign(left, right)
+        callee = self.lines.declare(_BYTE_PAIRS[self.lanes], f"{words} ({source}, {source})")
+        sums = self.lines.line(
+            f"call {words} {callee}({source} {unsigned.name}, {source} {signed.name})", depth
+        )
+        ones = DotOperand(_splat("i16", count, 1), "int16", 0)
+        return self._pairs(DotOperand(sums, "int16", depth), ones, addend)
 
     def _half(self, item: DotOperand, number: int) -> DotOperand:
         """Return every second byte as int16."""

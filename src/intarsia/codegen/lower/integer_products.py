@@ -4,14 +4,17 @@
 What is multiplied are the codes without their zero points, and the sums are ONNX's to the bit. The
 zero points of constant weights are gone when these are packed. Where a CPU multiplies bytes, the
 left operand is read as it is, and its zero point, times the sums of the weights' columns, is taken
-from the sums. Where not, a copy of it as int16 is made without its zero point, and pairs of that
-are multiplied: so nothing is to be split in the loop.
+from the sums. So it is where a CPU multiplies bytes but adds their products in 16 bits, and nearly
+all weights are small enough for that (`kernels/gemm/small_pairs.py`). Where not, a copy of it as
+int16 is made without its zero point, and pairs of that are multiplied: so nothing is to be split in
+the loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import partial
 
 import numpy as np
@@ -27,6 +30,7 @@ from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import ANCHOR, Recipe, Source, fuse, operand, over
 from intarsia.codegen.lower.views import View
+from intarsia.codegen.unit import VectorUnit
 
 BYTES = frozenset(("int8", "uint8"))
 """Codes that are multiplied."""
@@ -184,19 +188,19 @@ def _append(assembler: Assembler, group: KernelGroup, at: _Places, first: Recipe
     weights, kept = _centred(operation, at)
     is_row, is_column = len(a_value.shape or ()) == 1, weights.ndim == 1
     weights = weights[:, None] if is_column else weights
-    has_bytes = assembler.unit.has_byte_dots and kept == "int8"
+    form = _form(assembler.unit, weights, kept)
     zero = operation.value(at.a_zero)
     is_moved = zero is not None and not _is_zero(operation, at.a_zero)
-    if has_bytes and is_moved:
-        assert zero is not None
+    turn = _TOP if form is _Form.SMALL_PAIRS and a_value.dtype == "int8" else 0
+    if form is not _Form.WORDS and (is_moved or turn):
         sums = weights.astype(np.int32).sum(-2, dtype=np.int32)
         sums = sums[..., 0] if is_column else sums if is_row else sums[..., None, :]
-        first = _less(first, zero.id, zero.dtype, (f"{operation.node.name}/columns", sums))
+        first = _less(first, operation, at.a_zero, sums, turn)
     fused, operands = fuse(assembler, group, _SUM, first)
     target = assembler.target(group.result)
     views = [_as_matrix(view, is_row, is_column) for view in (target, *operands)]
     c = views[0]
-    a = _left(assembler, operation, at, is_packed=has_bytes, is_moved=is_moved)
+    a = _left(assembler, operation, at, form, is_moved=is_moved)
     a = a.unsqueezed(0) if is_row else a
     *batch, m, n = c.shape
     a = a.expanded((*batch, m, a.shape[-1]))
@@ -206,19 +210,43 @@ def _append(assembler: Assembler, group: KernelGroup, at: _Places, first: Recipe
         n,
         k,
         a.layout if k > 1 else _dense_along_k(a).layout,
-        Panels(kept, weights.shape[:-2]),
+        Panels(kept, weights.shape[:-2], 0 if form is _Form.SMALL_PAIRS else None),
         c.layout,
         tuple(batch),
         over(fused, views[1:]),
         assembler.unit,
     )
     spec = assembler.choose(spec)
+    if form is _Form.SMALL_PAIRS:
+        split = gemm.count_split(spec, weights)
+        spec = replace(spec, b=Panels(kept, weights.shape[:-2], split))
     b_value = operation.value(at.b)
     assert b_value is not None
     key = f"{b_value.name}/less {operation.node.name}/{gemm.packing(spec)}"
     b = assembler.packed(key, partial(gemm.pack, spec, weights))
     note = f"{a.dtype} times {kept}"
     assembler.call(spec, (a, b, c, *views[1:]), group.names, note)
+
+
+class _Form(Enum):
+    """As what the left operand is read."""
+
+    BYTES = "bytes"  # as it is
+    SMALL_PAIRS = "small pairs"  # as unsigned bytes, whose products add up to int16 by twos
+    WORDS = "words"  # as int16
+
+
+_TOP = 128
+"""What a byte differs by as a signed and as an unsigned number if its top bit is turned."""
+
+
+def _form(unit: VectorUnit, weights: Array, kept: str) -> _Form:
+    if kept != "int8":
+        return _Form.WORDS
+    if unit.has_byte_dots:
+        return _Form.BYTES
+    is_fast = unit.has_byte_pairs and gemm.pays(weights, unit.lanes(_SUM))
+    return _Form.SMALL_PAIRS if is_fast else _Form.WORDS
 
 
 def _dense_along_k(view: View) -> View:
@@ -246,15 +274,33 @@ def _centred(operation: Operation, at: _Places) -> tuple[Array, str]:
     return (weights.astype(np.int8), "int8") if is_byte else (weights, "int16")
 
 
-def _less(first: Recipe, zero: int, dtype: str, sums: tuple[str, Array]) -> Recipe:
-    """Return a recipe that begins with sums from which what a zero point adds is taken."""
-    sources = (*first.sources, zero, sums)
-    count = len(sources)
-    steps = [
-        convert_step(count - 2, dtype, _SUM),
-        Apply("Mul", (count, count - 1), (), _SUM),
-        Apply("Sub", (0, count + 1), (), _SUM),
-    ]
+def _less(first: Recipe, operation: Operation, position: int, sums: Array, turn: int) -> Recipe:
+    """Return a recipe that begins with sums from which what a zero point adds is taken.
+
+    Args:
+        first: What follows.
+        operation: The product.
+        position: Of the zero point among its inputs.
+        sums: Of the weights of each column.
+        turn: What is added to the zero point.
+    """
+    zero, name = operation.value(position), operation.node.name
+    if zero is None or zero.constant is not None:
+        moved_by = turn + (0 if zero is None else int(operation.array(position).item()))
+        sources: tuple[Source, ...] = (*first.sources, (f"{name}/columns", sums * moved_by))
+        count = len(sources)
+        steps = [Apply("Sub", (0, count - 1), (), _SUM)]
+    else:
+        sources = (*first.sources, zero.id, (f"{name}/columns", sums))
+        if turn:
+            sources = (*sources, (f"{name}/turn", np.full((1,) * sums.ndim, turn, np.int32)))
+        count = len(sources)
+        steps = [convert_step(len(first.sources), zero.dtype, _SUM)]
+        if turn:
+            steps.append(Apply("Add", (count, count - 1), (), _SUM))
+        place = count + len(steps) - 1
+        steps.append(Apply("Mul", (place, len(first.sources) + 1), (), _SUM))
+        steps.append(Apply("Sub", (0, place + 1), (), _SUM))
     moved = count + len(steps)
     before = len(first.sources)
 
@@ -268,27 +314,32 @@ def _less(first: Recipe, zero: int, dtype: str, sums: tuple[str, Array]) -> Reci
 
 
 def _left(
-    assembler: Assembler, operation: Operation, at: _Places, *, is_packed: bool, is_moved: bool
+    assembler: Assembler, operation: Operation, at: _Places, form: _Form, *, is_moved: bool
 ) -> View:
     """Return the left operand as the kernel reads it."""
     value, zero = operation.inputs[at.a], operation.value(at.a_zero)
     view = assembler.read(value.id)
-    if is_packed:
+    if form is not _Form.WORDS and (form is _Form.BYTES or value.dtype == "uint8"):
         if view.strides[-1] == 1 or view.shape[-1] == 1:
             return view
         return assembler.read_dense(value.id)
     wide = "int16"
-    steps = [convert_step(0, value.dtype, wide)]
     views = [view]
-    if is_moved:
+    steps = [convert_step(0, value.dtype, wide)]
+    if form is _Form.SMALL_PAIRS:
+        top = assembler.constant("the top bit", np.full(1, _TOP, wide))
+        views.append(top.reshaped(()).expanded(view.shape))
+        steps = [replace(steps[0], arguments=(0,)), Apply("Add", (2, 1), (), wide)]
+        steps.append(convert_step(3, wide, "uint8"))
+    elif is_moved:
         assert zero is not None
         views.append(operand(assembler, zero.id, view.shape, 0))
         steps = [replace(steps[0], arguments=(0,)), convert_step(1, zero.dtype, wide)]
         steps.append(Apply("Sub", (2, 3), (), wide))
-    copy = assembler.scratch(wide, view.shape)
+    copy = assembler.scratch("uint8" if form is _Form.SMALL_PAIRS else wide, view.shape)
     body = Body(tuple(item.dtype for item in views), tuple(steps), (len(views) + len(steps) - 1,))
     layouts = tuple(item.layout for item in views)
     spec = Elementwise(copy.domain, layouts, (copy.layout,), body, assembler.unit)
     moved: Sequence[View] = (*views, copy)
-    assembler.call(spec, moved, (operation.node.name,), "as int16")
+    assembler.call(spec, moved, (operation.node.name,), f"as {copy.dtype}")
     return copy

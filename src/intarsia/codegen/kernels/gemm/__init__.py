@@ -3,6 +3,7 @@
 
 from intarsia.codegen.kernels.gemm.kernel import build, pack, packing
 from intarsia.codegen.kernels.gemm.schedules import candidates, schedule
+from intarsia.codegen.kernels.gemm.small_pairs import count_split, pays
 from intarsia.codegen.kernels.gemm.spec import (
     Gemm,
     GemmSchedule,
@@ -23,10 +24,12 @@ __all__ = [
     "Panels",
     "build",
     "candidates",
+    "count_split",
     "flops",
     "key",
     "merged",
     "pack",
     "packing",
+    "pays",
     "schedule",
 ]

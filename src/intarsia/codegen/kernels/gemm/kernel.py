@@ -22,6 +22,7 @@ from intarsia.codegen.body import load_lanes, store_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Function, Index, IrValue, Type
 from intarsia.codegen.kernels.gemm.schedules import CHAIN, schedule
+from intarsia.codegen.kernels.gemm.small_pairs import DIGIT, place_bytes, split_groups
 from intarsia.codegen.kernels.gemm.spec import Gemm, GemmSchedule, Panels, PanelSource, merged
 from intarsia.codegen.kernels.lane_transpose import transpose_lanes
 from intarsia.codegen.kernels.window import FreeSplit, Run, Split, split_extent
@@ -45,23 +46,30 @@ def pack(spec: Gemm, weights: Array) -> Array:
 
     In order: its batch, panels of columns, k, the columns of a panel; the columns that fill the
     last vector are zero. Of narrow numbers a group along k lies in each column, the last one filled
-    up with zeros.
+    up with zeros. Behind the groups of a panel come the second parts of those that are split, and
+    behind all panels the places of these.
     """
     assert isinstance(spec.b, Panels)
     lanes, group = spec.unit.lanes(spec.sum_dtype), spec.group
     vectors, steps = -(-spec.n // lanes), -(-spec.k // group)
     items = math.prod(spec.b.batch)
-    count = items * steps * group * vectors * lanes
-    packed = aligned_bytes(count * np.dtype(spec.b.dtype).itemsize)
+    split = spec.b.split or 0
+    count = items * (steps + split) * group * vectors * lanes
+    places = items * vectors * place_bytes(spec.b)
+    packed = aligned_bytes(count * np.dtype(spec.b.dtype).itemsize + places)
     rest = packed.view(spec.b.dtype)
+    at_places = packed[count:].reshape(items * vectors, -1) if places else packed
     whole = weights.reshape(items, spec.k, spec.n)
     if spec.k % group:
         whole = np.pad(whole, ((0, 0), (0, -spec.k % group), (0, 0)))
-    for item in whole.reshape(items, steps, group, spec.n).swapaxes(2, 3):
+    for number, item in enumerate(whole.reshape(items, steps, group, spec.n).swapaxes(2, 3)):
         for run in Split.of(vectors, schedule(spec).vectors).runs:
             for first in run.begins:
                 columns = item[:, first * lanes : (first + run.size) * lanes]
-                shape = (steps, run.size * lanes, group)
+                if places:
+                    columns, found = split_groups(columns, split)
+                    at_places[number * vectors + first, : found.size] = found
+                shape = (steps + split, run.size * lanes, group)
                 place, rest = np.split(rest, [math.prod(shape)])
                 place.reshape(shape)[:, : columns.shape[1]] = columns
     return packed.view(spec.b.dtype)
@@ -70,6 +78,8 @@ def pack(spec: Gemm, weights: Array) -> Array:
 def packing(spec: Gemm) -> str:
     """Name the order of a packed right operand."""
     groups = f"by{spec.group}" if spec.group > 1 else ""
+    assert isinstance(spec.b, Panels)
+    groups += f"and{spec.b.split}" if spec.has_small_pairs else ""
     return f"{spec.b.dtype}{groups}{spec.unit.lanes(spec.sum_dtype)}{schedule(spec)}"
 
 
@@ -145,10 +155,13 @@ class _Product:
         self.lanes = spec.unit.lanes(self.dtype)
         self.steps = spec.k if self.group == 1 else -(-spec.k // self.group)
         self.vectors = -(-spec.n // self.lanes)
+        self.split = (spec.b.split or 0) if isinstance(spec.b, Panels) else 0
+        self.depth_of_panel = (self.steps + self.split) * self.group
         self.b = b = Builder("gemm")
         self.left = spec.a.declare(b, "a", (*spec.batch, spec.m, spec.k))
         if isinstance(spec.b, Panels):
-            size = math.prod(spec.b.batch) * self.steps * self.group * self.vectors * self.lanes
+            size = math.prod(spec.b.batch) * self.vectors
+            size *= self.depth_of_panel * self.lanes + place_bytes(spec.b)
             self.right = b.argument("b", spec.b.dtype, (size,), align=_LINE_BYTES)
         else:
             self.right = spec.b.declare(b, "b", (*spec.batch, spec.k, spec.n))
@@ -287,7 +300,8 @@ class _Product:
         is_whole = not is_free and length.const % CHAIN == 0
         # Of integers the order does not matter.
         if not is_free and (length.const <= CHAIN or self.group > 1):
-            return self._chain(place, part, row, rows, Index(), length, sums)
+            sums = self._chain(place, part, row, rows, Index(), length, sums)
+            return self._split(place, row, rows, sums) if self.split else sums
         return b.loop(0, length, sums, chain, step=CHAIN)
 
     def _chain(
@@ -315,6 +329,7 @@ class _Product:
                     self.left, (*place.batch, row + r, first), self.group, count=count
                 ),
                 lambda v: self._column(place, part, k, v),
+                fits_pairs=self.spec.has_small_pairs,
             )
 
         ahead = self._next_panel(place, part, row, rows)
@@ -342,22 +357,59 @@ class _Product:
             sums = step(length - rest + number, sums, cut if cut and is_last else None)
         return sums
 
+    def _split(
+        self, place: _PanelTurn, row: Index, rows: int, sums: list[IrValue]
+    ) -> list[IrValue]:
+        """Add the second parts of groups that are split."""
+        b, spec = self.b, self.spec
+        assert isinstance(spec.b, Panels)
+        items = math.prod(spec.b.batch)
+        begin = self._item(place) * self.vectors * self.lanes + place.column
+        begin = begin * (place_bytes(spec.b) // self.lanes)
+        begin += items * self.vectors * self.lanes * self.depth_of_panel
+
+        def step(number: Index, *sums: IrValue) -> Sequence[IrValue]:
+            digits = [b.cast(b.load(self.right, begin + number * 2 + i), "int64") for i in (0, 1)]
+            first = (Index.of(digits[0]) + Index.of(digits[1]) * DIGIT) * self.group
+            return mma_step(
+                b,
+                sums,
+                rows,
+                place.vectors,
+                lambda r: b.load(self.left, (*place.batch, row + r, first), self.group),
+                lambda v: self._packed_column(place, number + self.steps, v),
+                fits_pairs=True,
+            )
+
+        return b.loop(0, self.split, sums, step)
+
     def _column(self, place: _PanelTurn, part: _DepthRange, k: Index, v: int) -> IrValue:
         b, lanes = self.b, self.lanes
         if self.copy:
             return b.load(self.copy, (k, v * lanes), lanes)
         if self.plan.source is PanelSource.PANELS:
-            at_panel = self._packed(place, part.begin + k) + v * lanes * self.group
-            column = b.load(self.right, at_panel, lanes * self.group)
-            if self.group == 1:
-                return b.cast(column, self.dtype)
-            is_wide = self.left.item_bytes > self.right.item_bytes
-            return b.cast(column, self.left.dtype) if is_wide else column
+            return self._packed_column(place, part.begin + k, v)
         at = (*place.batch, part.begin + k, place.column + v * lanes)
         return load_lanes(b, self.right, at, lanes, place.counts[v])
 
+    def _packed_column(self, place: _PanelTurn, k: Index, v: int) -> IrValue:
+        b, lanes = self.b, self.lanes
+        at_panel = self._packed(place, k) + v * lanes * self.group
+        column = b.load(self.right, at_panel, lanes * self.group)
+        if self.group == 1:
+            return b.cast(column, self.dtype)
+        is_wide = self.left.item_bytes > self.right.item_bytes
+        return b.cast(column, self.left.dtype) if is_wide else column
+
     def _packed(self, place: _PanelTurn, k: Index) -> Index:
         """Return where the columns of a panel lie; see `pack`."""
+        depth = self.depth_of_panel
+        start: Index = self._item(place) * (depth * self.vectors * self.lanes)
+        start += place.column * depth
+        return start + k * (place.vectors * self.lanes * self.group)
+
+    def _item(self, place: _PanelTurn) -> Index:
+        """Return which item of the packed operand's own batch is read."""
         spec = self.spec
         assert isinstance(spec.b, Panels)
         item = Index()
@@ -366,9 +418,7 @@ class _Product:
             place.batch[len(place.batch) - len(extents) :], extents, strict=True
         ):
             item = item * extent + (index if extent > 1 else 0)
-        depth = self.steps * self.group
-        start: Index = item * (depth * self.vectors * self.lanes) + place.column * depth
-        return start + k * (place.vectors * self.lanes * self.group)
+        return item
 
     def _prefetch(self, place: _PanelTurn, part: _DepthRange, k: Index) -> None:
         # A copy was written just now and is in the first cache.

@@ -223,7 +223,8 @@ def rows_of_tile(product: Gemm, vectors: int) -> int:
     """Return how many rows of so many vectors fit registers."""
     unit = product.unit
     if product.group > 1 and not unit.has_byte_dots:  # a product needs a place before it is added
-        unit = replace(unit, has_fma=False)
+        # Sums of pairs are added to one another by a product with ones.
+        unit = replace(unit, has_fma=False, registers=unit.registers - product.has_small_pairs)
     return tile_rows(vectors, unit)
 
 

@@ -73,10 +73,13 @@ class Panels:
             one of narrow integers.
         batch: Its own batch extents, aligned to the last ones of the product; each the product's
             or 1.
+        split: How many groups of a panel are there twice, with parts of their weights each, so that
+            no two products of neighbours add up to more than an int16; None if they may.
     """
 
     dtype: str = "float32"
     batch: tuple[int, ...] = ()
+    split: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,7 @@ class Gemm:
         is_right = is_half or self.group > 1 or self.a.dtype == self.b.dtype
         assert is_right, f"{self.a.dtype} times {self.b.dtype}"
         assert self.group == 1 or self.a.strides[-1] == 1, "groups lie apart"
+        assert not self.has_small_pairs or (self.a.dtype == "uint8" and self.k % self.group == 0)
         rank = len(self.batch) + 2
         layouts = [self.a, self.c, *self.epilogue.operands]
         if isinstance(self.b, Panels):
@@ -133,6 +137,11 @@ class Gemm:
         """Steps along k of one product: more than 1 for narrow numbers times packed ones."""
         is_narrow = isinstance(self.b, Panels) and self.b.dtype in _NARROW.get(self.a.dtype, ())
         return DOT_GROUPS[self.a.dtype] if is_narrow else 1
+
+    @property
+    def has_small_pairs(self) -> bool:
+        """Whether products of two neighbours add up to an int16."""
+        return isinstance(self.b, Panels) and self.b.split is not None
 
     @property
     def sum_dtype(self) -> str:
@@ -167,6 +176,7 @@ def key(spec: Gemm) -> str:
     if isinstance(spec.b, Panels):
         right = f"panels {'x'.join(map(str, spec.b.batch))}"
         right += f" of {spec.b.dtype}" if spec.group > 1 else ""
+        right += f", {spec.b.split} groups split" if spec.has_small_pairs else ""
     else:
         right = f"strides {spec.b.strides}"
     return (
