@@ -95,6 +95,7 @@ FREE_NETWORKS: Mapping[str, Builder] = MappingProxyType(
     {
         **{f"{one.name}{FREE}": partial(free.bert, one) for one in (nets.MINILM, nets.BERT_BASE)},
         "llama:genai": partial(decoders.genai, nets.Llama()),
+        "llama:int4": partial(decoders.int4, decoders.HALF_BILLION),
         "llama:optimum": partial(decoders.optimum, nets.Llama()),
     }
 )
@@ -111,7 +112,7 @@ def find(name: str) -> Builder:
 
     Args:
         name: One of `models()`, or `random:SEED`; `minilm:free` and `bert_base:free` have a free
-            batch and length, `llama:genai` and `llama:optimum` a free past as well.
+            batch and length, `llama:genai`, `llama:int4` and `llama:optimum` a free past as well.
 
     Raises:
         ModelError: If there is no such network.
@@ -149,7 +150,8 @@ def build(name: str, seed: int = 0) -> onnx.ModelProto:
         msg = f"seed {seed} is negative"
         raise ModelError(msg, hint="give a seed of 0 or more")
     model = builder(np.random.default_rng(seed))
-    if name != "llama:genai":  # an operator that is ONNX Runtime's has no domain of its own there
+    # An operator that is ONNX Runtime's has no domain of its own in the layout of GenAI.
+    if name not in ("llama:genai", "llama:int4"):
         onnx.checker.check_model(_without_weights(model), full_check=True)
     return model
 

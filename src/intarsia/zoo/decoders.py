@@ -4,7 +4,8 @@
 `optimum`: a past of any length goes in, and comes out longer by the new tokens (a Concat for each
 layer); the mask, the angles and the repetition of heads are spelled out. `genai`: as the model
 builder of ONNX Runtime GenAI writes it, `GroupQueryAttention` turns, appends and attends, and past
-and present may be one buffer. Both compute the same function of the same weights.
+and present may be one buffer. Both compute the same function of the same weights. `int4` is `genai`
+with these in blocks of 4 bits.
 
 Source of the network: Touvron et al., "LLaMA", 2023; Ainslie et al., "GQA", 2023.
 """
@@ -12,18 +13,19 @@ Source of the network: Touvron et al., "LLaMA", 2023; Ainslie et al., "GQA", 202
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 from intarsia.zoo.free import FreeSheet
+from intarsia.zoo.transformers import Llama
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from intarsia.zoo.transformers import Llama
+    from intarsia.zoo.draft import Array
 
 _OPSET = 20
 _IR_VERSION = 10
@@ -34,19 +36,35 @@ _SHARPNESS = 2.0  # spread of scores: some positions weigh more than the mean of
 _SPREAD = 2.0  # of logits
 _END = np.iinfo(np.int64).max
 _MICROSOFT = "com.microsoft"
+_BLOCK = 32
+_ZERO_POINT, _MOST_CODE = 8, 15
+_INT8_ACTIVATIONS = 4  # `accuracy_level`: rows may be rounded to int8 by block
 _IDS, _MASK, _PLACES = "input_ids", "attention_mask", "position_ids"
+
+HALF_BILLION = Llama(layers=28, width=1024, hidden=4096, heads=16, key_heads=4, words=32000)
+"""491 million weights: 458 million in products, and the table of words."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """The weights of a Llama, drawn in an order that no layout has a part in."""
+    """The weights of a Llama, drawn in an order that no layout has a part in.
+
+    Attributes:
+        sheet: Where they are kept.
+        size: Of the network.
+        is_narrow: Whether products have blocks of 4 bits.
+        shapes: Of the weights of products, by name: terms, columns.
+    """
 
     sheet: FreeSheet
     size: Llama
+    is_narrow: bool
+    shapes: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
-    def draw(cls, sheet: FreeSheet, size: Llama) -> _Weights:
+    def draw(cls, sheet: FreeSheet, size: Llama, *, is_narrow: bool = False) -> _Weights:
         """Draw them."""
+        weights = cls(sheet, size, is_narrow)
         width, head = size.width, size.head
         gain = 1 / math.sqrt(2 * size.layers)
         sheet.normal("embeddings.weight", (size.words, width), 1.0)
@@ -61,17 +79,43 @@ class _Weights:
                 ("mlp.up", width, size.hidden, 1.0),
                 ("mlp.down", size.hidden, width, gain),
             ):
-                shape = (fan_in, fan_out)
-                sheet.normal(f"{layer}.{name}.weight", shape, spread / math.sqrt(fan_in))
+                weights.normal(f"{layer}.{name}", (fan_in, fan_out), spread)
             sheet.normal(f"{layer}.norm1.scale", (width,), 0.1, 1.0)
             sheet.normal(f"{layer}.norm2.scale", (width,), 0.1, 1.0)
         sheet.normal("norm.scale", (width,), 0.1, 1.0)
-        sheet.normal("head.weight", (width, size.words), _SPREAD / math.sqrt(width))
-        return cls(sheet, size)
+        weights.normal("head", (width, size.words), _SPREAD)
+        return weights
 
-    def linear(self, name: str, x: str) -> str:
-        """Multiply rows by a weight."""
-        return self.sheet.op("MatMul", name, x, f"{name}.weight")
+    def normal(self, name: str, shape: tuple[int, int], spread: float) -> None:
+        """Draw the weights of a product, whose results spread as said."""
+        self.shapes[name] = shape
+        drawn = self.sheet.rng.standard_normal(shape, dtype=np.float32)
+        drawn *= np.float32(spread / math.sqrt(shape[0]))
+        if self.is_narrow:
+            codes, scales = _narrow(drawn)
+            self.sheet.keep(f"{name}.codes", codes)
+            self.sheet.keep(f"{name}.scales", scales)
+        else:
+            self.sheet.keep(f"{name}.weight", drawn)
+
+    def linear(self, name: str, x: str, output: str = "") -> str:
+        """Multiply rows by a weight; the result has the name of the product, or `output`."""
+        if not self.is_narrow:
+            return self.sheet.op("MatMul", output or name, x, f"{name}.weight")
+        fan_in, fan_out = self.shapes[name]
+        return self.sheet.op(
+            "MatMulNBits",
+            output or name,
+            x,
+            f"{name}.codes",
+            f"{name}.scales",
+            domain=_MICROSOFT,
+            K=fan_in,
+            N=fan_out,
+            bits=4,
+            block_size=_BLOCK,
+            accuracy_level=_INT8_ACTIVATIONS,
+        )
 
     def gated(self, name: str, x: str) -> str:
         """Write the gated layers."""
@@ -100,7 +144,7 @@ def optimum(size: Llama, rng: np.random.Generator) -> ModelProto:
         x = sheet.op("Add", f"{name}.add1", x, _attention(weights, i, y, angles, mask))
         y = _norm(sheet, f"{name}.norm2", x)
         x = sheet.op("Add", f"{name}.add2", x, weights.gated(f"{name}.mlp", y))
-    sheet.op("MatMul", "logits", _norm(sheet, "norm", x), "head.weight")
+    weights.linear("head", _norm(sheet, "norm", x), "logits")
     return _finish(sheet, size, "past_sequence_length + sequence_length", (_IDS, _MASK, _PLACES))
 
 
@@ -110,8 +154,21 @@ def genai(size: Llama, rng: np.random.Generator) -> ModelProto:
     As `optimum`, but without `position_ids`; the past may be a buffer with room for more tokens,
     and the present the same one.
     """
+    return _genai(size, rng, is_narrow=False)
+
+
+def int4(size: Llama, rng: np.random.Generator) -> ModelProto:
+    """Build a Llama as `genai` does, of the same weights in blocks of 32 that share a scale.
+
+    Products are MatMulNBits: codes of 4 bits around 8, and scales that float16 has too, so that a
+    GGUF file of Q4_0 holds the same.
+    """
+    return _genai(size, rng, is_narrow=True)
+
+
+def _genai(size: Llama, rng: np.random.Generator, *, is_narrow: bool) -> ModelProto:
     sheet = FreeSheet(rng)
-    weights = _Weights.draw(sheet, size)
+    weights = _Weights.draw(sheet, size, is_narrow=is_narrow)
     rates = np.outer(np.arange(_POSITIONS), _rates(size))
     tables = [
         sheet.keep(name, table(rates).astype(np.float32))
@@ -151,8 +208,17 @@ def genai(size: Llama, rng: np.random.Generator) -> ModelProto:
         x, y = _skip_norm(sheet, f"{name}.norm2", x, weights.linear(f"{name}.attn.output", branch))
         following = f"layers.{i + 1}.norm1" if i + 1 < size.layers else "norm"
         x, y = _skip_norm(sheet, following, x, weights.gated(f"{name}.mlp", y))
-    sheet.op("MatMul", "logits", y, "head.weight")
+    weights.linear("head", y, "logits")
     return _finish(sheet, size, "total_sequence_length", (_IDS, _MASK))
+
+
+def _narrow(weight: Array) -> tuple[Array, Array]:
+    """Round a weight of (terms, columns) to 4 bits: codes by block, a byte for two, and scales."""
+    blocks = np.ascontiguousarray(weight.T).reshape(weight.shape[1], -1, _BLOCK)
+    extreme = np.take_along_axis(blocks, abs(blocks).argmax(-1, keepdims=True), -1)
+    scales: Array = (extreme * np.float32(-1 / _ZERO_POINT)).astype(np.float16).astype(np.float32)
+    codes = np.clip(np.rint(blocks / scales) + _ZERO_POINT, 0, _MOST_CODE).astype(np.uint8)
+    return codes[..., ::2] | (codes[..., 1::2] << np.uint8(4)), scales[..., 0]
 
 
 def _skip_norm(sheet: FreeSheet, name: str, x: str, branch: str) -> tuple[str, str]:
