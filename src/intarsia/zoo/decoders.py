@@ -212,11 +212,11 @@ def _genai(size: Llama, rng: np.random.Generator, *, is_narrow: bool) -> ModelPr
     return _finish(sheet, size, "total_sequence_length", (_IDS, _MASK))
 
 
-def _narrow(weight: Array) -> tuple[Array, Array]:
+def _narrow(weight: Any) -> tuple[Array, Array]:
     """Round a weight of (terms, columns) to 4 bits: codes by block, a byte for two, and scales."""
     blocks = np.ascontiguousarray(weight.T).reshape(weight.shape[1], -1, _BLOCK)
     extreme = np.take_along_axis(blocks, abs(blocks).argmax(-1, keepdims=True), -1)
-    scales: Array = (extreme * np.float32(-1 / _ZERO_POINT)).astype(np.float16).astype(np.float32)
+    scales = (extreme * np.float32(-1 / _ZERO_POINT)).astype(np.float16).astype(np.float32)
     codes = np.clip(np.rint(blocks / scales) + _ZERO_POINT, 0, _MOST_CODE).astype(np.uint8)
     return codes[..., ::2] | (codes[..., 1::2] << np.uint8(4)), scales[..., 0]
 
