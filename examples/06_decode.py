@@ -16,6 +16,7 @@ from intarsia.zoo import decoders
 from intarsia.zoo.transformers import Llama
 
 SIZE = Llama(layers=2, width=128, hidden=256, heads=4, key_heads=2, words=257)
+WEIGHTS = {"float32": decoders.genai, "int4": decoders.int4}
 END = 256
 
 
@@ -42,6 +43,7 @@ class Decoder:
     def __init__(self, model, room: int) -> None:
         self.exe = intarsia.compile(model, "llvm")
         self.room, self.done = room, 0
+        self.programs = {}
         shapes = {spec.name: spec.shape for spec in self.exe.inputs}
         self.cache = {
             name.removeprefix("past_key_values."): np.zeros((1, heads, room, size), np.float32)
@@ -59,9 +61,18 @@ class Decoder:
         sizes |= {"sequence_length": ids.shape[1], "total_sequence_length": mask.shape[1]}
         past = {f"past_key_values.{name}": array for name, array in self.cache.items()}
         present = {f"present.{name}": array for name, array in self.cache.items()}
-        return self.exe.specialise(sizes).bind(
+        self.programs[ids.shape[1]] = program = self.exe.specialise(sizes)
+        return program.bind(
             {"input_ids": ids, "attention_mask": mask, **past}, {"logits": logits, **present}
         )
+
+    def weight_bytes(self) -> int:
+        """Return the bytes of weights in memory; what several programs share is counted once."""
+        held = {}
+        for program in (self.exe.generic, *self.programs.values()):
+            for artifact in program.artifacts:
+                held |= {one.data.ctypes.data: one.data.nbytes for one in artifact.constants}
+        return sum(held.values())
 
     def read(self, tokens: list[int]) -> np.ndarray:
         """Read a prompt, and return the logits of the token that follows."""
@@ -119,15 +130,19 @@ def generate(decoder: Decoder, prompt: list[int], tokens: int, seed: int = 0, **
 
 
 def main() -> None:
-    """Decode a prompt in two ways."""
+    """Decode a prompt in two ways, with weights of float32 and of 4 bits."""
     tokeniser = ByteTokeniser()
-    decoder = Decoder(decoders.genai(SIZE, np.random.default_rng(0)), room=64)
     prompt = tokeniser.encode("Once upon a time")
-    greedy = generate(decoder, prompt, 16)
-    print("greedy: ", repr(tokeniser.decode(greedy)))
-    drawn = generate(decoder, prompt, 16, seed=1, temperature=0.8, top_k=40, top_p=0.95)
-    print("sampled:", repr(tokeniser.decode(drawn)))
-    assert generate(decoder, prompt, 16) == greedy
+    for name, build in WEIGHTS.items():
+        decoder = Decoder(build(SIZE, np.random.default_rng(0)), room=64)
+        greedy = generate(decoder, prompt, 16)
+        drawn = generate(decoder, prompt, 16, seed=1, temperature=0.8, top_k=40, top_p=0.95)
+        print(
+            f"{name}: {len(decoder.programs)} programs, {decoder.weight_bytes():,} bytes of weights"
+        )
+        print("  greedy: ", repr(tokeniser.decode(greedy)))
+        print("  sampled:", repr(tokeniser.decode(drawn)))
+        assert generate(decoder, prompt, 16) == greedy
 
 
 if __name__ == "__main__":

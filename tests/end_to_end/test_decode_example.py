@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-
-from intarsia.zoo import decoders
+from onnx import numpy_helper
 
 PATH = Path(__file__).parents[2] / "examples" / "06_decode.py"
 LOGITS = np.log(np.array([0.5, 0.3, 0.15, 0.05]))
@@ -23,17 +22,27 @@ def example():
 
 
 @pytest.fixture(scope="module")
-def model(example):
-    return decoders.genai(example.SIZE, np.random.default_rng(0))
+def models(example):
+    return {
+        name: build(example.SIZE, np.random.default_rng(0))
+        for name, build in example.WEIGHTS.items()
+    }
 
 
 @pytest.fixture(scope="module")
-def decoder(example, model):
-    return example.Decoder(model, room=40)
+def decoder(example, models):
+    return example.Decoder(models["float32"], room=40)
 
 
-def test_greedy_tokens_are_those_of_whole_texts(example, model, decoder):
+@pytest.mark.parametrize("weights", ["float32", "int4"])
+def test_greedy_tokens_are_those_of_whole_texts(example, models, decoder, weights):
     """ONNX Runtime reads all tokens anew for each that follows."""
+    model = models[weights]
+    if weights == "int4":
+        decoder = example.Decoder(model, room=40)
+        # A program for all sizes, one for a token: weights are packed once.
+        given = sum(numpy_helper.to_array(one).nbytes for one in model.graph.initializer)
+        assert decoder.weight_bytes() < 1.01 * given
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]
     )
