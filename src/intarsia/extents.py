@@ -477,8 +477,11 @@ def evaluate_all(extents: Iterable[Extent], sizes: Mapping[str, int]) -> tuple[i
     return tuple([evaluate(extent, sizes) for extent in extents])
 
 
-Data: TypeAlias = "list[tuple[int, list[str | tuple[Data, int] | tuple[Data, Data]]]]"
-"""An expression for storing: coefficients and factors, which are names, quotients or maxima."""
+Data: TypeAlias = "list[tuple[int, list[DataFactor]]]"
+"""An expression for storing: coefficients and factors."""
+
+DataFactor: TypeAlias = "str | tuple[Data, int] | tuple[Data, Data]"
+"""A factor for storing: a name, a quotient or a maximum."""
 
 
 def to_data(expression: Extent) -> Data:
@@ -489,7 +492,7 @@ def to_data(expression: Extent) -> Data:
     ]
 
 
-def _factor_data(factor: Factor) -> str | tuple[Data, int] | tuple[Data, Data]:
+def _factor_data(factor: Factor) -> DataFactor:
     match factor:
         case Symbol():
             return factor.name

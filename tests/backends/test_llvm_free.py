@@ -10,11 +10,11 @@ import onnx.parser
 import onnxruntime
 import pytest
 
-from intarsia.backends import llvm
+from intarsia.backends import llvm, native_free
 from intarsia.backends.native_free import FreeCalls
 from intarsia.errors import ExecutionError, PackageError
 from intarsia.extents import evaluate_all
-from intarsia.graph.arena import aligned_bytes
+from intarsia.graph.arena import aligned_bytes, assign_offsets
 from intarsia.graph.load import load
 from intarsia.passes.free_shapes import prepare_free
 from intarsia.testing.subject import Subject
@@ -116,6 +116,33 @@ def test_a_damaged_record_of_sizes_is_refused(program):
         calls.at({"batch": 2})
     with pytest.raises(ExecutionError, match="larger than any memory"):
         calls.at({"batch": 1 << 40, "seq": 1 << 40})
+
+
+def test_lengths_that_grow_by_one_find_their_places_known(program, monkeypatch):
+    """Places are found for a few lengths, and take little more than each length would."""
+    _, executable, artifact = program
+    free = executable._payload.free
+    lives = sorted((*life, i) for i, life in enumerate(free.lives) if life is not None)
+    asked = []
+
+    def counted(blocks):
+        asked.append(blocks)
+        return assign_offsets(blocks)
+
+    monkeypatch.setattr(native_free, "assign_offsets", counted)
+    calls = FreeCalls(executable._payload, artifact.target)
+    for length in range(100, 200):
+        sized = calls.at({"batch": 1, "seq": length})
+        blocks = [(first, last, int(sized.nbytes[i])) for first, last, i in lives]
+        _, needed = assign_offsets(blocks)
+        assert needed <= sized.scratch_bytes <= 1.07 * needed + 256 * len(lives)
+        ends = sized.starts + sized.nbytes
+        for number, (first, _, i) in enumerate(lives):
+            assert ends[i] <= sized.scratch_bytes
+            for _, other_last, other in lives[:number]:
+                is_apart = ends[other] <= sized.starts[i] or ends[i] <= sized.starts[other]
+                assert other_last < first or is_apart or not sized.nbytes[[i, other]].all()
+    assert len(asked) < 25
 
 
 def test_a_place_outside_of_its_storage_is_found_when_sizes_are_known(program):

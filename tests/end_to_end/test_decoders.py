@@ -124,6 +124,17 @@ def test_a_program_for_some_sizes_is_the_same_to_the_bit(models, programs):
         np.testing.assert_array_equal(array, every.run(feeds)[name])
 
 
+def test_lengths_that_come_once_in_a_text_get_no_program_of_their_own(programs):
+    exe, cache = programs["genai"], empty_cache(room=ROOM)
+    before = [kept.sizes for kept in exe._kept.values() if not kept.is_generic]
+    for _ in range(5):  # more often than sizes that settle have to come
+        for done in range(TOKENS):
+            exe.run(feeds_of("genai", prompt(length=1), done, cache))
+    exe._pool.submit(int).result()  # when all is done that was asked of it
+    own = [kept.sizes for kept in exe._kept.values() if not kept.is_generic]
+    assert all(sizes in before for sizes in own)
+
+
 def test_both_layouts_compute_the_same(programs):
     runs = [steps(layout, programs[layout].run, tokens=3) for layout in LAYOUTS]
     for first, second in zip(*runs, strict=True):

@@ -391,6 +391,38 @@ def test_sizes_use_the_same_memory_in_turn(attention):
     assert list(exe.generic._idle) == [memory]
 
 
+@pytest.mark.parametrize("form", ["plain", "strided", "unaligned"])
+def test_a_first_run_reads_and_writes_arrays_as_they_are(form, attention):
+    """It copies nothing, and what it returns belongs to the caller as what later runs return."""
+    exe = intarsia.compile(attention, "llvm")
+    ids = np.arange(60).reshape(2, 30) % 16
+    mask = np.zeros((2, 30), np.float32)
+    if form == "strided":
+        ids = np.repeat(ids, 2, 1)[:, ::2]
+    elif form == "unaligned":
+        bytes_ = np.zeros(mask.nbytes + 1, np.uint8)
+        mask = bytes_[1:].view(np.float32).reshape(2, 30)
+    feeds = {"ids": ids, "mask": mask}
+    want = peer(attention).run(None, {name: np.array(array) for name, array in feeds.items()})[0]
+    first = exe.run(feeds)["y"]
+    kept = first.copy()
+    assert first.ctypes.data % 64 == 0
+    np.testing.assert_allclose(first, want, rtol=1e-4, atol=1e-5)
+    others = [exe.run({"ids": ids[:, ::-1], "mask": mask})["y"] for _ in range(2)]
+    np.testing.assert_array_equal(first, kept)
+    np.testing.assert_array_equal(others[0], others[1])
+    np.testing.assert_array_equal(exe.run(feeds)["y"], kept)
+
+
+def test_a_first_run_may_write_where_it_reads():
+    text = "free (float[seq,6] x) => (float[seq,6] y) { y = MatMul (x, w) }"
+    model = onnx.parser.parse_model('<ir_version: 9, opset_import: ["" : 17]>' + text)
+    model = with_weights(model, w=(6, 6))
+    x = np.random.default_rng(0).standard_normal((5, 6)).astype(np.float32)
+    want = x @ numpy_helper.to_array(model.graph.initializer[0])
+    np.testing.assert_allclose(intarsia.compile(model, "llvm")(x, out=x), want, rtol=1e-5)
+
+
 def test_threads_at_different_sizes_do_not_share_memory(attention):
     exe, theirs = intarsia.compile(attention, "llvm", num_threads=1, frozen=True), peer(attention)
     every = [attention_feeds(1 + n % 3, 1 + 7 * n, seed=n) for n in range(8)]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from intarsia.arrays import Array, np_dtype
+from intarsia.arrays import Array, address_of, np_dtype
 from intarsia.backends.backend import ConfiguredBackend
 from intarsia.backends.borders import blocked_border
 from intarsia.backends.device import (
@@ -32,7 +32,6 @@ from intarsia.backends.device import (
 )
 from intarsia.backends.native import (
     CallRecord,
-    CallWords,
     CheckRecord,
     FoundRecord,
     FreeRecord,
@@ -41,7 +40,6 @@ from intarsia.backends.native import (
     check_records,
     damaged,
     found_records,
-    make_faults,
     native_artifact,
     native_groups,
     pack_text,
@@ -52,6 +50,7 @@ from intarsia.backends.native import (
     storage_records,
     unpack_text,
 )
+from intarsia.backends.native_calls import BoundCalls, CallTable, SizedCalls
 from intarsia.backends.native_defects import native_defects
 from intarsia.backends.native_free import FreeCalls, free_record
 from intarsia.backends.values import (
@@ -71,8 +70,7 @@ from intarsia.codegen.storage import StorageKind
 from intarsia.decoding import decode_json
 from intarsia.errors import BackendError
 from intarsia.graph.arena import aligned_bytes
-from intarsia.native.callpath import make_step
-from intarsia.native.chunks import call_work, chunk_count
+from intarsia.native.callpath import make_step_of
 from intarsia.native.here import why_not_runnable
 from intarsia.native.loading import LoadedCode
 from intarsia.native.machine import NativeCpu, compile_assembly, driver, llvm_version
@@ -159,18 +157,20 @@ class _Shared:
     """What a program has at all sizes.
 
     Attributes:
-        constants: Their addresses: to ask arrays takes longer than all else that binding does.
-        free: Its calls; None if no size is free.
+        table: Its calls.
+        free: What depends on sizes; None if nothing does.
     """
 
-    constants: Sequence[int]
-    free: FreeCalls[_Payload] | None
+    table: CallTable
+    free: FreeCalls | None
 
     @classmethod
-    def of(cls, artifact: Artifact, payload: _Payload) -> _Shared:
-        constants = [constant.data.ctypes.data for constant in artifact.constants]
+    def of(cls, artifact: Artifact, payload: _Payload, library: LoadedCode) -> _Shared:
+        constants = [address_of(constant.data) for constant in artifact.constants]
+        codes = [library.addresses[name] for name, _ in payload.kernels]
+        table = CallTable(payload, constants, codes, payload.works)
         is_free = payload.free is not None
-        return cls(constants, FreeCalls(payload, artifact.target) if is_free else None)
+        return cls(table, FreeCalls(payload, artifact.target) if is_free else None)
 
 
 class NativeExecutable:
@@ -184,17 +184,17 @@ class NativeExecutable:
         pool: ThreadPool | Team | None,
         caches: Path,
         shared: _Shared | None = None,
-        words: CallWords | None = None,
+        sized: SizedCalls | None = None,
     ) -> None:
-        self.scratch_bytes = payload.scratch_bytes
         self.never_fails = not payload.checks  # machine code raises nothing else
         self._pool = pool
         self._artifact = artifact  # steps point to its constants
         self._payload = payload
         self._library = library
         self._caches = caches
-        self._shared = _Shared.of(artifact, payload) if shared is None else shared
-        self._words = CallWords.of(payload.calls) if words is None else words
+        self._shared = _Shared.of(artifact, payload, library) if shared is None else shared
+        self._sized = SizedCalls.of(payload) if sized is None else sized
+        self.scratch_bytes = self._sized.scratch_bytes
 
     def at(self, sizes: Mapping[str, int]) -> NativeExecutable:
         """Return the program for sizes of its free dimensions, on the same code and weights.
@@ -206,22 +206,26 @@ class NativeExecutable:
             PackageError: The program is damaged.
             ExecutionError: No memory is so large.
         """
-        if self._payload.free is None or self._shared.free is None:
+        if self._shared.free is None:
             return self
-        payload, words = self._shared.free.at(sizes)
         return NativeExecutable(
-            self._artifact, payload, self._library, self._pool, self._caches, self._shared, words
+            self._artifact,
+            self._payload,
+            self._library,
+            self._pool,
+            self._caches,
+            self._shared,
+            self._shared.free.at(sizes),
         )
 
     def bind(
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
     ) -> Step:
         """Return the call that runs the region on these arrays; it releases the lock of Python."""
-        faults, found = make_faults(self._payload), self._found(outputs)
+        faults, found = self._sized.new_faults(), self._found(outputs)
         bound = self._calls(inputs, found.outputs, scratch, (faults, found.counts))
-        keep_alive = (self, tuple(inputs), found, scratch, faults)
-        calls, chunks = [call for _, call, _ in bound], [number for _, _, number in bound]
-        step = make_step(calls, keep_alive, self._pool, chunks, self._caches)
+        keep_alive = (self, tuple(inputs), found, scratch, faults, bound.words)
+        step = make_step_of(bound.rows, keep_alive, self._pool, self._caches)
         if found.slots:
             return partial(self._run_and_tell, step, faults, faults.tobytes(), found)
         if self.never_fails:
@@ -232,18 +236,19 @@ class NativeExecutable:
         def checked() -> None:
             step()
             if faults.tobytes() != clean:
-                raise_fault(self._payload, faults, self._artifact.target)
+                self._raise_fault(faults)
 
         return checked
 
     def _found(self, outputs: Sequence[Buffer]) -> _Found:
         """Return memory for the outputs, that of those whose sizes are found among them."""
-        payload, buffers, slots = self._payload, list(outputs), []
-        counts = np.zeros(len(payload.found), np.int64)
-        room = {
-            index: nbytes for kind, index, nbytes in payload.storages if kind == StorageKind.OUTPUT
-        }
-        for number, record in enumerate(payload.found):
+        counts = np.zeros(len(self._sized.found), np.int64)
+        if not counts.size:
+            return _Found(outputs, counts, ())
+        buffers, slots = list(outputs), []
+        held = zip(self._payload.storages, self._sized.nbytes.tolist(), strict=True)
+        room = {index: nbytes for (kind, index, _), nbytes in held if kind == StorageKind.OUTPUT}
+        for number, record in enumerate(self._sized.found):
             spec = self._artifact.outputs[record.output]
             buffers[record.output] = aligned_bytes(room[record.output])
             slots.append(
@@ -261,18 +266,25 @@ class NativeExecutable:
         """Run, and put what was found into its slots."""
         step()
         if faults.tobytes() != clean:
-            raise_fault(self._payload, faults, self._artifact.target)
+            self._raise_fault(faults)
         for slot in found.slots:
             slot.fill()
+
+    def _raise_fault(self, faults: Array) -> None:
+        raise_fault(self._records(), faults, self._artifact.target)
+
+    def _records(self) -> _Payload:
+        """Return the records of the program at its sizes, which only few runs look at."""
+        return self._payload if self._shared.free is None else self._sized.recorded(self._payload)
 
     def kernel_steps(
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
     ) -> list[tuple[KernelCall, Step]]:
         """Return the calls that `bind` runs, each by itself, in order."""
-        faults, found = make_faults(self._payload), self._found(outputs)
+        faults, found = self._sized.new_faults(), self._found(outputs)
         bound = self._calls(inputs, found.outputs, scratch, (faults, found.counts))
-        keep_alive = (self, tuple(inputs), found, scratch, faults)
-        names = [name for name, _ in self._payload.kernels]
+        keep_alive = (self, tuple(inputs), found, scratch, faults, bound.words)
+        names, calls = [name for name, _ in self._payload.kernels], self._records().calls
         return [
             (
                 KernelCall(
@@ -284,9 +296,9 @@ class NativeExecutable:
                     record.nbytes,
                     "tuned" if record.is_tuned else "heuristic",
                 ),
-                make_step([call], keep_alive, self._pool, [chunk], self._caches),
+                make_step_of(row[None], keep_alive, self._pool, self._caches),
             )
-            for record, call, chunk in bound
+            for record, row in zip([calls[i] for i in bound.numbers], bound.rows, strict=True)
         ]
 
     def _calls(
@@ -295,10 +307,8 @@ class NativeExecutable:
         outputs: Sequence[Buffer],
         scratch: Buffer | None,
         told: tuple[Array, Array],
-    ) -> list[tuple[CallRecord, tuple[int, list[int], int], int]]:
-        """Return calls with their code, arguments and turns, and into how many chunks each is cut.
-
-        What would copy an input to an output in the same memory is left out.
+    ) -> BoundCalls:
+        """Return calls on memory.
 
         Args:
             inputs: Of the region.
@@ -307,34 +317,16 @@ class NativeExecutable:
             told: Memory for faults, and for sizes that are found.
         """
         faults, counts = told
-        starts = {
-            str(StorageKind.SCRATCH): scratch.ctypes.data if scratch is not None else 0,
-            str(StorageKind.FAULT): faults.ctypes.data,
-            str(StorageKind.COUNT): counts.ctypes.data,
+        blocks = {
+            StorageKind.INPUT: inputs,
+            StorageKind.OUTPUT: outputs,
+            StorageKind.SCRATCH: () if scratch is None else (scratch,),
+            StorageKind.FAULT: (faults,),
+            StorageKind.COUNT: (counts,),
         }
-        addresses = {
-            str(StorageKind.INPUT): [array.ctypes.data for array in inputs],
-            str(StorageKind.OUTPUT): [array.ctypes.data for array in outputs],
-            str(StorageKind.CONSTANT): self._shared.constants,
-        }
-        bases = [
-            starts[kind] + index if kind in starts else addresses[kind][index]
-            for kind, index, _ in self._payload.storages
-        ]
-        names = [name for name, _ in self._payload.kernels]
-        works = self._payload.works
+        memory = {str(kind): [address_of(one) for one in some] for kind, some in blocks.items()}
         threads = 1 if self._pool is None else self._pool.threads
-        bound = []
-        for call, words in zip(self._payload.calls, self._words.at(bases), strict=True):
-            if call.kept and words[0] == words[call.kept]:
-                continue
-            chunks = 1
-            if threads > 1:
-                work = call_work(works[call.kernel], call.flop, call.nbytes)
-                chunks = chunk_count(call.extent, work, threads)
-            code = self._library.addresses[names[call.kernel]]
-            bound.append((call, (code, words, call.extent), chunks))
-        return bound
+        return self._shared.table.bind(self._sized, memory, threads)
 
 
 _GENERATORS = (

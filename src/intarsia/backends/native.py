@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -21,6 +19,7 @@ from intarsia.arrays import Array
 from intarsia.backends.artifact import refuse
 from intarsia.backends.borders import border_specs, read_blocks
 from intarsia.backends.index_checks import misfit, outside
+from intarsia.backends.native_calls import CallWords
 from intarsia.backends.values import Artifact, ArtifactConstant, FusedGroup, Refusal
 from intarsia.codegen.storage import StorageKind
 from intarsia.decoding import decode_msgpack
@@ -144,41 +143,6 @@ class FreeRecord(msgspec.Struct, frozen=True, array_like=True):
     lives: list[tuple[int, int] | None]
     calls: list[FreeCall]
     checks: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class CallWords:
-    """What all calls of a program are given, in one row: places in storages, then sizes.
-
-    Attributes:
-        storages: Of each word, as a number; -1 for a size.
-        offsets: Bytes from there, or the size; int64.
-        ends: Where the words of each call end.
-    """
-
-    storages: Array
-    offsets: Array
-    ends: tuple[int, ...]
-
-    @classmethod
-    def of(cls, calls: Sequence[CallRecord]) -> CallWords:
-        """Return the words of calls, as they are recorded."""
-        rows = [[*call.arguments, *((-1, size) for size in call.sizes)] for call in calls]
-        words = np.array([word for row in rows for word in row], np.int64).reshape(-1, 2)
-        return cls(words[:, 0], words[:, 1], tuple(accumulate(map(len, rows))))
-
-    def are_inside(self, nbytes: Sequence[int]) -> bool:
-        """Tell whether all places are inside of storages of so many bytes."""
-        room = np.array([*nbytes, 0], np.int64)[self.storages]
-        # `<=`: an argument of no bytes may begin at the end.
-        is_inside = (self.offsets >= 0) & (self.offsets <= room)
-        return bool((is_inside | (self.storages < 0)).all())
-
-    def at(self, bases: Sequence[int]) -> list[list[int]]:
-        """Return what each call is given where storages begin at some addresses."""
-        places = np.array([*bases, 0], np.int64)[self.storages] + self.offsets
-        words = places.view(np.uint64).tolist()
-        return [words[first:last] for first, last in pairwise((0, *self.ends))]
 
 
 class Calls(Protocol):
@@ -405,7 +369,7 @@ def _problem_with(payload: Calls, artifact: Artifact) -> str:
     problem = problem_of_calls(payload) or problem_of(payload, sizes_by_kind)
     if problem:
         return problem
-    nbytes = [nbytes for _, _, nbytes in payload.storages]
+    nbytes = np.array([nbytes for _, _, nbytes in payload.storages], np.int64)
     return "" if CallWords.of(payload.calls).are_inside(nbytes) else "an offset"
 
 

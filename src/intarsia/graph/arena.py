@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from intarsia.arrays import Array
+from intarsia.arrays import Array, address_of
 
 ALIGNMENT = 64
 """Bytes: one cache line, and the widest vector register of the CPUs that we know."""
@@ -113,6 +115,18 @@ def aligned_bytes(nbytes: int) -> Array:
         raise MemoryError(nbytes) from None
     start = -block.ctypes.data % ALIGNMENT
     return block[start : start + nbytes]
+
+
+def aligned_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return an array whose address is a multiple of `ALIGNMENT`, and whose contents are anything.
+
+    Raises:
+        MemoryError: There is not so much memory.
+    """
+    nbytes = math.prod(shape) * dtype.itemsize
+    block = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -address_of(block) % ALIGNMENT
+    return block[start : start + nbytes].view(dtype).reshape(shape)
 
 
 def align_array(array: Array) -> Array:

@@ -13,12 +13,13 @@ import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import c_void_p
 from functools import cache
-from itertools import accumulate, chain
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from intarsia.arrays import address_of
 from intarsia.native.loading import LoadedCode, load_routine
 
 _NAME = "intarsia_step"
@@ -129,13 +130,31 @@ def make_step(
     sizes = [words.itemsize * len(arguments) for _, arguments, _ in calls]
     starts = list(accumulate(sizes, initial=words.ctypes.data))[:-1]
     counts = chunks if pool is not None else [1] * len(calls)
-    head = (len(calls), pool.address, pool.parallel_for) if pool is not None else (len(calls), 0, 0)
     rows = [
         (address, start, extent, count)
         for (address, _, extent), start, count in zip(calls, starts, counts, strict=True)
     ]
-    table = np.array([*head, *chain.from_iterable(rows)], np.uint64)
-    return make_function(_method(caches), table, (owned, pool, words))
+    return make_step_of(np.array(rows, np.uint64), (owned, words), pool, caches)
+
+
+def make_step_of(
+    rows: np.ndarray[Any, Any],
+    owned: object,
+    pool: Threads | None = None,
+    caches: Path | None = None,
+) -> Callable[[], None]:
+    """Return a function of no arguments that runs kernels one after another.
+
+    Args:
+        rows: `u64[calls, 4]`: the kernel's address, that of its arguments, the turns of its
+            parallel loop, and into how many chunks these are cut.
+        owned: Everything that must live as long as the function, arguments too.
+        pool: As of `make_step`.
+        caches: Likewise.
+    """
+    head = (len(rows), pool.address, pool.parallel_for) if pool is not None else (len(rows), 0, 0)
+    table = np.concatenate((np.array(head, np.uint64), rows.ravel()))
+    return make_function(_method(caches), table, (owned, pool))
 
 
 def make_function(
@@ -153,7 +172,7 @@ def make_function(
     new_function: Any = ctypes.pythonapi.PyCFunction_NewEx
     new_function.restype = ctypes.py_object
     new_function.argtypes = (c_void_p, ctypes.py_object, ctypes.py_object)
-    capsule = new_capsule(table.ctypes.data, None, None)
+    capsule = new_capsule(address_of(table), None, None)
     # the third argument, which Python takes for the module, keeps all alive at no cost: the method
     # too, of which two threads may have made two
     step: Callable[[], None] = new_function(

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from intarsia.arrays import Array
+
 # A thread that is taken off its CPU holds a quarter of its share at most; others take the rest.
 _CHUNKS_OF_A_THREAD = 4
 _CHUNK_WORK = 1 << 14
@@ -20,8 +24,15 @@ def call_work(count: int, flop: int, nbytes: int) -> int:
         flop: Operations of the call's nodes; 0 if it only moves data.
         nbytes: What it reads and writes.
     """
-    estimate = flop // _VECTOR_FLOP + nbytes * _VECTOR_WORK // _VECTOR_BYTES
-    return max(estimate, min(count, _MOST_TIMES * estimate)) if estimate else count
+    return int(call_works(np.array([count]), np.array([flop]), np.array([nbytes]))[0])
+
+
+def call_works(counts: Array, flop: Array, nbytes: Array) -> Array:
+    """Return the work of each call, see `call_work`."""
+    estimates = flop // _VECTOR_FLOP + nbytes * _VECTOR_WORK // _VECTOR_BYTES
+    held = np.maximum(estimates, np.minimum(counts, _MOST_TIMES * estimates))
+    works: Array = np.where(estimates > 0, held, counts)
+    return works
 
 
 # 16 lanes of float32, a product and a sum each.
@@ -41,8 +52,16 @@ def chunk_count(extent: int, work: int, threads: int) -> int:
         work: Operations of the whole call, see `call_work`.
         threads: That share it.
     """
+    return int(chunk_counts(np.array([extent]), np.array([work]), threads)[0])
+
+
+def chunk_counts(extents: Array, works: Array, threads: int) -> Array:
+    """Return into how many chunks each call is cut, see `chunk_count`."""
     if threads == 1:
-        return 1
-    count = max(1, min(extent, threads * _CHUNKS_OF_A_THREAD, work // _CHUNK_WORK))
-    is_even = count == extent or count < threads
-    return count if is_even else count // threads * threads  # as many for each thread
+        return np.ones_like(extents)
+    most = np.minimum(extents, threads * _CHUNKS_OF_A_THREAD)
+    counts = np.maximum(1, np.minimum(most, works // _CHUNK_WORK))
+    is_even = (counts == extents) | (counts < threads)
+    # As many for each thread.
+    chunks: Array = np.where(is_even, counts, counts // threads * threads)
+    return chunks

@@ -73,6 +73,11 @@ class PlanTensor:
         """Its name, dtype and shape."""
         return TensorSpec(self.name, self.dtype, self.shape)
 
+    def of_shape(self, shape: tuple[int, ...]) -> PlanTensor:
+        """Return it with another shape; `replace` takes three times as long."""
+        held = self.device, self.storage, self.offset, self.layout
+        return PlanTensor(self.name, self.dtype, shape, *held)
+
 
 @dataclass(frozen=True, slots=True)
 class RegionStep:
@@ -217,13 +222,16 @@ class Plan:
         tensors = list(self.tensors)
         still_open = {}
         unknown = {one.name for one in self.late} - sizes.keys()
+        shapes: dict[int, tuple[int, ...] | None] = {}
         for position, extents in self.extents.items():
-            names = [data_symbols(one) for one in extents if not isinstance(one, int)]
-            if not unknown.isdisjoint(frozenset().union(*names)):
+            key = id(extents)  # a decoder has some dozen caches of one shape, see `with_shared`
+            if key not in shapes:
+                shapes[key] = _shape_at(extents, sizes, unknown)
+            shape = shapes[key]
+            if shape is None:
                 still_open[position] = extents
-                continue
-            shape = [one if isinstance(one, int) else evaluate_data(one, sizes) for one in extents]
-            tensors[position] = replace(tensors[position], shape=tuple(shape))
+            else:
+                tensors[position] = tensors[position].of_shape(shape)
         steps = tuple(
             replace(step, nbytes=tensors[step.destination].spec.nbytes)
             if isinstance(step, CopyStep)
@@ -239,6 +247,12 @@ class Plan:
             extents=still_open,
             sizes=sizes if unknown else {},
         )
+
+    def with_shared(self) -> Plan:
+        """Return it with one object for all extents that are the same, which `at` computes once."""
+        seen: dict[str, tuple[int | Data, ...]] = {}
+        shared = {i: seen.setdefault(repr(one), one) for i, one in self.extents.items()}
+        return replace(self, extents=shared)
 
     @property
     def copies(self) -> tuple[CopyStep, ...]:
@@ -288,6 +302,18 @@ class Plan:
             + (f"+{tensor.offset}" if tensor.storage is TensorStorage.ARENA else "")
             for tensor in tensors
         )
+
+
+def _shape_at(
+    extents: Sequence[int | Data], sizes: Mapping[str, int], unknown: set[str]
+) -> tuple[int, ...] | None:
+    """Return the shape at some sizes; None if it depends on one that is unknown."""
+    if unknown:
+        names = [data_symbols(one) for one in extents if not isinstance(one, int)]
+        if not unknown.isdisjoint(frozenset().union(*names)):
+            return None
+    shape = [one if isinstance(one, int) else evaluate_data(one, sizes) for one in extents]
+    return tuple(shape)
 
 
 def needed_sizes(plan: Plan, step: PlanStep) -> frozenset[str]:

@@ -324,7 +324,7 @@ class Context:
                     np.copyto(given[name], value)
                 outputs[name] = given[name]
             else:
-                with _memory_for(f"a copy of {name!r}", "the host"):
+                with memory_for(f"a copy of {name!r}", "the host"):
                     outputs[name] = _fresh(value)
         return outputs
 
@@ -361,7 +361,7 @@ class Context:
             return self._given_buffer(position, DeviceArray(opened, text, tensor.spec))
         block = self._cuts.get(position)
         if block is None:
-            with _memory_for(f"{tensor.name!r}, of {tensor.spec.nbytes} bytes,", "the host"):
+            with memory_for(f"{tensor.name!r}, of {tensor.spec.nbytes} bytes,", "the host"):
                 block = aligned_bytes(tensor.spec.nbytes)
         return block.view(np_dtype(tensor.dtype)).reshape(tensor.shape)
 
@@ -449,7 +449,7 @@ class Context:
                 blocks[position] = self._cuts[key]
             elif nbytes:
                 text = self.plan.devices[position]
-                with _memory_for(f"{what} of {nbytes} bytes", text):
+                with memory_for(f"{what} of {nbytes} bytes", text):
                     blocks[position] = device.allocate(nbytes)
         return blocks
 
@@ -520,7 +520,7 @@ def _is_own(tensor: PlanTensor) -> bool:
 
 
 @contextmanager
-def _memory_for(what: str, place: str) -> Iterator[None]:
+def memory_for(what: str, place: str) -> Iterator[None]:
     """Say what there was no memory for.
 
     Raises:

@@ -9,17 +9,20 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from intarsia.arrays import Array
+import numpy as np
+
+from intarsia.arrays import Array, np_dtype
 from intarsia.backends.device import Device, Executable, Resizable, Step
 from intarsia.backends.values import IN_PLACE, Artifact, TensorSpec
 from intarsia.decoding import decode_json
 from intarsia.errors import InputError
+from intarsia.graph.arena import aligned_array
 from intarsia.graph.model_info import ModelInfo
 from intarsia.plan.plan import HOST, Plan, PlanTensor, RegionStep, TensorStorage
-from intarsia.runtime.context import Context, PlainRun, RunMemory
+from intarsia.runtime.context import Context, PlainRun, RunMemory, memory_for
 from intarsia.runtime.device_array import DeviceArray, check_device_array
 from intarsia.runtime.feeds import check_array, check_feeds
-from intarsia.runtime.overlaps import find_overlaps, is_same_memory
+from intarsia.runtime.overlaps import find_overlaps
 from intarsia.runtime.stages import PlanStage, StagedContext, ends_of, split_stages
 
 if TYPE_CHECKING:
@@ -83,6 +86,7 @@ class PlanExecutable:
         self._idle: deque[RunMemory] = deque() if idle is None else idle
         self._bound: dict[RunMemory, _Bound] = {}
         self._claims = plan.model.claims if plan.model is not None else {}
+        self._is_unseen = False
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -123,18 +127,33 @@ class PlanExecutable:
         Args:
             sizes: By free dimension.
         """
+        executables = [
+            one if sized is None else sized.at(sizes)
+            for one, sized in zip(self._executables, self._resizable, strict=True)
+        ]
+        plan = self._sharing_plan.at(sizes)
+        sized = PlanExecutable(
+            plan, self.artifacts, executables, self._devices, self.constants, idle=self._idle
+        )
+        # What is the same at all sizes is found once.
+        sized.in_place, sized._is_on_devices = self.in_place, self._is_on_devices
+        sized._is_unseen = not sized._is_on_devices and not plan.late
+        return sized
+
+    @cached_property
+    def _sharing_plan(self) -> Plan:
+        return self.plan.with_shared()
+
+    @cached_property
+    def _resizable(self) -> tuple[Resizable | None, ...]:
+        """The regions whose code is given sizes before anything runs, as such; None for others."""
         late = {
             step.region for step in self.plan.steps if isinstance(step, RegionStep) and step.sizes
         }
-        executables = [
-            executable.at(sizes)
-            if isinstance(executable, Resizable) and number not in late
-            else executable
-            for number, executable in enumerate(self._executables)
-        ]
-        plan = self.plan.at(sizes)
-        return PlanExecutable(
-            plan, self.artifacts, executables, self._devices, self.constants, idle=self._idle
+        regions = enumerate(self._executables)
+        return tuple(
+            one if isinstance(one, Resizable) and number not in late else None
+            for number, one in regions
         )
 
     @property
@@ -248,6 +267,9 @@ class PlanExecutable:
             memory = RunMemory()
         try:
             bound = self._bound.get(memory)
+            if self._is_unseen:
+                self._is_unseen = False
+                return self._run_in_place(arrays, given, memory)
             if bound is None or bound.block is not memory.block:
                 context = self._context({}, memory)
                 bound = _Bound(context, context.plain_run(), memory.block)
@@ -263,6 +285,32 @@ class PlanExecutable:
         if self._claims:
             self._compare(outputs)
         return outputs
+
+    def _run_in_place(
+        self, arrays: Sequence[Any], given: Mapping[str, Array], memory: RunMemory
+    ) -> dict[str, Any]:
+        """Run once on the caller's arrays, and on fresh ones for outputs.
+
+        Sizes that come once, as those of a token with a past, are bound once: then that may as well
+        be to what would have to be copied from and to memory of our own.
+        """
+        tensors = self.plan.tensors
+        bound: dict[int, Array] = {
+            position: array
+            for position, array in zip(self.plan.inputs, arrays, strict=True)
+            if is_dense(tensors[position], TensorStorage.INPUT) and is_plain(array)
+        }
+        fresh = {}
+        for position in self.plan.outputs:
+            tensor = tensors[position]
+            if tensor.name not in given and is_dense(tensor, TensorStorage.OUTPUT):
+                with memory_for(f"{tensor.name!r}, of {tensor.spec.nbytes} bytes,", "the host"):
+                    array = aligned_array(tensor.shape or (), np_dtype(tensor.dtype))
+                bound[position] = fresh[tensor.name] = array
+        context = self._context(bound, memory)
+        context.write_inputs(arrays)
+        context.run()
+        return context.read_outputs({**given, **fresh})
 
     def _run_on_devices(self, feeds: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         """Run once in a context whose outputs the caller keeps; `bind` makes one for many runs."""
@@ -413,6 +461,9 @@ class PlanExecutable:
         self,
         inputs: Mapping[str, Array | DeviceArray] | None = None,
         outputs: Mapping[str, Array | DeviceArray] | None = None,
+        *,
+        copies_overlaps: bool = False,
+        memory: RunMemory | None = None,
     ) -> Context:
         """Return a context of one's own; with the caller's arrays, nothing is copied at the border.
 
@@ -420,6 +471,10 @@ class PlanExecutable:
             inputs: C-contiguous arrays that each run reads in place, by name; for what is on a
                 device, a `DeviceArray`.
             outputs: C-contiguous arrays that each run writes in place, by name; likewise.
+            copies_overlaps: Whether an input in whose memory an output lies is left out, to be
+                copied by `write_inputs`; else it is an error, unless code only adds to it.
+            memory: What it needs lies there, for as long as the caller uses no other context on it;
+                None allocates it.
 
         Raises:
             InputError: An array is unknown, not contiguous, or of another dtype or shape.
@@ -430,6 +485,7 @@ class PlanExecutable:
             (self.plan.outputs, outputs, TensorStorage.OUTPUT),
         ):
             specs = {self.plan.tensors[i].name: i for i in positions}
+            is_input = storage is TensorStorage.INPUT
             for name, array in (arrays or {}).items():
                 if name not in specs:
                     raise InputError(
@@ -448,10 +504,14 @@ class PlanExecutable:
                 if isinstance(array, DeviceArray) or tensor.device != HOST:
                     by_position[specs[name]] = self._check_device(tensor, array)
                     continue
-                check = _check_writeable if storage is TensorStorage.OUTPUT else _check_in_place
+                if _fits(tensor, array) and (is_input or array.flags.writeable):
+                    by_position[specs[name]] = array  # the usual case: a token binds hundreds
+                    continue
+                check = _check_in_place if is_input else _check_writeable
                 by_position[specs[name]] = check(tensor.spec, array)
-        _refuse_overlap(self.plan.tensors, by_position, self.in_place)
-        return self._context(by_position)
+        for source in _find_written(self.plan.tensors, by_position, self.in_place, copies_overlaps):
+            by_position.pop(source, None)
+        return self._context(by_position, memory)
 
     def _context(
         self, given: Mapping[int, Array | DeviceArray], memory: RunMemory | None = None
@@ -507,6 +567,22 @@ def bodies_of(executable: object) -> Mapping[str, PlanExecutable]:
     return bodies
 
 
+def is_plain(array: Any) -> bool:
+    """Tell whether code can read an array where it lies."""
+    return isinstance(array, np.ndarray) and array.flags.c_contiguous and array.flags.aligned
+
+
+def is_dense(tensor: PlanTensor, storage: TensorStorage) -> bool:
+    """Tell whether a tensor is a dense array of the host in storage of some kind."""
+    is_buffer = tensor.shape is not None and tensor.dtype != "string"
+    return tensor.storage is storage and is_buffer and tensor.device == HOST
+
+
+def _fits(tensor: PlanTensor, array: Any) -> bool:
+    is_shaped = is_plain(array) and array.shape == tensor.shape
+    return is_shaped and bool(array.dtype == np_dtype(tensor.dtype))
+
+
 def _check_in_place(spec: TensorSpec, array: Array) -> Array:
     checked: Array = check_array(spec, array, in_place=True)
     return checked
@@ -519,21 +595,31 @@ def _check_writeable(spec: TensorSpec, array: Array) -> Array:
     return checked
 
 
-def _refuse_overlap(
+def _find_written(
     tensors: Sequence[PlanTensor],
     bound: Mapping[int, Array | DeviceArray],
     in_place: Mapping[int, int],
-) -> None:
-    """Refuse an output whose memory another tensor shares: a region would write what one reads."""
-    for one, other in find_overlaps(bound):
+    copies_overlaps: bool,
+) -> list[int]:
+    """Return the inputs that a region would read where it writes an output.
+
+    Raises:
+        InputError: They are not to be copied, or two outputs are in the same memory.
+    """
+    written = []
+    for one, other, is_same in find_overlaps(bound):
         ends = sorted((one, other), key=lambda i: tensors[i].storage is not TensorStorage.OUTPUT)
         result, source = ends
         if tensors[result].storage is not TensorStorage.OUTPUT:
             continue
-        if in_place.get(source) == result and is_same_memory(bound[one], bound[other]):
+        if is_same and in_place.get(source) == result:
+            continue
+        if copies_overlaps and tensors[source].storage is not TensorStorage.OUTPUT:
+            written.append(source)
             continue
         raise InputError(
             f"{tensors[result].name!r} and {tensors[source].name!r} cannot be bound to the same "
             "memory",
             hint="give every output an array of its own",
         )
+    return written

@@ -189,6 +189,11 @@ class FreeExecutable:
         self._source = source
         self._is_frozen = is_frozen or source is None
         self._free = tuple(spec.name for spec in signature.inputs if spec.is_free)
+        alike: dict[str, list[str]] = {}
+        for spec in signature.inputs:
+            if spec.shape is not None:
+                alike.setdefault(str(spec.shape), []).append(spec.name)
+        self._alike = tuple(map(tuple, alike.values()))
         self._kept: dict[_Key, _Kept] = {}
         self._clock = count()
         self._lock = threading.Lock()
@@ -200,10 +205,8 @@ class FreeExecutable:
         if buckets is not None:  # refuse what cannot be cut back before anything runs
             self._output_shapes(self._nominal_sizes())
         for program in given:
-            self._keep(
-                {spec.name: spec.shape for spec in program.inputs if spec.shape is not None},
-                program,
-            )
+            shapes = _shapes_of(program)
+            self._keep(self._key(shapes), self._find_sizes(shapes), program)
 
     @property
     def inputs(self) -> tuple[FreeSpec, ...]:
@@ -338,12 +341,12 @@ class FreeExecutable:
             InputError: Shapes disagree, or no program may be made any more.
             IntarsiaError: As `intarsia.compile`.
         """
-        sizes = self.signature.find_sizes(shapes)
+        sizes = self._find_sizes(shapes)
         key = self._key(shapes)
         with self._lock:
             kept, generic = self._kept.get(key), self._generic
             if kept is None and not is_own and generic is not None and generic.takes(sizes):
-                kept = self._keep(shapes, generic.program.at(sizes), is_generic=True)
+                kept = self._keep(key, sizes, generic.program.at(sizes), is_generic=True)
             if kept is not None and not (is_own and kept.is_generic):
                 kept.used = next(self._clock)
                 return kept.program
@@ -361,7 +364,20 @@ class FreeExecutable:
                 )
             program = self._source.make(shapes, self.generic)
         with self._lock:
-            return self._keep(shapes, program).program
+            return self._keep(key, sizes, program).program
+
+    def _find_sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+        """Return the size of each free dimension; see `FreeSignature.find_sizes`.
+
+        A decoder has some dozen caches of one shape, of which one says as much as all.
+        """
+        first: dict[str, tuple[int, ...]] = {}
+        for names in self._alike:
+            given = [shapes[name] for name in names if name in shapes]
+            if given and given.count(given[0]) != len(given):
+                return self.signature.find_sizes(shapes)  # which says who disagrees
+            first |= {name: shapes[name] for name in names[:1] if name in shapes}
+        return self.signature.find_sizes(first)
 
     def _count(self, kept: _Kept) -> None:
         """Count a run of the generic program; have one compiled for its sizes if it is time."""
@@ -386,13 +402,13 @@ class FreeExecutable:
 
     def _keep(
         self,
-        shapes: Mapping[str, tuple[int, ...]],
+        key: _Key,
+        sizes: Mapping[str, int],
         program: PlanExecutable,
         *,
         is_generic: bool = False,
     ) -> _Kept:
         """Keep a program in the place of another for the same sizes, and of what is used least."""
-        key, sizes = self._key(shapes), self.signature.find_sizes(shapes)
         kept = self._kept[key] = _Kept(program, sizes, next(self._clock), is_generic)
         while len(self._kept) > self._max_shapes:
             del self._kept[min(self._kept, key=lambda one: self._kept[one].used)]

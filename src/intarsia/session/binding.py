@@ -12,12 +12,11 @@ from intarsia.arrays import Array
 from intarsia.backends.values import TensorSpec
 from intarsia.errors import InputError
 from intarsia.graph.free_sizes import FreeSpec
-from intarsia.plan.plan import HOST, TensorStorage
-from intarsia.runtime.context import Context
-from intarsia.runtime.executor import PlanExecutable
+from intarsia.plan.plan import TensorStorage
+from intarsia.runtime.context import Context, RunMemory
+from intarsia.runtime.executor import PlanExecutable, is_dense, is_plain
 from intarsia.runtime.feeds import check_array, check_feeds
 from intarsia.runtime.free import Program
-from intarsia.runtime.overlaps import find_overlaps, is_same_memory
 from intarsia.session.values import OrtValue, array_at, as_given, check_device
 
 
@@ -40,6 +39,8 @@ class IOBinding:
         self._outputs: dict[str, Array | None] = {}
         self._results: list[OrtValue] = []
         self._context: Context | None = None
+        self._arrays: list[Any] | None = None
+        self._memory = RunMemory()
 
     def bind_cpu_input(self, name: str, arr_on_cpu: Array) -> None:
         """Bind an input to an array; each run reads what it then holds.
@@ -163,12 +164,27 @@ class IOBinding:
                 hint="make one with session.io_binding()",
             )
         program = executable.program_for(self._inputs)
-        arrays = check_feeds(program.inputs, self._inputs)
         if self._context is None or program is not self._program:
+            self._program, self._context = program, None
+            arrays = check_feeds(program.inputs, self._inputs)
+            inputs, outputs = self._in_place(program)
             for spec in program.outputs:
-                if spec.shape is not None and self._outputs.get(spec.name) is not None:
-                    _check_output(spec, self._outputs[spec.name])
-            self._context, self._program = program.context(*self._in_place(program)), program
+                array = self._outputs.get(spec.name)
+                if spec.shape is not None and array is not None and spec.name not in outputs:
+                    _check_output(spec, array)
+            self._context = program.context(
+                inputs, outputs, copies_overlaps=True, memory=self._memory
+            )
+            # An array is what it was; of anything else the memory may have changed.
+            is_array = (
+                self._inputs[spec.name] is array
+                for spec, array in zip(program.inputs, arrays, strict=True)
+            )
+            self._arrays = arrays if all(is_array) else None
+        elif self._arrays is not None:
+            arrays = self._arrays
+        else:
+            arrays = check_feeds(program.inputs, self._inputs)
         self._context.write_inputs(arrays)
         self._context.run()
         bound = {name: array for name, array in self._outputs.items() if array is not None}
@@ -190,32 +206,20 @@ class IOBinding:
     def _in_place(self, program: PlanExecutable) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
         """Return the arrays that a context can use as they lie."""
         plan = program.plan
-        tensors, in_place = plan.tensors, program.in_place
-        kept = {tensors[first].name: tensors[last].name for first, last in in_place.items()}
-        borders = [plan.tensors[i] for i in (*plan.inputs, *plan.outputs)]
-        dense = {
-            tensor.name: tensor.storage
-            for tensor in borders
-            if tensor.device == HOST and tensor.shape is not None and tensor.dtype != "string"
-        }
-        outputs = {
-            name: array
-            for name, array in self._outputs.items()
-            if dense.get(name) is TensorStorage.OUTPUT and array is not None and _is_plain(array)
-        }
-        inputs = {
-            name: array
-            for name, array in self._inputs.items()
-            if dense.get(name) is TensorStorage.INPUT and _is_plain(array)
-        }
+        ends = [plan.tensors[i] for i in (*plan.inputs, *plan.outputs)]
         # An output may be called as an input is.
-        ends = {("in", name): array for name, array in inputs.items()}
-        ends |= {("out", name): array for name, array in outputs.items()}
-        for one, other in list(find_overlaps(ends)):
-            (side, name), (other_side, result) = one, other
-            is_kept = kept.get(name) == result and is_same_memory(ends[one], ends[other])
-            if side != other_side and not is_kept:
-                inputs.pop(name, None)
+        given: dict[TensorStorage, Any] = {
+            TensorStorage.INPUT: self._inputs,
+            TensorStorage.OUTPUT: self._outputs,
+        }
+        inputs, outputs = (
+            {
+                tensor.name: arrays[tensor.name]
+                for tensor in ends
+                if is_dense(tensor, storage) and is_plain(arrays.get(tensor.name))
+            }
+            for storage, arrays in given.items()
+        )
         return inputs, outputs
 
 
@@ -223,10 +227,6 @@ def _check_output(spec: TensorSpec, array: Array | None) -> None:
     """Refuse an array that an output does not fit into."""
     if not check_array(spec, array).flags.writeable:
         raise InputError(f"{spec.name!r} cannot be written: the array is read-only")
-
-
-def _is_plain(array: Any) -> bool:
-    return isinstance(array, np.ndarray) and array.flags.c_contiguous and array.flags.aligned
 
 
 def _find(specs: Sequence[TensorSpec | FreeSpec], name: str, what: str) -> TensorSpec | FreeSpec:

@@ -90,7 +90,7 @@ class Append:
 class Carry:
     """`y[i, h, :n] = past[i, h, :n]`, and a rest from `n + new` on, where `n + new = lengths[i]`.
 
-    The rest is zeros, or as it was in the past.
+    The rest is zeros, but for the rows that `Append` cleans; or as it was in the past.
 
     Attributes:
         batch: Items.
@@ -198,17 +198,23 @@ def _append(spec: Append) -> Function:
                 store_lanes(b, value, y, (item, head, start + row, at), count)
         if spec.keeps:
             continue
-        clean = [b.split(place + CLEAN_ROWS - 1, CLEAN_ROWS)[0] for place in (start, end)]
-        first = b.larger(end, clean[0] * CLEAN_ROWS)
-        last = b.smaller(clean[1] * CLEAN_ROWS, spec.capacity)
+        first, last = _cleaned(b, start, end)
         with (
             b.where(b.compare("eq", b.index(block), 0)),
-            b.serial(first, last) as row,
+            b.serial(first, b.smaller(last, spec.capacity)) as row,
         ):
             for at, lanes, count in vectors(b, spec.unit, y.dtype, spec.size):
                 zero = b.constant(0, Type(y.dtype, lanes))
                 store_lanes(b, zero, y, (item, head, row, at), count)
     return b.finish()
+
+
+def _cleaned(b: Builder, start: Index, end: Index) -> tuple[Index, Index]:
+    """Return which rows new ones between `start` and `end` have zeros written to, see `Append`."""
+    begun, last = (
+        b.split(place + CLEAN_ROWS - 1, CLEAN_ROWS)[0] * CLEAN_ROWS for place in (start, end)
+    )
+    return b.larger(end, begun), last
 
 
 def _carry(spec: Carry) -> Function:
@@ -225,11 +231,16 @@ def _carry(spec: Carry) -> Function:
         begin = block * _TURN_ROWS
         stop = b.smaller(begin + _TURN_ROWS, spec.capacity)
         end = Index.of(b.load(lengths, item))
-        parts: list[tuple[Subscript, Subscript, Buffer | None]] = [
-            (0, end - spec.new, past),
-            (end, spec.capacity, past if spec.keeps else None),
-        ]
-        for first, last, source in parts if past is not None else parts[1:]:
+        start = end - spec.new
+        parts: list[tuple[Subscript, Subscript, Buffer | None]] = []
+        if past is not None:
+            parts.append((0, start, past))
+        if spec.keeps:
+            parts.append((end, spec.capacity, past))
+        else:  # around the rows that are cleaned with the new ones, in place or not
+            first, last = _cleaned(b, start, end)
+            parts += [(end, first, None), (b.larger(last, end), spec.capacity, None)]
+        for first, last, source in parts:
             with b.serial(b.larger(begin, first), b.smaller(stop, last)) as row:
                 for at, lanes, count in vectors(b, spec.unit, y.dtype, spec.size):
                     value = b.constant(0, Type(y.dtype, lanes))
