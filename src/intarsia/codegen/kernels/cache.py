@@ -238,8 +238,8 @@ def _carry(spec: Carry) -> Function:
         if spec.keeps:
             parts.append((end, spec.capacity, past))
         else:  # around the rows that are cleaned with the new ones, in place or not
-            first, last = _cleaned(b, start, end)
-            parts += [(end, first, None), (b.larger(last, end), spec.capacity, None)]
+            begun, done = _cleaned(b, start, end)
+            parts += [(end, begun, None), (b.larger(done, end), spec.capacity, None)]
         for first, last, source in parts:
             with b.serial(b.larger(begin, first), b.smaller(stop, last)) as row:
                 for at, lanes, count in vectors(b, spec.unit, y.dtype, spec.size):
