@@ -114,11 +114,14 @@ def region_model(region: Region) -> ir.Model:
 def constant_array(value: Value) -> Array:
     """Return the data of a constant, C-contiguous, without a copy where possible.
 
-    Types that numpy lacks come as ml_dtypes, strings as an object array of `str`.
+    Types that numpy lacks come as ml_dtypes, strings as an object array of `str`. Where the value
+    is seen as wider than the tensor, as halves are by native code, numbers are converted.
     """
     if value.constant is None:
         raise ModelError(f"value {value.name!r} is not a constant")
     array = value.constant.numpy()
+    if value.dtype == "float32" and array.dtype != np.float32:
+        array = array.astype(np.float32)
     if value.dtype != "string":
         # runtimes are handed the address: a transposed or misaligned view would be misread
         return array if array.flags.c_contiguous and array.flags.aligned else array.copy(order="C")

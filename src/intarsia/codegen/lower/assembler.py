@@ -15,6 +15,7 @@ import numpy as np
 from intarsia.codegen.body import identity
 from intarsia.codegen.expand import expand
 from intarsia.codegen.guard import guarded
+from intarsia.codegen.halves import HALVES, SINGLE, Half, reads_back, with_halves
 from intarsia.codegen.ir import INT64, Function, row_major
 from intarsia.codegen.kernels.bounds import Bounds
 from intarsia.codegen.kernels.domain import Ragged
@@ -118,6 +119,7 @@ class Assembler:
         settled: Which order sums have in the program for all sizes, by what they are of; nothing
             if this is none for some sizes.
         sums: The same of this program, if its sizes are free.
+        halves: Of values that are float32 in the graph: the half that they are in the model.
     """
 
     graph: Graph
@@ -134,15 +136,17 @@ class Assembler:
     nominal: Graph | None = None
     settled: Mapping[str, str] = field(default_factory=dict)
     sums: dict[str, str] = field(default_factory=dict)
+    halves: Mapping[int, str] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
     _storages: list[MemoryBlock] = field(default_factory=list)
     _calls: list[Call] = field(default_factory=list)
     _checks: list[IndexCheck] = field(default_factory=list)
     _found: list[FoundOutput] = field(default_factory=list)
     _kernels: list[Function] = field(default_factory=list)
-    _by_spec: dict[tuple[Hashable, int | None], tuple[int, _FreeArguments]] = field(
-        default_factory=dict
-    )
+    _functions: dict[tuple[Hashable, int | None], Function] = field(default_factory=dict)
+    _by_spec: dict[
+        tuple[Hashable, int | None, tuple[Half | None, ...]], tuple[int, _FreeArguments]
+    ] = field(default_factory=dict)
     _by_print: dict[str, int] = field(default_factory=dict)
     _constant_storages: dict[str, int] = field(default_factory=dict)
     _packed: dict[str, View] = field(default_factory=dict)
@@ -164,13 +168,16 @@ class Assembler:
 
     # Values
 
-    def read(self, value_id: int, block: int = 0, pads: Pads | None = None) -> View:
+    def read(
+        self, value_id: int, block: int = 0, pads: Pads | None = None, *, is_wide: bool = False
+    ) -> View:
         """Return a value as a kernel wants it, converted if it does not lie so yet.
 
         Args:
             value_id: Of the value.
             block: Channels of a block, or 0 for a plain tensor of any strides.
             pads: A border of zeros that the view includes.
+            is_wide: Whether halves are to lie in memory as float32: they are read many times.
         """
         if self.graph.values[value_id].constant is not None and value_id not in self._forms:
             self._forms[value_id] = [_Form(self._initializer(value_id))]
@@ -180,14 +187,15 @@ class Assembler:
         if value_id not in self._forms:
             self.write_entries(value_id)
         forms = self._forms[value_id]
-        for form in forms:
+        wide = [form for form in forms if not (is_wide and form.view.is_narrow)]
+        for form in wide:
             offered = form.offers(block, pads)
             if offered is not None:
                 return offered
         same = next((form.view for form in forms if form.view.block == block), None)
         if pads is None or not any(map(any, pads)):
             pads = None
-            for form in forms:
+            for form in wide:
                 alias = _other_form(form.view, block)
                 if alias is not None:
                     forms.append(_Form(alias))
@@ -198,7 +206,7 @@ class Assembler:
         border = pads
         if pads is not None:  # one copy is for all that read it so
             border = widest(self.plan.pads.get(value_id), pads)
-        if border is None and self._is_output(value_id, block):
+        if border is None and self._is_output(value_id, block) and not is_wide:
             view = self._output_view(value_id)
         else:
             view = self._allocate(source.dtype, source.shape, block, border)
@@ -248,15 +256,25 @@ class Assembler:
         block, pads = self.plan.blocks.get(value_id, 0), self.plan.pads.get(value_id)
         if pads is None and self._is_output(value_id, block):
             return _Form(self._output_view(value_id))
-        dtype = storage_of(value.dtype)
+        dtype, half = storage_of(value.dtype), self.half_of(value_id, is_wide=True)
         if value_id in self.plan.channels_last:
             batch, channels, *spatial = value.shape
-            last = self._allocate(dtype, (batch, *spatial, channels), 0, None)
+            last = self._allocate(dtype, (batch, *spatial, channels), 0, None, half)
             order = (0, len(spatial) + 1, *range(1, len(spatial) + 1))
             view = _other_form(last.permuted(order), block)
             assert view is not None, "blocks would be cut"
             return _Form(view)
-        return _Form(self._allocate(dtype, value.shape, block, pads), pads)
+        return _Form(self._allocate(dtype, value.shape, block, pads, half), pads)
+
+    def half_of(self, value_id: int, *, is_wide: bool = False) -> Half | None:
+        """Return how memory keeps a value, if it holds halves in the model.
+
+        Args:
+            value_id: Of the value.
+            is_wide: Whether as float32, rounded to halves.
+        """
+        dtype = self.halves.get(value_id)
+        return None if dtype is None else Half(dtype, is_wide)
 
     def _is_output(self, value_id: int, block: int) -> bool:
         """Tell whether a value is an output of the region in this layout."""
@@ -279,8 +297,9 @@ class Assembler:
             Memory for so many entries, without gaps; and for one int64.
         """
         value = self.graph.values[value_id]
-        dtype = storage_of(value.dtype)
-        item_bytes, word = np.dtype(dtype).itemsize, np.dtype(INT64.dtype).itemsize
+        dtype, half = storage_of(value.dtype), self.half_of(value_id)
+        item_bytes = half.item_bytes if half else np.dtype(dtype).itemsize
+        word = np.dtype(INT64.dtype).itemsize
         assert value.shape is not None
         if value_id not in self.region.outputs:  # nobody reads it
             return self.scratch(dtype, (entries,)), self.scratch(INT64.dtype, (1,))
@@ -288,7 +307,7 @@ class Assembler:
         size = View(count, INT64.dtype, (1,), (1,), align=word)
         output = self.region.outputs.index(value_id)
         storage = self._storage(StorageKind.OUTPUT, output, entries * item_bytes)
-        view = View(storage, dtype, (entries,), (1,), align=item_bytes)
+        view = View(storage, dtype, (entries,), (1,), align=item_bytes, half=half)
         self._forms[value_id] = [_Form(view)]
         self._found.append(FoundOutput(output, count, value.shape, axis))
         return view, size
@@ -345,12 +364,19 @@ class Assembler:
         self.copy(view, copy, (), "blocked operand")
         return copy
 
-    def _allocate(self, dtype: str, shape: tuple[Size, ...], block: int, pads: Pads | None) -> View:
+    def _allocate(
+        self,
+        dtype: str,
+        shape: tuple[Size, ...],
+        block: int,
+        pads: Pads | None,
+        half: Half | None = None,
+    ) -> View:
         outer_shape = padded(shape, pads)
         elements = prod(domain_of(outer_shape, block))
-        nbytes = elements * np.dtype(dtype).itemsize
+        nbytes = elements * (half.item_bytes if half else np.dtype(dtype).itemsize)
         storage = self._storage(StorageKind.SCRATCH, 0, nbytes)
-        view = dense_view(storage, dtype, shape, block, pads)
+        view = dense_view(storage, dtype, shape, block, pads, half)
         if pads is not None:
             self._clear_border(view, pads)
         return view
@@ -366,7 +392,7 @@ class Assembler:
         inner = ((0, extents[0]), (0, extents[1]), *spans, *[(0, view.block)] * bool(view.block))
         spec = Fill(extents, inner, whole.layout, unit=self.unit)
         entries = prod(extents) - prod(end - start for start, end in inner)
-        moved = entries * np.dtype(view.dtype).itemsize
+        moved = entries * view.item_bytes
         self.call(spec, (whole,), (), "border", moved, is_border=True)
 
     def copy(
@@ -394,15 +420,19 @@ class Assembler:
             ragged = Ragged(1, len(new.shape) - 1, source.shape[CHANNELS])
         body = identity(old.dtype)
         spec = Elementwise(new.domain, (old.layout,), (new.layout,), body, self.unit, ragged)
-        moved = prod(new.domain) * np.dtype(new.dtype).itemsize
+        moved = prod(new.domain) * new.item_bytes
         self.call(spec, (old, new), nodes, note, moved)
 
     # Constants
 
     def constant(self, name: str, array: Array) -> View:
-        """Return an array that is known now as a plain tensor; `name` says what it is."""
+        """Return an array that is known now as a plain tensor; `name` says what it is.
+
+        Halves are float32 to kernels.
+        """
         array = np.require(array, requirements="C")
-        array = array.view(storage_of(array.dtype.name))
+        half = Half(array.dtype.name) if array.dtype.name in HALVES else None
+        array = array.view("uint16" if half else storage_of(array.dtype.name))
         name = self._free_name(name, array)
         storage = self._constant_storages.get(name)
         if storage is None:
@@ -410,7 +440,8 @@ class Assembler:
             self.constants[name] = array
             storage = self._storage(StorageKind.CONSTANT, index, array.nbytes)
             self._constant_storages[name] = storage
-        return View(storage, array.dtype.name, array.shape, row_major(array.shape))
+        dtype = SINGLE if half else array.dtype.name
+        return View(storage, dtype, array.shape, row_major(array.shape), half=half)
 
     def _free_name(self, name: str, array: Array) -> str:
         """Return a name that no other array has; a model may call its weights as we call ours."""
@@ -428,7 +459,8 @@ class Assembler:
 
     def _initializer(self, value_id: int) -> View:
         value = self.graph.values[value_id]
-        return self.constant(value.name, constant_array(value))
+        array = constant_array(value)
+        return self.constant(value.name, array.astype(self.halves.get(value_id, array.dtype)))
 
     # Kernels
 
@@ -476,10 +508,23 @@ class Assembler:
         it touches no more than `moved_bytes` of what it is given; with `is_kept`, it has nothing to
         do where its first and its last argument are the same memory.
         """
-        kernel, free = self._kernel(spec, guard.number if guard else None)
-        arguments = (*arguments, guard.choice) if guard else arguments
+        arguments = (*arguments, guard.choice) if guard else tuple(arguments)
+        number = guard.number if guard else None
+        halves = tuple(view.half for view in arguments)
+        if any(halves):
+            again = sorted(i for i in reads_back(self._built(spec, number)) if halves[i])
+            if again:
+                singles = list(arguments)
+                for i in again:
+                    singles[i] = self._in_singles(arguments[i], nodes)
+                given = singles[:-1] if guard else singles
+                self.call(spec, given, nodes, note, moved_bytes, guard, is_picked=is_picked)
+                for i in again:
+                    self.copy(singles[i], arguments[i], nodes, "as halves")
+                return
+        kernel, free = self._kernel(spec, number, halves)
         pointers = tuple(
-            Argument(view.storage, view.lowest * np.dtype(view.dtype).itemsize)
+            Argument(view.storage, view.lowest * view.item_bytes)
             for view in arguments
         )
         function = self._kernels[kernel]
@@ -612,12 +657,36 @@ class Assembler:
         graph = self.nominal or self.graph
         return sum(node_flop(graph, graph.node_named(name).id) for name in nodes)
 
-    def _kernel(self, spec: Hashable, number: int | None) -> tuple[int, _FreeArguments]:
-        """Return the number of the kernel that a description means, and what is free of it."""
+    def _in_singles(self, view: View, nodes: Sequence[str]) -> View:
+        """Return memory for float32 in the place of halves that a kernel reads after writing them.
+
+        So that sums which are made in parts are rounded once. What is there is brought, since a
+        kernel may write a part of it.
+        """
+        steps = zip(view.domain, view.strides, strict=True)
+        span = sum([(extent - 1) * abs(stride) for extent, stride in steps], 1)
+        storage = self._storage(StorageKind.SCRATCH, 0, span * np.dtype(view.dtype).itemsize)
+        moved = view.offset - view.lowest
+        single = replace(view, storage=storage, offset=moved, align=64, half=None)
+        self.copy(view, single, nodes, "as float32")
+        return single
+
+    def _built(self, spec: Hashable, number: int | None) -> Function:
+        """Return the kernel that a description means, as it is with memory of float32."""
         key = spec, number
-        if key not in self._by_spec:
+        if key not in self._functions:
             function = family_of(spec).build(spec)
-            function = function if number is None else guarded(function, number)
+            self._functions[key] = function if number is None else guarded(function, number)
+        return self._functions[key]
+
+    def _kernel(
+        self, spec: Hashable, number: int | None, halves: tuple[Half | None, ...]
+    ) -> tuple[int, _FreeArguments]:
+        """Return the number of the kernel that a description means, and what is free of it."""
+        key = spec, number, halves
+        if key not in self._by_spec:
+            function = self._built(spec, number)
+            function = with_halves(function, halves, has_half=self.unit.has_half)
             verify(function)
             # Descriptions may differ and kernels be the same, such as those of layouts whose
             # strides nothing reads: LLVM gets each once.
@@ -634,11 +703,11 @@ class Assembler:
 
     def _border_view(self, kind: StorageKind, index: int, value: Value, block: int) -> View:
         """Return an input or output of the region: the caller's memory, of any alignment."""
-        dtype = storage_of(value.dtype)
-        nbytes = prod(value.shape or ()) * np.dtype(dtype).itemsize
-        storage = self._storage(kind, index, nbytes)
-        view = dense_view(storage, dtype, value.shape or (), block)
-        return replace(view, align=np.dtype(dtype).itemsize)
+        dtype, half = storage_of(value.dtype), self.half_of(value.id)
+        item_bytes = half.item_bytes if half else np.dtype(dtype).itemsize
+        storage = self._storage(kind, index, prod(value.shape or ()) * item_bytes)
+        view = dense_view(storage, dtype, value.shape or (), block, half=half)
+        return replace(view, align=item_bytes)
 
     def _storage(self, kind: StorageKind, index: Size, nbytes: Size) -> int:
         self._storages.append(MemoryBlock(kind, index, nbytes))
@@ -686,7 +755,7 @@ def _shapes(function: Function, arguments: Sequence[View]) -> str:
 
 
 def _nbytes(view: View) -> int:
-    return typical(prod(view.domain)) * np.dtype(view.dtype).itemsize
+    return typical(prod(view.domain)) * view.item_bytes
 
 
 def _other_form(view: View, block: int) -> View | None:

@@ -395,7 +395,7 @@ def lower_pad(assembler: Assembler, group: KernelGroup) -> None:
         inner = [batch, whole, *spatial, (0, block)]
     spec = Fill(y.domain, tuple(inner), y.layout, _pad_value(operation), assembler.unit)
     entries = prod(y.domain) - prod(end - first for first, end in inner)
-    filled = entries * np.dtype(y.dtype).itemsize
+    filled = entries * y.item_bytes
     assembler.call(spec, (y,), group.names, "border", filled, is_border=True)
 
 

@@ -3,18 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from intarsia.codegen.body import Apply, Body, Fused
+from intarsia.codegen.halves import HALVES, SINGLE
 from intarsia.codegen.ir import row_major
 from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.conversions import convert_step
 from intarsia.codegen.lower.groups import KernelGroup
+from intarsia.codegen.lower.halves import model_dtype
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.quantization import dequantize, quantize, refuse_quantization
 from intarsia.codegen.lower.views import CHANNELS, View
@@ -96,22 +98,7 @@ def _plain(operation: Operation, op_type: str | None = None) -> Recipe:
             sources.append(value_id)
     name = op_type or operation.op_type
     step = Apply(name, tuple(arguments), tuple(sorted(attributes.items())), operation.output.dtype)
-    if "float16" in supported_dtypes(name):
-        return Recipe(tuple(sources), (replace(step, dtype=storage_of(step.dtype)),))
-    dtypes = [value.dtype for value in operation.inputs]
-    halves = {number: dtype for number, dtype in enumerate(dtypes) if dtype in _WIDER}
-    return Recipe(tuple(sources), _in_float32(step, len(sources), halves))
-
-
-def _in_float32(step: Apply, sources: int, halves: Mapping[int, str]) -> tuple[Apply, ...]:
-    """Return a step with float16 or bfloat16 converted before and after."""
-    casts = [convert_step(number, dtype, "float32") for number, dtype in halves.items()]
-    wide = {number: sources + place for place, number in enumerate(halves)}
-    arguments = tuple(wide.get(number, number) for number in step.arguments)
-    if step.dtype not in _WIDER:
-        return (*casts, replace(step, arguments=arguments))
-    computed = replace(step, arguments=arguments, dtype="float32")
-    return (*casts, computed, convert_step(sources + len(casts), "float32", step.dtype))
+    return Recipe(tuple(sources), (replace(step, dtype=storage_of(step.dtype)),))
 
 
 _MEANINGLESS = frozenset(("to", "saturate", "round_mode", "axis", "broadcast"))
@@ -137,11 +124,24 @@ def _first_input(operation: Operation) -> Recipe:
 
 
 def _cast(operation: Operation) -> Recipe:
-    source, target = operation.inputs[0].dtype, operation.output.dtype
+    source, target = operation.inputs[0].dtype, model_dtype(operation.output)
     names = ("round_mode", "saturate") if target in NARROW else ()
     given = ((name, operation.attribute(name)) for name in names)
     attributes = tuple((name, value) for name, value in given if value is not None)
-    return Recipe((operation.node.inputs[0],), (convert_step(0, source, target, attributes),))
+    steps = [convert_step(0, source, target, attributes)]
+    if target in HALVES:  # rounded, whatever keeps it
+        steps.append(convert_step(1, target, SINGLE))
+    return Recipe((operation.node.inputs[0],), tuple(steps))
+
+
+def _bit_cast(operation: Operation) -> Recipe:
+    """Return the bits as another dtype; those of halves are made, and taken, once more."""
+    source, target = model_dtype(operation.inputs[0]), model_dtype(operation.output)
+    steps = [convert_step(0, SINGLE, source)] if source in HALVES else []
+    steps.append(Apply("BitCast", (len(steps),), (), storage_of(target)))
+    if target in HALVES:
+        steps.append(convert_step(len(steps), target, SINGLE))
+    return Recipe((operation.node.inputs[0],), tuple(steps))
 
 
 _TANH = (("approximate", "tanh"),)
@@ -159,25 +159,14 @@ _DEFAULTS = {"com.microsoft.QuickGelu": {"alpha": float(np.float32(1.702))}}
 
 
 def _several_steps(operation: Operation) -> Recipe:
-    """Return the steps of an operator that stands for several; float16 is computed in float32."""
+    """Return the steps of an operator that stands for several."""
     sources = tuple(value.id for value in operation.inputs)
     dtype = operation.output.dtype
-    wide = _WIDER.get(dtype, dtype)
     *steps, last = SEVERAL_STEPS[operation.op_type, len(sources)]
     names = _DEFAULTS.get(operation.op_type, {})
     attributes = tuple((name, operation.attribute(name, names[name])) for name in sorted(names))
     steps = [*steps, replace(last, attributes=last.attributes + attributes)]
-    if wide == dtype:
-        return Recipe(sources, tuple(replace(step, dtype=dtype) for step in steps))
-    count = len(sources)
-    casts = [convert_step(number, dtype, wide) for number in range(count)]
-    # what an operand's number was is now its conversion's, and what a step's was comes behind it
-    moved = [
-        replace(step, arguments=tuple(number + count for number in step.arguments))
-        for step in steps
-    ]
-    narrow = convert_step(2 * count + len(moved) - 1, wide, dtype)
-    return Recipe(sources, (*casts, *moved, narrow))
+    return Recipe(sources, tuple(replace(step, dtype=dtype) for step in steps))
 
 
 def _power(operation: Operation) -> Recipe:
@@ -195,6 +184,7 @@ def _power(operation: Operation) -> Recipe:
 _SPECIAL: dict[str, Callable[[Operation], Recipe]] = {
     **{name: _several_steps for name, _ in SEVERAL_STEPS},
     "BatchNormalization": _batch_normalization,
+    "BitCast": _bit_cast,
     **dict.fromkeys(names_of(lambda operator: operator.casts), _cast),
     "Dropout": _first_input,
     "DequantizeLinear": lambda operation: Recipe(*dequantize(operation)),
@@ -386,19 +376,16 @@ def _is_old(operation: Operation) -> bool:
 
 
 def _refuse_dtypes(operation: Operation) -> str | None:
-    """Say why the dtypes of the operands are not taken; halves are computed in float32."""
+    """Say why the dtypes of the operands are not taken."""
     is_several = (operation.op_type, len(operation.inputs)) in SEVERAL_STEPS
     taken = FLOATS if is_several else supported_dtypes(operation.op_type)
     first = 1 if operation.op_type == "Where" else 0  # after its condition
     if not taken and operation.inputs[0].dtype in NARROW:
         return f"{operation.op_type} of {operation.inputs[0].dtype} has no native code"
     for value in operation.inputs[first:] if taken else ():
-        if not {value.dtype, _WIDER.get(value.dtype, value.dtype)} & taken:
+        if value.dtype not in taken:
             return f"{operation.op_type} of {value.dtype} has no native code"
     return None
-
-
-_WIDER = {"float16": "float32", "bfloat16": "float32"}
 
 
 def lower_pointwise(assembler: Assembler, group: KernelGroup) -> None:

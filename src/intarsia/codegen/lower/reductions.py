@@ -592,5 +592,5 @@ def lower_lp_normalization(assembler: Assembler, group: KernelGroup) -> None:
     spec = Elementwise(
         y.domain, tuple(view.layout for view in inputs), (y.layout,), body, assembler.unit
     )
-    moved = prod(y.domain) * np.dtype(y.dtype).itemsize
+    moved = prod(y.domain) * y.item_bytes
     assembler.call(spec, (*inputs, y), group.names, "divide", moved)

@@ -15,6 +15,7 @@ from intarsia.codegen.lower.free import (
     with_sizes,
 )
 from intarsia.codegen.lower.fusion import fuse_region
+from intarsia.codegen.lower.halves import halves_of, in_singles
 from intarsia.codegen.lower.layouts import Borders
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.operators import entry_of, refuse_operation
@@ -31,6 +32,7 @@ def refuse_node(graph: Graph, node: Node) -> tuple[str, str] | None:
     Returns:
         Nothing; or what is in the way (`op`, `dtype` or `shape`), and a sentence.
     """
+    graph = in_singles(graph)
     is_free = touches_free(graph, node)
     if is_free and has_free_entries(graph.values[node.outputs[0]]):
         return None
@@ -71,6 +73,8 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
             same order then, and results are the same bits.
     """
     borders = borders or Borders()
+    halves = halves_of(region.graph)
+    region = Region(in_singles(region.graph), region.bits)
     nominal = region.graph
     if any(touches_free(nominal, nominal.nodes[node]) for node in region.nodes):
         region = Region(with_extents(nominal), region.bits)
@@ -90,6 +94,7 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
         outputs=borders.outputs,
         nominal=nominal,
         settled=settled or {},
+        halves=halves,
     )
     inner = {group.result for chain in fused.chains.values() for group in chain.groups[:-1]}
     for group in fused.groups:

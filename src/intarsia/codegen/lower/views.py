@@ -14,6 +14,7 @@ from math import prod
 import numpy as np
 
 from intarsia.codegen.body import Layout
+from intarsia.codegen.halves import Half
 from intarsia.codegen.ir import row_major
 from intarsia.extents import Size, UndecidedError, common_divisor, divide, is_free
 
@@ -33,6 +34,7 @@ class View:
         offset: Elements from the start of the storage to the first one.
         block: Channels of a block, or 0 for a plain tensor.
         align: Bytes to which the storage is aligned; the caller's may be to one element only.
+        half: How memory keeps it, if that is as halves; they are float32 to kernels.
     """
 
     storage: int
@@ -42,6 +44,17 @@ class View:
     offset: Size = 0
     block: int = 0
     align: int = 64
+    half: Half | None = None
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of an element in memory."""
+        return self.half.item_bytes if self.half else np.dtype(self.dtype).itemsize
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether an element takes fewer bytes in memory than in a kernel."""
+        return self.half is not None and not self.half.is_wide
 
     @property
     def domain(self) -> tuple[Size, ...]:
@@ -58,7 +71,7 @@ class View:
     @property
     def layout(self) -> Layout:
         """What kernels need to know of it."""
-        start = self.lowest * np.dtype(self.dtype).itemsize
+        start = self.lowest * self.item_bytes
         return Layout(self.dtype, self.strides, common_divisor(self.align, start))
 
     @property
@@ -185,7 +198,12 @@ def domain_of(shape: Sequence[Size], block: int) -> tuple[Size, ...]:
 
 
 def dense_view(
-    storage: int, dtype: str, shape: Sequence[Size], block: int = 0, pads: Pads | None = None
+    storage: int,
+    dtype: str,
+    shape: Sequence[Size],
+    block: int = 0,
+    pads: Pads | None = None,
+    half: Half | None = None,
 ) -> View:
     """Return a tensor that fills a storage, inside its padding.
 
@@ -195,10 +213,11 @@ def dense_view(
         shape: The tensor's dimensions.
         block: Channels of a block, or 0 for a plain tensor.
         pads: Border around the spatial dimensions.
+        half: How memory keeps it, if that is as halves.
     """
     outer = padded(shape, pads)
     strides = row_major(domain_of(outer, block))
-    view = View(storage, dtype, tuple(outer), strides, 0, block)
+    view = View(storage, dtype, tuple(outer), strides, 0, block, half=half)
     return inner(view, pads)
 
 

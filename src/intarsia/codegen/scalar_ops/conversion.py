@@ -23,7 +23,7 @@ def convert(b: Builder, x: IrValue, dtype: str) -> IrValue:
     if source == "float16":
         return convert(b, half_to_float(b, x), dtype)
     if dtype == "float16":
-        return float_to_half(b, exact_in_single(b, x))
+        return b.bitcast(half_bits(b, exact_in_single(b, x)), dtype)
     # LLVM leaves open what a float gives that does not fit; x86 converts to 32 and 64 bits only,
     # and so does numpy before it cuts.
     if x.type.is_float and dtype in ("uint8", "uint16", "int8", "int16"):
@@ -73,8 +73,8 @@ _REBIAS = 112
 
 
 def half_to_float(b: Builder, x: IrValue) -> IrValue:
-    """Return a float16 as float32, which holds them all."""
-    bits = b.cast(b.bitcast(x, "uint16"), "uint32")
+    """Return a float16, or the bits of one, as float32, which holds them all."""
+    bits = b.cast(reinterpret(b, x, "uint16"), "uint32")
     moved = b.binary("shl", b.binary("and", bits, 0x7FFF), _FRACTION)
     number = b.mul(b.bitcast(moved, "float32"), 2.0**_REBIAS)  # denormals become normal
     is_special = b.compare("ge", moved, 0x7C00 << _FRACTION)  # infinity or NaN
@@ -84,8 +84,8 @@ def half_to_float(b: Builder, x: IrValue) -> IrValue:
     return b.bitcast(b.binary("or", size, sign), "float32")
 
 
-def float_to_half(b: Builder, x: IrValue) -> IrValue:
-    """Return a float32 as float16, halves rounded to even."""
+def half_bits(b: Builder, x: IrValue) -> IrValue:
+    """Return the bits of a float32 as float16, halves rounded to even."""
     bits = b.bitcast(x, "uint32")
     size = b.binary("and", bits, 0x7FFFFFFF)
     is_odd = b.binary("and", b.binary("shr", size, _FRACTION), 1)
@@ -100,4 +100,4 @@ def float_to_half(b: Builder, x: IrValue) -> IrValue:
     result = b.select(b.compare("ge", size, (_REBIAS + 31) << 23), 0x7C00, result)
     result = b.select(b.compare("gt", size, 0x7F800000), 0x7E00, result)
     result = b.binary("or", result, b.binary("shr", b.sub(bits, size), 16))
-    return b.bitcast(b.cast(result, "uint16"), "float16")
+    return b.cast(result, "uint16")

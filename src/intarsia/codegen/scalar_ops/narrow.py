@@ -126,7 +126,7 @@ def cast(b: Builder, x: IrValue, attributes: Mapping[str, Any], dtype: str) -> I
     """
     source, target = NARROW.get(attributes.get("from", "")), NARROW.get(attributes.get("to", ""))
     if source is not None:
-        x = _widen(b, x, source)
+        x = narrow_to_float(b, x, source)
     if target is None:
         return convert(b, x, dtype)
     saturates = bool(attributes.get("saturate", 1))
@@ -137,7 +137,7 @@ def cast(b: Builder, x: IrValue, attributes: Mapping[str, Any], dtype: str) -> I
         rounding = attributes.get("round_mode", "up")
         return _to_scale(b, convert(b, x, "float32"), rounding, saturates=saturates)
     saturates = saturates and target is not BFLOAT16
-    return _to_float(b, exact_in_single(b, x), target, saturates=saturates)
+    return float_to_narrow(b, exact_in_single(b, x), target, saturates=saturates)
 
 
 def _cast(b: Builder, x: Sequence[Any], attributes: Mapping[str, Any], dtype: str) -> IrValue:
@@ -152,7 +152,9 @@ CASTS = {
 """Operators that take every type: they convert, or change nothing."""
 
 
-def _widen(b: Builder, x: IrValue, type_: NarrowFloat | NarrowInteger | PowerOfTwo) -> IrValue:
+def narrow_to_float(
+    b: Builder, x: IrValue, type_: NarrowFloat | NarrowInteger | PowerOfTwo
+) -> IrValue:
     """Return a float32 or an int32 of an element's bits."""
     if isinstance(type_, NarrowInteger):
         number = b.binary("and", b.cast(x, "int32"), (1 << type_.bits) - 1)
@@ -180,7 +182,7 @@ def _widen(b: Builder, x: IrValue, type_: NarrowFloat | NarrowInteger | PowerOfT
     return b.bitcast(wide, "float32")
 
 
-def _to_float(b: Builder, x: IrValue, type_: NarrowFloat, *, saturates: bool) -> IrValue:
+def float_to_narrow(b: Builder, x: IrValue, type_: NarrowFloat, *, saturates: bool) -> IrValue:
     """Return the bits of a float32 in a narrow type, halves rounded to even."""
     bits = b.bitcast(x, "uint32")
     size = b.binary("and", bits, 0x7FFFFFFF)
