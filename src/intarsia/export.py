@@ -297,6 +297,7 @@ def _lower(request: Request, registers: int | None = None) -> Native:
         winograd,
         half_weights=options.half_weights,
         accuracy=options.accuracy,
+        is_bf16=options.is_bf16,
     )
     inputs = [i for i in graph.inputs if i in region.inputs]
     outputs = list(dict.fromkeys(graph.outputs))

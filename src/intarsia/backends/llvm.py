@@ -460,6 +460,7 @@ class LlvmBackend(ConfiguredBackend):
                 emit,
                 half_weights=options.half_weights,
                 accuracy=options.accuracy,
+                is_bf16=options.is_bf16,
                 chooser=chooser,
                 threads=threads,
                 borders=borders,

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from intarsia.arrays import Array, np_dtype
 from intarsia.codegen import ir
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.scalar_ops.conversion import half_bits, half_to_float
 from intarsia.codegen.scalar_ops.narrow import BFLOAT16, float_to_narrow, narrow_to_float
+from intarsia.graph.arena import aligned_bytes
 
 HALVES = ("float16", "bfloat16")
 """The dtypes, by the names of numpy and ml_dtypes."""
@@ -41,6 +43,14 @@ class Half:
     def item_bytes(self) -> int:
         """Bytes of an element in memory."""
         return np.dtype(SINGLE if self.is_wide else "uint16").itemsize
+
+
+def rounded(array: Array, dtype: str) -> Array:
+    """Return numbers as halves, to nearest, at an address that kernels take."""
+    block = aligned_bytes(array.size * np_dtype(dtype).itemsize)
+    result = block.view(np_dtype(dtype)).reshape(array.shape)
+    result[...] = array
+    return result
 
 
 def reads_back(function: ir.Function) -> frozenset[int]:

@@ -43,6 +43,12 @@ class VectorUnit:
         """Whether an instruction multiplies bytes by twos into 16 bits, where it saturates."""
         return {256: "avx2", 512: "avx512bw"}.get(self.bits) in self.dots
 
+    @property
+    def has_bf16_dots(self) -> bool:
+        """Whether an instruction multiplies pairs of bfloat16 into float32."""
+        is_evex = "avx512bf16" in self.dots and (self.bits == _ZMM_BITS or "avx512vl" in self.dots)
+        return is_evex or "bf16" in self.dots
+
     def lanes(self, dtype: str = "float32") -> int:
         """Return how many elements a register holds; 1 without vectors."""
         return max(1, self.bits // 8 // np.dtype(dtype).itemsize)
@@ -93,9 +99,11 @@ class LoweringOptions:
         winograd: Which convolutions may be computed by Winograd's transforms.
         half_weights: Whether large weights of products with few rows may be kept as float16.
         accuracy: What products with weights of few bits do with activations.
+        is_bf16: Whether products and convolutions of float32 may take bfloat16.
     """
 
     unit: VectorUnit
     winograd: WinogradMode
     half_weights: bool
     accuracy: Accuracy = Accuracy.MODEL
+    is_bf16: bool = False

@@ -215,7 +215,9 @@ def lowering_options(target: Target) -> LoweringOptions:
         )
     winograd = WinogradMode(target.attrs.get("winograd") or WinogradMode.AUTO)
     accuracy = Accuracy(target.attrs.get("accuracy") or Accuracy.MODEL)
-    return LoweringOptions(unit, winograd, _has_half_weights(target, unit), accuracy)
+    is_bf16 = target.attrs.get("precision") == "bf16"
+    half_weights = _has_half_weights(target, unit)
+    return LoweringOptions(unit, winograd, half_weights, accuracy, is_bf16)
 
 
 def _has_half_weights(target: Target, unit: VectorUnit) -> bool:

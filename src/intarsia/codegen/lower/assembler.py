@@ -15,7 +15,7 @@ import numpy as np
 from intarsia.codegen.body import identity
 from intarsia.codegen.expand import expand
 from intarsia.codegen.guard import guarded
-from intarsia.codegen.halves import HALVES, SINGLE, Half, reads_back, with_halves
+from intarsia.codegen.halves import HALVES, SINGLE, Half, reads_back, rounded, with_halves
 from intarsia.codegen.ir import INT64, Function, row_major
 from intarsia.codegen.kernels.bounds import Bounds
 from intarsia.codegen.kernels.domain import Ragged
@@ -112,6 +112,7 @@ class Assembler:
         announce: Told each kernel as soon as it is made.
         half_weights: Whether large weights of products with few rows may be kept as float16.
         accuracy: What products with weights of few bits do with activations.
+        is_bf16: Whether products and convolutions of float32 may take bfloat16.
         chooser: Says how kernels run that have a choice.
         threads: Of a run: kernels of which few turns would do on one have turns for all.
         outputs: Channels of a block of the region's outputs that are blocked, by value id.
@@ -130,6 +131,7 @@ class Assembler:
     announce: Callable[[Function], None] = ignore
     half_weights: bool = False
     accuracy: Accuracy = Accuracy.MODEL
+    is_bf16: bool = False
     chooser: Chooser = HEURISTICS
     threads: int = 1
     outputs: Mapping[int, int] = field(default_factory=dict)
@@ -451,16 +453,24 @@ class Assembler:
             candidate = f"{name}#{number}"
         return candidate
 
-    def packed(self, key: str, make: Callable[[], Array]) -> View:
-        """Return weights as a kernel wants them, made once for each key."""
+    def packed(self, key: str, make: Callable[[], Array], half: Half | None = None) -> View:
+        """Return weights as a kernel wants them, made once for each key.
+
+        Args:
+            key: Says which they are, and how they lie.
+            make: Returns them.
+            half: How memory is to keep them, if as halves.
+        """
+        key = f"{key}/{half.dtype}" if half else key
         if key not in self._packed:
-            self._packed[key] = self.constant(key, make())
+            array = make()
+            self._packed[key] = self.constant(key, rounded(array, half.dtype) if half else array)
         return self._packed[key]
 
     def _initializer(self, value_id: int) -> View:
         value = self.graph.values[value_id]
-        array = constant_array(value)
-        return self.constant(value.name, array.astype(self.halves.get(value_id, array.dtype)))
+        array, dtype = constant_array(value), self.halves.get(value_id)
+        return self.constant(value.name, rounded(array, dtype) if dtype else array)
 
     # Kernels
 

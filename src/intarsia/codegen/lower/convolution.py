@@ -20,6 +20,7 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.codegen.body import Apply, Fused
+from intarsia.codegen.halves import Half
 from intarsia.codegen.kernels import winograd
 from intarsia.codegen.kernels.conv import Conv
 from intarsia.codegen.kernels.conv_plain import PlainConv
@@ -35,6 +36,7 @@ from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.layouts import Wish
 from intarsia.codegen.lower.operation import Operation
+from intarsia.codegen.lower.products import bfloat16_weights
 from intarsia.codegen.lower.recipes import ANCHOR, Recipe, fuse, over
 from intarsia.codegen.lower.views import Pads, View
 from intarsia.codegen.lower.windows import read_conv_window
@@ -142,7 +144,7 @@ def read_conv(assembler: Assembler, operation: Operation) -> View:
     """Return the input of a convolution, with its padding, as its kernel wants it."""
     kind = conv_kind(operation, assembler.unit)
     block = _input_block(assembler, operation, kind)
-    return assembler.read(operation.node.inputs[0], block, _pads(operation))
+    return assembler.read(operation.node.inputs[0], block, _pads(operation), is_wide=True)
 
 
 def conv_window(operation: Operation) -> Window:
@@ -205,7 +207,7 @@ def lower_conv_transpose(assembler: Assembler, group: KernelGroup) -> None:
     operation = group.anchor
     kind, parts = conv_kind(operation, assembler.unit), _transposed(operation)
     block = _input_block(assembler, operation, kind)
-    x = assembler.read(operation.node.inputs[0], block, _pads(operation))
+    x = assembler.read(operation.node.inputs[0], block, _pads(operation), is_wide=True)
     fused, operands = fuse(assembler, group)
     y, groups = assembler.target(group.result), operation.attribute("group", 1)
     strides = read_conv_window(operation).strides
@@ -296,12 +298,29 @@ def append_conv(assembler: Assembler, group: KernelGroup, problem: ConvProblem) 
         spec = assembler.choose(spec, others)
         family = weight_family(spec)
         key = f"{problem.key}/{family.packing(spec)}"
-        packed = assembler.packed(key, partial(family.pack, spec, weights))
+        half, note = _kept_weights(assembler, spec, operation, weights)
+        packed = assembler.packed(key, partial(family.pack, spec, weights), half)
         x = problem.x.as_blocks() if problem.kind is ConvKind.DIRECT else problem.x
-        note = f"Winograd {spec.algorithm}" if isinstance(spec, Winograd) else ""
         arguments = (x, packed, *biases, problem.y, *problem.operands)
         assembler.call(spec, arguments, group.names, note)
         assembler.share_last_call(part)
+
+
+def _kept_weights(
+    assembler: Assembler, spec: _ConvSpec, operation: Operation, weights: Array
+) -> tuple[Half | None, str]:
+    """Return how memory keeps the weights of a convolution, if as halves, and a note.
+
+    Only those of dense convolutions are many; Winograd's are transformed, and no halves any more.
+    """
+    if isinstance(spec, Winograd):
+        return None, f"Winograd {spec.algorithm}"
+    if not isinstance(spec, Conv):
+        return None, ""
+    half = assembler.half_of(operation.inputs[1].id)
+    if half is not None or not assembler.is_bf16:
+        return half, ""
+    return bfloat16_weights(weights)
 
 
 @dataclass(frozen=True, slots=True)

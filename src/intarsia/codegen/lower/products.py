@@ -11,6 +11,7 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.codegen.body import NOTHING, Apply, Body, Fused
+from intarsia.codegen.halves import SINGLE, Half
 from intarsia.codegen.kernels import gemm
 from intarsia.codegen.kernels.gemm import Gemm, Panels, PanelSource
 from intarsia.codegen.lower.activations import with_activation
@@ -37,7 +38,7 @@ def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
     views = [_as_matrix(view, is_row, is_column) for view in (target, *operands)]
     c = views[0]
     a_order, b_order = (_order(operation, position) for position in (0, 1))
-    a = assembler.read(a_value.id).permuted(a_order)
+    a = assembler.read(a_value.id, is_wide=True).permuted(a_order)
     if is_row:
         a = a.unsqueezed(0)
     *batch, m, n = c.shape
@@ -65,7 +66,8 @@ def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
         spec = replace(spec, b=Panels(dtype, weights.shape[:-2]))
         is_plain = alpha == 1 and b_order == tuple(range(len(b_order)))
         order = "" if is_plain else f"{'x'.join(map(str, b_order))}/{alpha}/"
-        spec, b, note = pack_weights(assembler, spec, weights, f"{b_value.name}/{order}")
+        half = assembler.half_of(b_value.id) if alpha == 1 else None
+        spec, b, note = pack_weights(assembler, spec, weights, f"{b_value.name}/{order}", half)
     else:
         b = assembler.read(b_value.id).permuted(b_order)
         if is_column:
@@ -109,7 +111,8 @@ def append_linear(
         spec = replace(spec, b=b.expanded((*c.shape[:-2], k, n)).layout)
         spec = choose_product(assembler, spec, f"dots of {'/'.join((*names, weights.name))}")
     else:
-        spec, b, note = pack_weights(assembler, spec, constant_array(weights), f"{weights.name}/")
+        array, half = constant_array(weights), assembler.half_of(weights.id)
+        spec, b, note = pack_weights(assembler, spec, array, f"{weights.name}/", half)
     assembler.call(spec, (x, b, c, *added), names, note)
     return c
 
@@ -177,7 +180,7 @@ def _by_columns(assembler: Assembler, b: View, group: KernelGroup, key: str) -> 
 
 
 def pack_weights(
-    assembler: Assembler, spec: Gemm, weights: Array, name: str
+    assembler: Assembler, spec: Gemm, weights: Array, name: str, half: Half | None = None
 ) -> tuple[Gemm, View, str]:
     """Return a product with constant weights as it is to run, the weights packed, and a note.
 
@@ -186,12 +189,19 @@ def pack_weights(
         spec: The product, its right operand in panels.
         weights: That operand, `[..., k, n]`.
         name: Of the weights as they are, which that of their order is added to.
+        half: What they are in the model, if that is halves.
     """
-    spec, note = _with_half_weights(assembler, spec, weights, name)
-    if not spec.schedule:  # else it was chosen with the dtype
-        spec = _in_settled_panels(assembler, assembler.choose(spec), weights, name)
-    packed = assembler.packed(f"{name}{gemm.packing(spec)}", partial(gemm.pack, spec, weights))
-    return spec, packed, note
+    note = ""
+    if half is None:
+        half, note = _half_weights(assembler, spec, weights, name)
+    if half is not None and _is_bound_by_memory(spec, weights):
+        plan = gemm.schedule(spec)
+        spec = replace(spec, schedule=replace(plan, prefetch=plan.prefetch or _AHEAD))
+    else:
+        spec = assembler.choose(spec)
+    spec = _in_settled_panels(assembler, spec, weights, name)
+    key = f"{name}{gemm.packing(spec)}"
+    return spec, assembler.packed(key, partial(gemm.pack, spec, weights), half), note
 
 
 def _in_settled_panels(assembler: Assembler, spec: Gemm, weights: Array, name: str) -> Gemm:
@@ -223,7 +233,7 @@ def lower_gemm(assembler: Assembler, group: KernelGroup) -> None:
     is_packed = b_value.constant is not None
     steps = _scale_and_add(operation, 1.0 if is_packed else alpha, beta)
     fused, operands = fuse(assembler, group, dtype, with_activation(operation, steps))
-    a = assembler.read(operation.inputs[0].id)
+    a = assembler.read(operation.inputs[0].id, is_wide=True)
     if operation.attribute("transA", 0):
         a = a.permuted((1, 0))
     c = assembler.target(group.result)
@@ -236,7 +246,9 @@ def lower_gemm(assembler: Assembler, group: KernelGroup) -> None:
         weights = weights.T if operation.attribute("transB", 0) else weights
         scaled = weights if alpha == 1 else (weights * alpha).astype(dtype)
         turned = "t" if operation.attribute("transB", 0) else ""
-        spec, b, note = pack_weights(assembler, spec, scaled, f"{b_value.name}/{turned}{alpha}")
+        half, name = assembler.half_of(b_value.id), f"{b_value.name}/{turned}{alpha}"
+        half = half if alpha == 1 else None
+        spec, b, note = pack_weights(assembler, spec, scaled, name, half)
     else:
         b = assembler.read(b_value.id)
         if operation.attribute("transB", 0):
@@ -325,10 +337,16 @@ _AHEAD = 16
 few lines by itself. On dense layers of AlexNet it makes 1.3 times 1.95."""
 
 
-def _with_half_weights(
+def _is_bound_by_memory(spec: Gemm, weights: Array) -> bool:
+    """Tell whether a product has few rows, at all of its sizes, and much to read."""
+    rows = most(gemm.merged(spec).m, MOST_ROWS + 1)
+    return rows <= MOST_ROWS and weights.nbytes >= LEAST_BYTES
+
+
+def _half_weights(
     assembler: Assembler, spec: Gemm, weights: Array, name: str
-) -> tuple[Gemm, str]:
-    """Return a product with its weights as float16 if that pays and they allow it, and a note.
+) -> tuple[Half | None, str]:
+    """Return as which halves the target asks to keep weights of float32, if any, and a note.
 
     Args:
         assembler: Knows what the target asks for.
@@ -336,19 +354,27 @@ def _with_half_weights(
         weights: That operand, `[..., k, n]`.
         name: Of the weights.
     """
-    if not assembler.half_weights or weights.dtype != "float32" or weights.nbytes < LEAST_BYTES:
-        return spec, ""
-    # Free rows are few only if they are bounded, and then at all sizes.
-    rows = most(gemm.merged(spec).m, MOST_ROWS + 1)
-    own = "float16" if rows <= MOST_ROWS else "float32"
+    if weights.dtype != SINGLE:
+        return None, ""
+    if assembler.is_bf16:
+        return bfloat16_weights(weights)
+    if not assembler.half_weights:
+        return None, ""
+    own = "float16" if _is_bound_by_memory(spec, weights) else SINGLE
     if (assembler.settle(f"dtype of {name}", lambda: own) or own) != "float16":
-        return spec, ""
+        return None, ""
     error = half_error(weights)
     if error is None:
-        return spec, "weights stay float32: float16 does not hold them"
-    assert isinstance(spec.b, Panels)
-    note = f"float16 weights, relative error {error:.1e}"
-    half = replace(spec, b=replace(spec.b, dtype="float16"))
-    plan = gemm.schedule(half)
-    plan = replace(plan, prefetch=plan.prefetch or _AHEAD)
-    return replace(half, schedule=plan), note
+        return None, "weights stay float32: float16 does not hold them"
+    return Half("float16"), f"float16 weights, relative error {error:.1e}"
+
+
+def bfloat16_weights(weights: Array) -> tuple[Half | None, str]:
+    """Return how weights are kept for `-precision=bf16`, and a note."""
+    # What is beyond the largest of bfloat16, or no number, would become infinite.
+    if not bool(np.all(np.abs(weights) <= LARGEST_BFLOAT16)):
+        return None, "weights stay float32: bfloat16 does not hold them"
+    return Half("bfloat16"), "bfloat16 weights"
+
+
+LARGEST_BFLOAT16 = float.fromhex("0x1.fep127")

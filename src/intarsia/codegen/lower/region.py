@@ -51,6 +51,7 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
     *,
     half_weights: bool = False,
     accuracy: Accuracy = Accuracy.MODEL,
+    is_bf16: bool = False,
     chooser: Chooser = HEURISTICS,
     threads: int = 1,
     borders: Borders | None = None,
@@ -65,6 +66,7 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
         announce: Told each kernel as soon as it is made.
         half_weights: Whether large weights of products with few rows may be kept as float16.
         accuracy: What products with weights of few bits do with activations.
+        is_bf16: Whether products and convolutions of float32 may take bfloat16.
         chooser: Says how kernels run that have a choice.
         threads: Of a run; they decide how kernels are cut, and no result.
         borders: Which inputs and outputs are blocked, by as many channels as the unit has lanes;
@@ -89,6 +91,7 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
         announce=announce,
         half_weights=half_weights,
         accuracy=accuracy,
+        is_bf16=is_bf16,
         chooser=chooser,
         threads=threads,
         outputs=borders.outputs,

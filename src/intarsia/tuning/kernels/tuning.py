@@ -137,6 +137,7 @@ def _record(setting: Setting) -> dict[Target, Recorder]:
             options.winograd,
             half_weights=options.half_weights,
             accuracy=options.accuracy,
+            is_bf16=options.is_bf16,
             chooser=recorder,
             threads=target_threads(target.target, setting.num_threads),
         )
