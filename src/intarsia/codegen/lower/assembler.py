@@ -350,10 +350,15 @@ class Assembler:
         return _Form(view, border)
 
     def scratch(
-        self, dtype: str, shape: Sequence[Size], block: int = 0, pads: Pads | None = None
+        self,
+        dtype: str,
+        shape: Sequence[Size],
+        block: int = 0,
+        pads: Pads | None = None,
+        half: Half | None = None,
     ) -> View:
         """Return memory for something in between, inside a border of zeros if it is to have one."""
-        return self._allocate(dtype, tuple(shape), block, pads)
+        return self._allocate(dtype, tuple(shape), block, pads, half)
 
     def clear(self, view: View) -> None:
         """Write zeros to a tensor."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.codegen.body import NOTHING, Apply, Body, Fused
-from intarsia.codegen.halves import SINGLE, Half
+from intarsia.codegen.halves import SINGLE, Half, rounded
 from intarsia.codegen.kernels import gemm
 from intarsia.codegen.kernels.gemm import Gemm, Panels, PanelSource
 from intarsia.codegen.lower.activations import with_activation
@@ -67,7 +67,8 @@ def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
         is_plain = alpha == 1 and b_order == tuple(range(len(b_order)))
         order = "" if is_plain else f"{'x'.join(map(str, b_order))}/{alpha}/"
         half = assembler.half_of(b_value.id) if alpha == 1 else None
-        spec, b, note = pack_weights(assembler, spec, weights, f"{b_value.name}/{order}", half)
+        name = f"{b_value.name}/{order}"
+        spec, a, b, note = pack_weights(assembler, spec, a, weights, name, half)
     else:
         b = assembler.read(b_value.id).permuted(b_order)
         if is_column:
@@ -112,7 +113,7 @@ def append_linear(
         spec = choose_product(assembler, spec, f"dots of {'/'.join((*names, weights.name))}")
     else:
         array, half = constant_array(weights), assembler.half_of(weights.id)
-        spec, b, note = pack_weights(assembler, spec, array, f"{weights.name}/", half)
+        spec, x, b, note = pack_weights(assembler, spec, x, array, f"{weights.name}/", half)
     assembler.call(spec, (x, b, c, *added), names, note)
     return c
 
@@ -180,28 +181,53 @@ def _by_columns(assembler: Assembler, b: View, group: KernelGroup, key: str) -> 
 
 
 def pack_weights(
-    assembler: Assembler, spec: Gemm, weights: Array, name: str, half: Half | None = None
-) -> tuple[Gemm, View, str]:
-    """Return a product with constant weights as it is to run, the weights packed, and a note.
+    assembler: Assembler,
+    spec: Gemm,
+    a: View,
+    weights: Array,
+    name: str,
+    half: Half | None = None,
+) -> tuple[Gemm, View, View, str]:
+    """Return a product with constant weights as it is to run, both operands, and a note.
 
     Args:
         assembler: Of the program.
         spec: The product, its right operand in panels.
-        weights: That operand, `[..., k, n]`.
+        a: The left operand.
+        weights: The right operand, `[..., k, n]`.
         name: Of the weights as they are, which that of their order is added to.
         half: What they are in the model, if that is halves.
     """
     note = ""
     if half is None:
         half, note = _half_weights(assembler, spec, weights, name)
-    if half is not None and _is_bound_by_memory(spec, weights):
+    if half == BFLOAT16 and assembler.unit.has_bf16_dots and not is_free((spec.k,)):
+        a = _as_bfloat16(assembler, a)
+        panels = replace(spec.b, dtype=a.dtype)  # type: ignore[type-var] # it is in panels
+        spec = assembler.choose(replace(spec, a=a.layout, b=panels))
+        weights, half, note = rounded(weights, BFLOAT16.dtype).view(a.dtype), None, "bfloat16"
+    elif half is not None and _is_bound_by_memory(spec, weights):
         plan = gemm.schedule(spec)
         spec = replace(spec, schedule=replace(plan, prefetch=plan.prefetch or _AHEAD))
     else:
         spec = assembler.choose(spec)
     spec = _in_settled_panels(assembler, spec, weights, name)
     key = f"{name}{gemm.packing(spec)}"
-    return spec, assembler.packed(key, partial(gemm.pack, spec, weights), half), note
+    return spec, a, assembler.packed(key, partial(gemm.pack, spec, weights), half), note
+
+
+def _as_bfloat16(assembler: Assembler, view: View) -> View:
+    """Return a copy of a left operand as the bits of bfloat16, which pairs are multiplied of."""
+    once = tuple(
+        1 if stride == 0 else extent
+        for extent, stride in zip(view.shape, view.strides, strict=True)
+    )
+    copy = assembler.scratch(view.dtype, once, half=BFLOAT16)
+    assembler.copy(replace(view, shape=once), copy, (), "as bfloat16")
+    return replace(copy.expanded(view.shape), dtype="uint16", half=None)
+
+
+BFLOAT16 = Half("bfloat16")
 
 
 def _in_settled_panels(assembler: Assembler, spec: Gemm, weights: Array, name: str) -> Gemm:
@@ -248,7 +274,7 @@ def lower_gemm(assembler: Assembler, group: KernelGroup) -> None:
         turned = "t" if operation.attribute("transB", 0) else ""
         half, name = assembler.half_of(b_value.id), f"{b_value.name}/{turned}{alpha}"
         half = half if alpha == 1 else None
-        spec, b, note = pack_weights(assembler, spec, scaled, name, half)
+        spec, a, b, note = pack_weights(assembler, spec, a, scaled, name, half)
     else:
         b = assembler.read(b_value.id)
         if operation.attribute("transB", 0):
@@ -374,7 +400,7 @@ def bfloat16_weights(weights: Array) -> tuple[Half | None, str]:
     # What is beyond the largest of bfloat16, or no number, would become infinite.
     if not bool(np.all(np.abs(weights) <= LARGEST_BFLOAT16)):
         return None, "weights stay float32: bfloat16 does not hold them"
-    return Half("bfloat16"), "bfloat16 weights"
+    return BFLOAT16, "bfloat16 weights"
 
 
 LARGEST_BFLOAT16 = float.fromhex("0x1.fep127")

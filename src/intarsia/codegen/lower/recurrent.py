@@ -187,7 +187,8 @@ class _Network:
         note, weights = "", self._value(_W)
         if weights.constant is not None:
             array = self.operation.array(_W).transpose(0, 2, 1)[:, None]
-            spec, b, note = pack_weights(self.assembler, spec, array, f"{weights.name}/turned")
+            name, half = f"{weights.name}/turned", self.assembler.half_of(weights.id)
+            spec, a, b, note = pack_weights(self.assembler, spec, a, array, name, half)
         else:
             b = self.assembler.read(weights.id).permuted((0, 2, 1)).unsqueezed(1)
             b = b.expanded((ways, outer, depth, width))
