@@ -183,4 +183,3 @@ def _steps(append: Callable[[Builder], ir.IrValue]) -> tuple[ir.Operation, ...]:
     b = Builder("steps")
     append(b)
     return b.finish().body
-

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _INTO = (FuseBatchNormIntoConv, FuseBatchNormIntoConvTranspose, FuseBatchNormIntoGemm)
 _BATCH_NORM_INFERS_SINCE = 7
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def apply_rules(model: ir.Model, pairs: Collection[tuple[str, str]]) -> None:
@@ -58,6 +59,8 @@ class _Guarded:
         constants = [*first.inputs[1:], *(value for value in last.inputs if value != inbound_out)]
         if any(value is None or value.dtype != x.dtype for value in constants):
             return MatchResult().fail("a constant is absent or of another type")
+        if x.dtype in _HALVES:  # backends multiply in float32, where nothing is lost
+            return MatchResult().fail("weights of halves would be rounded a second time")
         if len({device_of(node) for node in self.merged} - {None}) > 1:
             return MatchResult().fail("annotated for two devices")
         if last.op_type != "BatchNormalization":  # the rule would look at its second input

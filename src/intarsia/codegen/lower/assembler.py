@@ -539,8 +539,7 @@ class Assembler:
                 return
         kernel, free = self._kernel(spec, number, halves)
         pointers = tuple(
-            Argument(view.storage, view.lowest * view.item_bytes)
-            for view in arguments
+            Argument(view.storage, view.lowest * view.item_bytes) for view in arguments
         )
         function = self._kernels[kernel]
         assert len(pointers) == len(function.buffers), f"{function.name}: {nodes}"

@@ -155,9 +155,7 @@ def _columns(operation: Operation) -> Pads:
     return ((0, 0), read_conv_window(operation).pads[1])
 
 
-def _buffer(
-    assembler: Assembler, shape: tuple[int, ...], pads: Pads, half: Half | None
-) -> View:
+def _buffer(assembler: Assembler, shape: tuple[int, ...], pads: Pads, half: Half | None) -> View:
     """Return memory for a band, its border included."""
     view = assembler.scratch(SINGLE, shape, assembler.lanes, pads, half)
     return outer(view, pads)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from intarsia.arrays import Array
+from intarsia.codegen.lower.halves import model_dtype
 from intarsia.codegen.patterns.spelling import Meaning
 from intarsia.graph.extract import constant_array
 from intarsia.graph.pattern import CONSTANT, SOURCE, Match, Op, Pattern
@@ -29,8 +30,8 @@ _FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "Tanh": np.tanh,
 }
 _POINTS = np.linspace(-6, 6, 49)
-_CLOSE = {"float32": 5e-7, "float64": 5e-14}
-"""How far results may be from Gelu's: constants are rounded to the dtype."""
+_CLOSE = {"float16": 2e-4, "bfloat16": 4e-3, "float32": 5e-7, "float64": 5e-14}
+"""How far results may be from Gelu's: constants are rounded to the dtype of the model."""
 
 
 def _by_erf(x: Array) -> Array:
@@ -75,13 +76,14 @@ def _tanh_arguments() -> Iterator[Op]:
 def _meaning(match: Match) -> Meaning | str:
     graph, result = match.graph, match.graph.values[match.nodes[0].outputs[0]]
     source = graph.values[match.source]
-    if source.dtype not in _CLOSE or (result.dtype, result.shape) != (source.dtype, source.shape):
+    dtype = model_dtype(source)
+    if dtype not in _CLOSE or (result.dtype, result.shape) != (source.dtype, source.shape):
         return "its result has another dtype or shape"
     computed = _computed(match)
     if computed is None:
         return "a constant is not one number"
     for kind, exact in _KINDS.items():
-        if np.allclose(computed, exact(_POINTS), rtol=0, atol=_CLOSE[source.dtype]):
+        if np.allclose(computed, exact(_POINTS), rtol=0, atol=_CLOSE[dtype]):
             return Meaning("Gelu", (match.source,), {"approximate": kind})
     return "its constants are other ones"
 
