@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from intarsia.arrays import np_dtype
 from intarsia.codegen.body import identity
 from intarsia.codegen.expand import expand
 from intarsia.codegen.guard import guarded
-from intarsia.codegen.halves import HALVES, SINGLE, Half, reads_back, rounded, with_halves
+from intarsia.codegen.halves import HALVES, SINGLE, reads_back, rounded, with_halves
 from intarsia.codegen.ir import INT64, Function, row_major
 from intarsia.codegen.kernels.bounds import Bounds
 from intarsia.codegen.kernels.domain import Ragged
@@ -146,9 +147,9 @@ class Assembler:
     _found: list[FoundOutput] = field(default_factory=list)
     _kernels: list[Function] = field(default_factory=list)
     _functions: dict[tuple[Hashable, int | None], Function] = field(default_factory=dict)
-    _by_spec: dict[
-        tuple[Hashable, int | None, tuple[Half | None, ...]], tuple[int, _FreeArguments]
-    ] = field(default_factory=dict)
+    _by_spec: dict[tuple[Hashable, int | None, tuple[str, ...]], tuple[int, _FreeArguments]] = (
+        field(default_factory=dict)
+    )
     _by_print: dict[str, int] = field(default_factory=dict)
     _constant_storages: dict[str, int] = field(default_factory=dict)
     _packed: dict[str, View] = field(default_factory=dict)
@@ -179,7 +180,7 @@ class Assembler:
             value_id: Of the value.
             block: Channels of a block, or 0 for a plain tensor of any strides.
             pads: A border of zeros that the view includes.
-            is_wide: Whether halves are to lie in memory as float32: they are read many times.
+            is_wide: Whether memory is to hold no halves: they are read many times.
         """
         if self.graph.values[value_id].constant is not None and value_id not in self._forms:
             self._forms[value_id] = [_Form(self._initializer(value_id))]
@@ -189,7 +190,7 @@ class Assembler:
         if value_id not in self._forms:
             self.write_entries(value_id)
         forms = self._forms[value_id]
-        wide = [form for form in forms if not (is_wide and form.view.is_narrow)]
+        wide = [form for form in forms if not (is_wide and form.view.half)]
         for form in wide:
             offered = form.offers(block, pads)
             if offered is not None:
@@ -258,25 +259,15 @@ class Assembler:
         block, pads = self.plan.blocks.get(value_id, 0), self.plan.pads.get(value_id)
         if pads is None and self._is_output(value_id, block):
             return _Form(self._output_view(value_id))
-        dtype, half = storage_of(value.dtype), self.half_of(value_id, is_wide=True)
+        dtype = storage_of(value.dtype)
         if value_id in self.plan.channels_last:
             batch, channels, *spatial = value.shape
-            last = self._allocate(dtype, (batch, *spatial, channels), 0, None, half)
+            last = self._allocate(dtype, (batch, *spatial, channels), 0, None)
             order = (0, len(spatial) + 1, *range(1, len(spatial) + 1))
             view = _other_form(last.permuted(order), block)
             assert view is not None, "blocks would be cut"
             return _Form(view)
-        return _Form(self._allocate(dtype, value.shape, block, pads, half), pads)
-
-    def half_of(self, value_id: int, *, is_wide: bool = False) -> Half | None:
-        """Return how memory keeps a value, if it holds halves in the model.
-
-        Args:
-            value_id: Of the value.
-            is_wide: Whether as float32, rounded to halves.
-        """
-        dtype = self.halves.get(value_id)
-        return None if dtype is None else Half(dtype, is_wide)
+        return _Form(self._allocate(dtype, value.shape, block, pads), pads)
 
     def _is_output(self, value_id: int, block: int) -> bool:
         """Tell whether a value is an output of the region in this layout."""
@@ -299,9 +290,8 @@ class Assembler:
             Memory for so many entries, without gaps; and for one int64.
         """
         value = self.graph.values[value_id]
-        dtype, half = storage_of(value.dtype), self.half_of(value_id)
-        item_bytes = half.item_bytes if half else np.dtype(dtype).itemsize
-        word = np.dtype(INT64.dtype).itemsize
+        dtype, half = storage_of(value.dtype), self.halves.get(value_id, "")
+        item_bytes, word = np_dtype(half or dtype).itemsize, np.dtype(INT64.dtype).itemsize
         assert value.shape is not None
         if value_id not in self.region.outputs:  # nobody reads it
             return self.scratch(dtype, (entries,)), self.scratch(INT64.dtype, (1,))
@@ -355,7 +345,7 @@ class Assembler:
         shape: Sequence[Size],
         block: int = 0,
         pads: Pads | None = None,
-        half: Half | None = None,
+        half: str = "",
     ) -> View:
         """Return memory for something in between, inside a border of zeros if it is to have one."""
         return self._allocate(dtype, tuple(shape), block, pads, half)
@@ -377,11 +367,11 @@ class Assembler:
         shape: tuple[Size, ...],
         block: int,
         pads: Pads | None,
-        half: Half | None = None,
+        half: str = "",
     ) -> View:
         outer_shape = padded(shape, pads)
         elements = prod(domain_of(outer_shape, block))
-        nbytes = elements * (half.item_bytes if half else np.dtype(dtype).itemsize)
+        nbytes = elements * np_dtype(half or dtype).itemsize
         storage = self._storage(StorageKind.SCRATCH, 0, nbytes)
         view = dense_view(storage, dtype, shape, block, pads, half)
         if pads is not None:
@@ -438,7 +428,7 @@ class Assembler:
         Halves are float32 to kernels.
         """
         array = np.require(array, requirements="C")
-        half = Half(array.dtype.name) if array.dtype.name in HALVES else None
+        half = array.dtype.name if array.dtype.name in HALVES else ""
         array = array.view("uint16" if half else storage_of(array.dtype.name))
         name = self._free_name(name, array)
         storage = self._constant_storages.get(name)
@@ -458,18 +448,18 @@ class Assembler:
             candidate = f"{name}#{number}"
         return candidate
 
-    def packed(self, key: str, make: Callable[[], Array], half: Half | None = None) -> View:
+    def packed(self, key: str, make: Callable[[], Array], half: str = "") -> View:
         """Return weights as a kernel wants them, made once for each key.
 
         Args:
             key: Says which they are, and how they lie.
             make: Returns them.
-            half: How memory is to keep them, if as halves.
+            half: What memory is to keep, if that is halves.
         """
-        key = f"{key}/{half.dtype}" if half else key
+        key = f"{key}/{half}" if half else key
         if key not in self._packed:
             array = make()
-            self._packed[key] = self.constant(key, rounded(array, half.dtype) if half else array)
+            self._packed[key] = self.constant(key, rounded(array, half) if half else array)
         return self._packed[key]
 
     def _initializer(self, value_id: int) -> View:
@@ -681,7 +671,7 @@ class Assembler:
         span = sum([(extent - 1) * abs(stride) for extent, stride in steps], 1)
         storage = self._storage(StorageKind.SCRATCH, 0, span * np.dtype(view.dtype).itemsize)
         moved = view.offset - view.lowest
-        single = replace(view, storage=storage, offset=moved, align=64, half=None)
+        single = replace(view, storage=storage, offset=moved, align=64, half="")
         self.copy(view, single, nodes, "as float32")
         return single
 
@@ -694,7 +684,7 @@ class Assembler:
         return self._functions[key]
 
     def _kernel(
-        self, spec: Hashable, number: int | None, halves: tuple[Half | None, ...]
+        self, spec: Hashable, number: int | None, halves: tuple[str, ...]
     ) -> tuple[int, _FreeArguments]:
         """Return the number of the kernel that a description means, and what is free of it."""
         key = spec, number, halves
@@ -717,8 +707,8 @@ class Assembler:
 
     def _border_view(self, kind: StorageKind, index: int, value: Value, block: int) -> View:
         """Return an input or output of the region: the caller's memory, of any alignment."""
-        dtype, half = storage_of(value.dtype), self.half_of(value.id)
-        item_bytes = half.item_bytes if half else np.dtype(dtype).itemsize
+        dtype, half = storage_of(value.dtype), self.halves.get(value.id, "")
+        item_bytes = np_dtype(half or dtype).itemsize
         storage = self._storage(kind, index, prod(value.shape or ()) * item_bytes)
         view = dense_view(storage, dtype, value.shape or (), block, half=half)
         return replace(view, align=item_bytes)

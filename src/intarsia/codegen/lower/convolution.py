@@ -20,7 +20,6 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.codegen.body import Apply, Fused
-from intarsia.codegen.halves import Half
 from intarsia.codegen.kernels import winograd
 from intarsia.codegen.kernels.conv import Conv
 from intarsia.codegen.kernels.conv_plain import PlainConv
@@ -308,17 +307,17 @@ def append_conv(assembler: Assembler, group: KernelGroup, problem: ConvProblem) 
 
 def _kept_weights(
     assembler: Assembler, spec: _ConvSpec, operation: Operation, weights: Array
-) -> tuple[Half | None, str]:
+) -> tuple[str, str]:
     """Return how memory keeps the weights of a convolution, if as halves, and a note.
 
     Only those of dense convolutions are many; Winograd's are transformed, and no halves any more.
     """
     if isinstance(spec, Winograd):
-        return None, f"Winograd {spec.algorithm}"
+        return "", f"Winograd {spec.algorithm}"
     if not isinstance(spec, Conv):
-        return None, ""
-    half = assembler.half_of(operation.inputs[1].id)
-    if half is not None or not assembler.is_bf16:
+        return "", ""
+    half = assembler.halves.get(operation.inputs[1].id, "")
+    if half or not assembler.is_bf16:
         return half, ""
     return bfloat16_weights(weights)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.codegen.body import NOTHING, Apply, Body, Fused
-from intarsia.codegen.halves import SINGLE, Half, rounded
+from intarsia.codegen.halves import SINGLE, rounded
 from intarsia.codegen.kernels import gemm
 from intarsia.codegen.kernels.gemm import Gemm, Panels, PanelSource
 from intarsia.codegen.lower.activations import with_activation
@@ -66,7 +66,7 @@ def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
         spec = replace(spec, b=Panels(dtype, weights.shape[:-2]))
         is_plain = alpha == 1 and b_order == tuple(range(len(b_order)))
         order = "" if is_plain else f"{'x'.join(map(str, b_order))}/{alpha}/"
-        half = assembler.half_of(b_value.id) if alpha == 1 else None
+        half = assembler.halves.get(b_value.id, "") if alpha == 1 else ""
         name = f"{b_value.name}/{order}"
         spec, a, b, note = pack_weights(assembler, spec, a, weights, name, half)
     else:
@@ -112,7 +112,7 @@ def append_linear(
         spec = replace(spec, b=b.expanded((*c.shape[:-2], k, n)).layout)
         spec = choose_product(assembler, spec, f"dots of {'/'.join((*names, weights.name))}")
     else:
-        array, half = constant_array(weights), assembler.half_of(weights.id)
+        array, half = constant_array(weights), assembler.halves.get(weights.id, "")
         spec, x, b, note = pack_weights(assembler, spec, x, array, f"{weights.name}/", half)
     assembler.call(spec, (x, b, c, *added), names, note)
     return c
@@ -186,7 +186,7 @@ def pack_weights(
     a: View,
     weights: Array,
     name: str,
-    half: Half | None = None,
+    half: str = "",
 ) -> tuple[Gemm, View, View, str]:
     """Return a product with constant weights as it is to run, both operands, and a note.
 
@@ -199,14 +199,14 @@ def pack_weights(
         half: What they are in the model, if that is halves.
     """
     note = ""
-    if half is None:
+    if not half:
         half, note = _half_weights(assembler, spec, weights, name)
     if half == BFLOAT16 and assembler.unit.has_bf16_dots and not is_free((spec.k,)):
         a = _as_bfloat16(assembler, a)
         panels = replace(spec.b, dtype=a.dtype)  # type: ignore[type-var] # it is in panels
         spec = assembler.choose(replace(spec, a=a.layout, b=panels))
-        weights, half, note = rounded(weights, BFLOAT16.dtype).view(a.dtype), None, "bfloat16"
-    elif half is not None and _is_bound_by_memory(spec, weights):
+        weights, half, note = rounded(weights, half).view(a.dtype), "", "bfloat16"
+    elif half and _is_bound_by_memory(spec, weights):
         plan = gemm.schedule(spec)
         spec = replace(spec, schedule=replace(plan, prefetch=plan.prefetch or _AHEAD))
     else:
@@ -224,10 +224,10 @@ def _as_bfloat16(assembler: Assembler, view: View) -> View:
     )
     copy = assembler.scratch(view.dtype, once, half=BFLOAT16)
     assembler.copy(replace(view, shape=once), copy, (), "as bfloat16")
-    return replace(copy.expanded(view.shape), dtype="uint16", half=None)
+    return replace(copy.expanded(view.shape), dtype="uint16", half="")
 
 
-BFLOAT16 = Half("bfloat16")
+BFLOAT16 = "bfloat16"
 
 
 def _in_settled_panels(assembler: Assembler, spec: Gemm, weights: Array, name: str) -> Gemm:
@@ -272,8 +272,8 @@ def lower_gemm(assembler: Assembler, group: KernelGroup) -> None:
         weights = weights.T if operation.attribute("transB", 0) else weights
         scaled = weights if alpha == 1 else (weights * alpha).astype(dtype)
         turned = "t" if operation.attribute("transB", 0) else ""
-        half, name = assembler.half_of(b_value.id), f"{b_value.name}/{turned}{alpha}"
-        half = half if alpha == 1 else None
+        half, name = assembler.halves.get(b_value.id, ""), f"{b_value.name}/{turned}{alpha}"
+        half = half if alpha == 1 else ""
         spec, a, b, note = pack_weights(assembler, spec, a, scaled, name, half)
     else:
         b = assembler.read(b_value.id)
@@ -369,9 +369,7 @@ def _is_bound_by_memory(spec: Gemm, weights: Array) -> bool:
     return rows <= MOST_ROWS and weights.nbytes >= LEAST_BYTES
 
 
-def _half_weights(
-    assembler: Assembler, spec: Gemm, weights: Array, name: str
-) -> tuple[Half | None, str]:
+def _half_weights(assembler: Assembler, spec: Gemm, weights: Array, name: str) -> tuple[str, str]:
     """Return as which halves the target asks to keep weights of float32, if any, and a note.
 
     Args:
@@ -381,25 +379,25 @@ def _half_weights(
         name: Of the weights.
     """
     if weights.dtype != SINGLE:
-        return None, ""
+        return "", ""
     if assembler.is_bf16:
         return bfloat16_weights(weights)
     if not assembler.half_weights:
-        return None, ""
+        return "", ""
     own = "float16" if _is_bound_by_memory(spec, weights) else SINGLE
     if (assembler.settle(f"dtype of {name}", lambda: own) or own) != "float16":
-        return None, ""
+        return "", ""
     error = half_error(weights)
     if error is None:
-        return None, "weights stay float32: float16 does not hold them"
-    return Half("float16"), f"float16 weights, relative error {error:.1e}"
+        return "", "weights stay float32: float16 does not hold them"
+    return "float16", f"float16 weights, relative error {error:.1e}"
 
 
-def bfloat16_weights(weights: Array) -> tuple[Half | None, str]:
+def bfloat16_weights(weights: Array) -> tuple[str, str]:
     """Return how weights are kept for `-precision=bf16`, and a note."""
     # What is beyond the largest of bfloat16, or no number, would become infinite.
     if not bool(np.all(np.abs(weights) <= LARGEST_BFLOAT16)):
-        return None, "weights stay float32: bfloat16 does not hold them"
+        return "", "weights stay float32: bfloat16 does not hold them"
     return BFLOAT16, "bfloat16 weights"
 
 

@@ -187,7 +187,7 @@ class _Network:
         note, weights = "", self._value(_W)
         if weights.constant is not None:
             array = self.operation.array(_W).transpose(0, 2, 1)[:, None]
-            name, half = f"{weights.name}/turned", self.assembler.half_of(weights.id)
+            name, half = f"{weights.name}/turned", self.assembler.halves.get(weights.id, "")
             spec, a, b, note = pack_weights(self.assembler, spec, a, array, name, half)
         else:
             b = self.assembler.read(weights.id).permuted((0, 2, 1)).unsqueezed(1)

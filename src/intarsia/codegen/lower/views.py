@@ -11,12 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-import numpy as np
-
 from intarsia.codegen.body import Layout
-from intarsia.codegen.halves import Half
 from intarsia.codegen.ir import row_major
 from intarsia.extents import Size, UndecidedError, common_divisor, divide, is_free
+from intarsia.graph.graph import item_bytes
 
 CHANNELS = 1
 """The dimension of the channels."""
@@ -34,7 +32,7 @@ class View:
         offset: Elements from the start of the storage to the first one.
         block: Channels of a block, or 0 for a plain tensor.
         align: Bytes to which the storage is aligned; the caller's may be to one element only.
-        half: How memory keeps it, if that is as halves; they are float32 to kernels.
+        half: What memory keeps, if that is halves; they are float32 to kernels.
     """
 
     storage: int
@@ -44,17 +42,12 @@ class View:
     offset: Size = 0
     block: int = 0
     align: int = 64
-    half: Half | None = None
+    half: str = ""
 
     @property
     def item_bytes(self) -> int:
         """Bytes of an element in memory."""
-        return self.half.item_bytes if self.half else np.dtype(self.dtype).itemsize
-
-    @property
-    def is_narrow(self) -> bool:
-        """Whether an element takes fewer bytes in memory than in a kernel."""
-        return self.half is not None and not self.half.is_wide
+        return item_bytes(self.half or self.dtype)
 
     @property
     def domain(self) -> tuple[Size, ...]:
@@ -203,7 +196,7 @@ def dense_view(
     shape: Sequence[Size],
     block: int = 0,
     pads: Pads | None = None,
-    half: Half | None = None,
+    half: str = "",
 ) -> View:
     """Return a tensor that fills a storage, inside its padding.
 
@@ -213,7 +206,7 @@ def dense_view(
         shape: The tensor's dimensions.
         block: Channels of a block, or 0 for a plain tensor.
         pads: Border around the spatial dimensions.
-        half: How memory keeps it, if that is as halves.
+        half: What memory keeps, if that is halves.
     """
     outer = padded(shape, pads)
     strides = row_major(domain_of(outer, block))

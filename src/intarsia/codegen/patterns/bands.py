@@ -12,7 +12,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from intarsia.codegen.halves import SINGLE, Half
 from intarsia.codegen.kernels.convolution import ConvKind
 from intarsia.codegen.kernels.window import Split, Window
 from intarsia.codegen.kernels.winograd.schedules import choose_winograd
@@ -120,8 +119,7 @@ def _lower(assembler: Assembler, chain: GroupChain) -> None:
     for number, operation in enumerate(operations[1:], start=1):
         depth = max(plan[number].end - plan[number].first for plan in plans)
         shape = (1, operation.shape()[1], depth, operation.shape()[3])
-        half = assembler.half_of(operation.node.inputs[0], is_wide=True)
-        views.append(_buffer(assembler, shape, _columns(operation), half))
+        views.append(_buffer(assembler, shape, _columns(operation)))
     full = [conv_problem(assembler, group, views[number], y) for number, group in enumerate(chain)]
     for image in range(batch):
         for before, plan in zip([None, *plans], plans, strict=False):
@@ -155,9 +153,9 @@ def _columns(operation: Operation) -> Pads:
     return ((0, 0), read_conv_window(operation).pads[1])
 
 
-def _buffer(assembler: Assembler, shape: tuple[int, ...], pads: Pads, half: Half | None) -> View:
+def _buffer(assembler: Assembler, shape: tuple[int, ...], pads: Pads) -> View:
     """Return memory for a band, its border included."""
-    view = assembler.scratch(SINGLE, shape, assembler.lanes, pads, half)
+    view = assembler.scratch("float32", shape, assembler.lanes, pads)
     return outer(view, pads)
 
 
