@@ -90,9 +90,7 @@ def row(name: str, folder: Path, rounds: int) -> str:
     for _ in range(rounds):
         for side, taken in take_round(list(runs), seconds, order).items():
             samples[side].append(taken)
-    cells = [
-        f"{statistics.median(samples[side]) * 1e3:.2f} ({errors[side]:.1e})" for side in runs
-    ]
+    cells = [f"{statistics.median(samples[side]) * 1e3:.2f} ({errors[side]:.1e})" for side in runs]
     ratios = [
         f"{side} {paired_ratio(samples[side], samples['f16']).value:.2f}"
         for side in ("f32", *PEERS)

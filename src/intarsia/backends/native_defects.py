@@ -81,6 +81,13 @@ def native_defects(backend: str) -> tuple[KnownDefect, ...]:
             dtypes="float64",
         ),
         rule(
+            "Add Sub Mul Div Exp Pow Sqrt Reciprocal Softmax Sum Mean ReduceSum ReduceMean",
+            "halves stay float32 from node to node, so that nothing overflows in between",
+            Values.INFINITE,
+            Values.HUGE,
+            dtypes="float16 bfloat16",
+        ),
+        rule(
             "Gelu",
             "one is added to the error function, as ONNX writes it, which cancels below zero",
             bound=_of_cancelled_one,

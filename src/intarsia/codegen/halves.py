@@ -110,7 +110,7 @@ class _Rewriter:
         yield replace(load, result=raw, buffer=buffer)
         *steps, last = _steps(lambda b: self._widen(b, half, raw))
         yield from steps
-        yield replace(last, result=load.result)
+        yield replace(last, result=load.result)  # type: ignore[arg-type] # each yields
 
     def _store(self, store: ir.Store) -> Iterator[ir.Operation]:
         half, buffer = self.kept[store.buffer]
@@ -118,7 +118,7 @@ class _Rewriter:
         if source != half:  # else it is copied
             steps = _steps(lambda b: self._narrow(b, half, store.value))
             yield from steps
-            value = steps[-1].result
+            (value,) = ir.results(steps[-1])
         yield replace(store, value=value, buffer=buffer)
 
     def _widen(self, b: Builder, half: str, raw: ir.IrValue) -> ir.IrValue:
@@ -132,8 +132,8 @@ class _Rewriter:
         return b.cast(value, half) if self.has_half else half_bits(b, value)
 
 
-def _steps(append: Callable[[Builder], ir.IrValue]) -> list[ir.Computed]:
-    """Return the operations that a function appends, each of which yields a value."""
+def _steps(append: Callable[[Builder], ir.IrValue]) -> tuple[ir.Operation, ...]:
+    """Return the operations that a function appends."""
     b = Builder("steps")
     append(b)
-    return [item for item in b.finish().body if isinstance(item, ir.Computed)]
+    return b.finish().body

@@ -203,7 +203,7 @@ def pack_weights(
         half, note = _half_weights(assembler, spec, weights, name)
     if half == BFLOAT16 and assembler.unit.has_bf16_dots and not is_free((spec.k,)):
         a = _as_bfloat16(assembler, a)
-        panels = replace(spec.b, dtype=a.dtype)  # type: ignore[type-var] # it is in panels
+        panels = replace(spec.b, dtype=a.dtype)
         spec = assembler.choose(replace(spec, a=a.layout, b=panels))
         weights, half, note = rounded(weights, half).view(a.dtype), "", "bfloat16"
     elif half and _is_bound_by_memory(spec, weights):
