@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -484,17 +485,23 @@ def native_groups(region: Region, unit: VectorUnit) -> tuple[FusedGroup, ...]:
         unit: The vector unit of the target.
     """
     from intarsia.codegen.lower.fusion import fuse_region
+    from intarsia.codegen.patterns.codes import read_codes
 
-    fused = fuse_region(region, unit)
+    fused = fuse_region(read_codes(region), unit)
     in_chains = {group.result for chain in fused.chains.values() for group in chain.groups}
-    groups = [
-        FusedGroup(tuple(sorted(node.id for node in group.nodes)), group.anchor.op_type)
+    named = [
+        (group.anchor.op_type, group.names)
         for group in fused.groups
-        if len(group.nodes) > 1 and group.result not in in_chains
+        if group.result not in in_chains
     ]
     for chain in fused.chains.values():
-        nodes = sorted(node.id for group in chain.groups for node in group.nodes)
-        groups.append(
-            FusedGroup(tuple(nodes), "+".join(group.anchor.op_type for group in chain.groups))
-        )
+        kind = "+".join(group.anchor.op_type for group in chain.groups)
+        named.append((kind, tuple(name for group in chain.groups for name in group.names)))
+    # What several kernels do, each for itself, belongs to none of them.
+    uses = Counter(name for _, names in named for name in set(names))
+    numbers = {region.graph.nodes[number].name: number for number in region.nodes}
+    groups = []
+    for kind, names in named:
+        nodes = sorted(numbers[name] for name in set(names) if uses[name] == 1)
+        groups += [FusedGroup(tuple(nodes), kind)] if len(nodes) > 1 else []
     return tuple(groups)

@@ -20,6 +20,7 @@ from intarsia.codegen.lower.recipes import is_elementwise
 from intarsia.codegen.lower.views import CHANNELS
 from intarsia.codegen.patterns import FUSED_SHAPES, SPELLINGS
 from intarsia.codegen.patterns.attention import read_attention
+from intarsia.codegen.patterns.codes import read_codes
 from intarsia.codegen.patterns.quantised import read_quantised
 from intarsia.codegen.patterns.shape import FusedChain, find_chains
 from intarsia.codegen.patterns.spelling import read_operations
@@ -97,7 +98,7 @@ def best_borders(region: Region, unit: VectorUnit) -> Borders:
         region: Nodes that are all taken.
         unit: The vector unit of the target; its lanes are the channels of a block.
     """
-    lanes = unit.lanes()
+    region, lanes = read_codes(region), unit.lanes()
     groups, wishes = group_region(region, unit)
     sketch = _Sketch(region, groups, wishes, lanes)
     chosen = Borders()

@@ -21,6 +21,7 @@ from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.operators import entry_of, refuse_operation
 from intarsia.codegen.lower.program import Program
 from intarsia.codegen.lower.schedules import HEURISTICS, Chooser
+from intarsia.codegen.patterns.codes import read_codes
 from intarsia.codegen.unit import Accuracy, VectorUnit, WinogradMode
 from intarsia.graph.graph import Graph, Node
 from intarsia.graph.region import Region
@@ -79,8 +80,11 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
     region = Region(in_singles(region.graph), region.bits)
     nominal = region.graph
     if any(touches_free(nominal, nominal.nodes[node]) for node in region.nodes):
-        region = Region(with_extents(nominal), region.bits)
+        region = read_codes(Region(with_extents(nominal), region.bits))
         nominal = with_sizes(nominal)
+    else:
+        region = read_codes(region)
+        nominal = region.graph
     fused = fuse_region(region, unit, borders)
     assembler = Assembler(
         graph=region.graph,
