@@ -60,6 +60,7 @@ class _Emitter:
         self._dots = dots
         self._fma = "fma" if has_fma else "fmuladd"
         self._names: dict[ir.IrValue, str] = {}
+        self._rounded: dict[ir.IrValue, ir.IrValue] = {}  # what was rounded, by the result
         self._operands: dict[ir.IrValue, str] = {}  # with their types
         self._depths: dict[ir.IrValue, int] = {}
         self._blocks: list[_Block] = []
@@ -531,6 +532,8 @@ class _Emitter:
             vector = _type(type_)
             callee = self._declare(name, f"{vector} ({vector}, i1)")
             return f"call {vector} {callee}({text}, i1 false)"
+        if operation.name == "rint":
+            self._rounded[operation.result] = operand
         return self._call(_INTRINSICS[operation.name], type_, (operand,))
 
     def _binary(self, operation: ir.Binary) -> str:
@@ -558,6 +561,11 @@ class _Emitter:
 
     def _cast(self, result: ir.Type, operand: ir.IrValue) -> str:
         source, text = operand.type, self._typed(operand)
+        if operand in self._rounded and (source.dtype, result.dtype) == ("float32", "int32"):
+            # CPUs round and convert at once, which LLVM does not find by itself.
+            vector, suffixes = _type(result), f"{_suffix(result)}.{_suffix(source)}"
+            callee = self._declare(f"llvm.lrint.{suffixes}", f"{vector} ({_type(source)})")
+            return f"call {vector} {callee}({self._typed(self._rounded[operand])})"
         if result.dtype == "bool":
             if source.is_float:
                 return f"fcmp une {text}, {_repeat(_literal(0.0, ir.Type(source.dtype)), source)}"

@@ -131,6 +131,14 @@ def pick_schedule(
         # A square and its transpose are in registers together.
         lanes = min(lanes, spec.unit.registers // 2, _covering(min(lengths[last], lengths[square])))
         return ElementwiseSchedule(lanes, 1, square, budget)
+    moved = {layout.dtype for layout in spec.outputs}
+    moved |= {
+        item.dtype
+        for item, steps_of in zip(spec.inputs, domain.strides, strict=False)
+        if steps_of[last]
+    }
+    if steps <= _BYTES_BODY and {np.dtype(dtype).itemsize for dtype in moved} == {1}:
+        lanes = spec.unit.lanes("uint8")
     lanes = min(lanes, _covering(lengths[last]))
     # Short bodies are bound by loads and by the loop; several vectors share its counter.
     unroll = max(1, _SHORT_BODY // max(1, steps))
@@ -157,6 +165,8 @@ def _covering(length: int) -> int:
 
 _SHORT_BODY = 4
 """Operators whose loop is worth unrolling, and whose turns of the parallel loop may be long."""
+
+_BYTES_BODY = 32
 
 _LINES = 4
 """Squares along each side of a block: what they touch stays in the first cache."""

@@ -18,6 +18,7 @@ Steps: TypeAlias = tuple[tuple[Operand, ...], tuple[Apply, ...]]
 
 _SCALE, _ZERO_POINT = 1, 2
 """Positions of inputs."""
+_BOUNDS = ("least", "largest")
 
 _LIMITS: dict[str, tuple[float, float]] = {
     **{name: (np.iinfo(name).min, np.iinfo(name).max) for name in ("int8", "uint8")},
@@ -144,21 +145,48 @@ def quantize(operation: Operation) -> Steps:
     """Return `x / scale`, moved by the zero point and saturated; for integers rounded to even."""
     dtype = operation.output.dtype
     limits = _LIMITS.get(dtype)
-    least = np.full((1,) * len(operation.shape()), limits[0] if limits else 0, np.float32)
-    others = [(f"{operation.node.name}/least", least)] if limits else []
-    draft, zero_point = _start(operation, "float32", *others)
+    if limits is not None:
+        return _quantize_to_integers(operation, dtype, limits)
+    draft, zero_point = _start(operation, "float32")
     x = draft.append(Apply("Div", (0, _SCALE), (), "float32"))
-    if limits:
-        x = draft.append(Apply("Round", (x,), (), "float32"))
     if zero_point is not None:
         x = draft.append(Apply("Add", (x, zero_point), (), "float32"))
-    if limits:
-        low, high = map(float, limits)
-        x = draft.append(Apply("Clip", (x,), (("max", high), ("min", low)), "float32"))
-        # NaN is the least number, as in ONNX Runtime.
-        is_nan = draft.append(Apply("IsNaN", (x,), (), "bool"))
-        x = draft.append(Apply("Where", (is_nan, 2, x), (), "float32"))
     saturate = operation.attribute("saturate", 1)
     attributes = (("saturate", saturate),) if dtype in _SHORT else ()
     draft.append(convert_step(x, "float32", dtype, attributes))
+    return draft.finish()
+
+
+def _quantize_to_integers(operation: Operation, dtype: str, limits: tuple[float, float]) -> Steps:
+    """Return steps that saturate first: to integers, so that rounding leaves the limits.
+
+    NaN is the least number, as in ONNX Runtime.
+    """
+    value, scale = operation.value(_ZERO_POINT), _parameter(operation, _SCALE, "scale")
+    zero_point = _parameter(operation, _ZERO_POINT, "zero_point")
+    assert scale is not None
+    x, name = operation.node.inputs[0], operation.node.name
+    if isinstance(zero_point, int):
+        assert value is not None
+        bounds = [np.full((1,) * len(operation.shape()), limit, "int32") for limit in limits]
+        named = [(f"{name}/{role}", a) for role, a in zip(_BOUNDS, bounds, strict=True)]
+        draft = _StepList(x, scale, *named, zero_point)
+        code = draft.append(convert_step(4, value.dtype, "int32"))
+        differences = [draft.append(Apply("Sub", (i, code), (), "int32")) for i in (2, 3)]
+        low, high = (draft.append(convert_step(i, "int32", "float32")) for i in differences)
+    else:
+        zeros = np.zeros((1,) * len(operation.shape()), np.int32)
+        codes = zeros if zero_point is None else zero_point[1].astype(np.int32)
+        bounds = [(limit - codes).astype(np.float32) for limit in limits]
+        named = [(f"{name}/{role}", a) for role, a in zip(_BOUNDS, bounds, strict=True)]
+        moved = [(f"{name}/zero_point", codes)] if codes.any() else []
+        draft = _StepList(x, scale, *named, *moved)
+        low, high, code = 2, 3, 4 if moved else None
+    y = draft.append(Apply("Div", (0, _SCALE), (), "float32"))
+    y = draft.append(Apply("Clip", (y, low, high), (("nan", "least"),), "float32"))
+    y = draft.append(Apply("Round", (y,), (), "float32"))
+    y = draft.append(convert_step(y, "float32", "int32"))
+    if code is not None:
+        y = draft.append(Apply("Add", (y, code), (), "int32"))
+    draft.append(convert_step(y, "int32", dtype))
     return draft.finish()

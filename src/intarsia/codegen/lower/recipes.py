@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +14,7 @@ from intarsia.codegen.body import Apply, Body, Fused
 from intarsia.codegen.halves import HALVES, SINGLE
 from intarsia.codegen.ir import row_major
 from intarsia.codegen.kernels.elementwise import Elementwise
+from intarsia.codegen.kernels.lookup import Lookup
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.conversions import convert_step
 from intarsia.codegen.lower.groups import KernelGroup
@@ -23,6 +25,7 @@ from intarsia.codegen.lower.views import CHANNELS, View
 from intarsia.codegen.scalar_ops import SCALAR_OPS, supported_dtypes
 from intarsia.codegen.scalar_ops.narrow import NARROW, storage_of
 from intarsia.codegen.scalar_ops.operator import FLOATS
+from intarsia.extents import is_free, typical
 from intarsia.graph.extract import constant_array
 from intarsia.graph.graph import Graph
 from intarsia.graph.ops import names_of
@@ -389,17 +392,74 @@ def _refuse_dtypes(operation: Operation) -> str | None:
 
 
 def lower_pointwise(assembler: Assembler, group: KernelGroup) -> None:
-    """Append one kernel for a chain of elementwise operators."""
+    """Append one kernel for a chain of elementwise operators; of codes, a table and its reading."""
     shape = group.anchor.output_shape
     target = assembler.target(group.result)
     items = [(member.node.outputs[0], recipe(member)) for member in group.members]
     chain = make_chain(assembler.graph, items)
     views = [operand(assembler, source, shape, target.block) for source in chain.sources]
+    codes = _codes_of(chain.body, views, target)
+    if codes is None:
+        _append_elementwise(assembler, group, chain.body, views, target)
+        return
+    x = views[codes]
+    limits = np.iinfo(x.dtype)
+    every = np.arange(limits.min, limits.max + 1).astype(x.dtype)
+    views[codes] = assembler.constant(f"all codes of {x.dtype}", every)
+    table = assembler.scratch(target.dtype, every.shape)
+    numbers = [
+        view if number == codes else replace(view, shape=every.shape, strides=(0,), block=0)
+        for number, view in enumerate(views)
+    ]
+    _append_elementwise(assembler, group, chain.body, numbers, table, "table")
+    spec = Lookup(target.domain, x.layout, target.layout)
+    assembler.call(spec, (x, table, target), group.names, "by table")
+
+
+_LEAST_ENTRIES, _LEAST_STEPS = 4096, 20
+"""From which on a table is shorter work: what it has to be read for, and steps that it replaces."""
+
+
+def _codes_of(body: Body, views: Sequence[View], target: View) -> int | None:
+    """Return the operand of which a result is a function by itself, if a table pays: one of codes.
+
+    All others are single numbers.
+    """
+    extents = target.domain
+    varying = [
+        number
+        for number, view in enumerate(views)
+        if any(size != 1 and step != 0 for size, step in zip(extents, view.strides, strict=True))
+    ]
+    is_long = is_free(extents) or prod(extents) >= _LEAST_ENTRIES
+    if len(varying) != 1 or not is_long or _weight(body) < _LEAST_STEPS:
+        return None
+    x = views[varying[0]]
+    are_bytes = {x.dtype, target.dtype} <= {"int8", "uint8"}
+    return varying[0] if are_bytes and min(map(typical, x.strides)) >= 0 else None
+
+
+def _weight(body: Body) -> int:
+    """Return about how many instructions the steps of a body are, for a vector."""
+    return sum(_HEAVY.get(step.op_type, 1) for step in body.steps)
+
+
+_HEAVY = dict.fromkeys(("Erf", "Exp", "Gelu", "Sigmoid", "Swish", "Tanh", "Mish", "Softplus"), 20)
+
+
+def _append_elementwise(
+    assembler: Assembler,
+    group: KernelGroup,
+    body: Body,
+    views: Sequence[View],
+    target: View,
+    note: str = "",
+) -> None:
     spec = Elementwise(
         target.domain,
         tuple(view.layout for view in views),
         (target.layout,),
-        chain.body,
+        body,
         assembler.unit,
     )
-    assembler.call(spec, (*views, target), group.names)
+    assembler.call(spec, (*views, target), group.names, note)

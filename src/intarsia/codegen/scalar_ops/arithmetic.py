@@ -120,13 +120,16 @@ def _min(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
 
 
 def _clip(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
-    """Bounds are inputs, or attributes as before opset 11."""
+    """Bounds are inputs, or attributes as before opset 11.
+
+    With the attribute `nan`, which ONNX does not have, NaN is the lower one.
+    """
     value, low, high = (*x, None, None)[:3]
     low = attrs.get("min") if low is None else low
     high = attrs.get("max") if high is None else high
     if low is not None:
-        # The value is the right operand: NaN stays NaN.
-        value = b.maximum(low, value)
+        # NaN is what the right operand is: it stays if that is the value.
+        value = b.maximum(value, low) if "nan" in attrs else b.maximum(low, value)
     result: IrValue = value if high is None else b.minimum(high, value)
     return result
 
