@@ -173,6 +173,19 @@ def _number(node: onnx.NodeProto, name: str) -> int:
 
 _WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 _FIRST = _like("o0 = Identity(i0)")
+_POOL = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
+
+
+def _pooled(pooling: str) -> str:
+    """Return what pools codes, which ONNX's operators do not take."""
+    return f"f = Cast<to = 1>(i0) p = {pooling}(f) o0 = CastLike(p, i0)"
+
+
+def _joined(node: onnx.NodeProto) -> str:
+    operands = ", ".join(f"i{place}" for place in range(2, len(node.input), 3))
+    return f"o0 = Concat{_kept(node, ('axis',))}({operands})"
+
+
 _SUM = _like("o3 = Identity(i0)")
 
 CONTRIBUTED: Mapping[str, Mapping[int, Stated]] = {
@@ -204,6 +217,15 @@ CONTRIBUTED: Mapping[str, Mapping[int, Stated]] = {
         1: _present(6, 1),
         2: _present(7, 2),
     },
+    "QLinearAdd": {0: _like("o0 = Add(i0, i3)")},
+    "QLinearAveragePool": {0: lambda node: _pooled(f"AveragePool{_kept(node, _POOL)}")},
+    "QLinearConcat": {0: _joined},
+    "QLinearGlobalAveragePool": {0: _like(_pooled("GlobalAveragePool"))},
+    "QLinearLeakyRelu": {0: _FIRST},
+    "QLinearMul": {0: _like("o0 = Mul(i0, i3)")},
+    "QLinearSigmoid": {0: _FIRST},
+    "QLinearSoftmax": {0: _FIRST},
+    "QLinearWhere": {0: _like("o0 = Where(i0, i1, i4)")},
     "QuickGelu": {0: _FIRST},
     "RotaryEmbedding": {0: _FIRST},
     "SkipLayerNormalization": {0: _FIRST, 3: _SUM},

@@ -26,6 +26,7 @@ from intarsia.codegen.lower import (
     movement,
     multi_head,
     products,
+    qlinear,
     recipes,
     recurrent,
     reductions,
@@ -185,6 +186,8 @@ _FUSED_MATMUL = Operator(
 )
 _SKIP = Operator(reductions.lower_skip, _REAL, reductions.refuse_skip, has_epilogue=True)
 
+_ON_CODES = Operator(qlinear.lower_qlinear, BYTES | FLOATS | BOOL, qlinear.refuse_qlinear)
+
 OPERATORS: dict[str, Operator] = {
     "Attention": Operator(
         attention_operators.lower_attention, FLOATS, attention_operators.refuse_attention
@@ -341,6 +344,7 @@ OPERATORS: dict[str, Operator] = {
     "com.microsoft.Trilu": Operator(indices.lower_trilu, ANY, indices.refuse_trilu),
     **dict.fromkeys(names_of(lambda operator: operator.view is ViewKind.RESHAPED), _RENAMING),
     "Upsample": _RESIZE,
+    **dict.fromkeys(qlinear.QLINEAR, _ON_CODES),
     **dict.fromkeys(movement.CONSTANTS, _CONSTANT),
     **dict.fromkeys(reductions.REDUCTIONS, _REDUCTION),
 }

@@ -76,7 +76,8 @@ def _parameter(operation: Operation, position: int, role: str) -> Operand | None
         return None
     if value.constant is None:
         return value.id
-    return f"{operation.node.name}/{role}", _spread(operation, operation.array(position))
+    array = _spread(operation, operation.array(position))
+    return f"{role} {value.name} over {array.shape}", array
 
 
 def _spread(operation: Operation, array: Array) -> Array:
@@ -124,7 +125,7 @@ def _start(operation: Operation, dtype: str, *others: Operand) -> tuple[_StepLis
     name, array = zero_point
     if not array.astype(np.float32).any():
         return _StepList(*operands), None
-    return _StepList(*operands, (name, array.astype(dtype))), len(operands)
+    return _StepList(*operands, (f"{name} as {dtype}", array.astype(dtype))), len(operands)
 
 
 def dequantize(operation: Operation) -> Steps:
@@ -165,11 +166,12 @@ def _quantize_to_integers(operation: Operation, dtype: str, limits: tuple[float,
     value, scale = operation.value(_ZERO_POINT), _parameter(operation, _SCALE, "scale")
     zero_point = _parameter(operation, _ZERO_POINT, "zero_point")
     assert scale is not None
-    x, name = operation.node.inputs[0], operation.node.name
+    x = operation.node.inputs[0]
+    name = "no zero point" if value is None else value.name
     if isinstance(zero_point, int):
         assert value is not None
         bounds = [np.full((1,) * len(operation.shape()), limit, "int32") for limit in limits]
-        named = [(f"{name}/{role}", a) for role, a in zip(_BOUNDS, bounds, strict=True)]
+        named = [(f"{role} {dtype}", a) for role, a in zip(_BOUNDS, bounds, strict=True)]
         draft = _StepList(x, scale, *named, zero_point)
         code = draft.append(convert_step(4, value.dtype, "int32"))
         differences = [draft.append(Apply("Sub", (i, code), (), "int32")) for i in (2, 3)]
@@ -178,8 +180,11 @@ def _quantize_to_integers(operation: Operation, dtype: str, limits: tuple[float,
         zeros = np.zeros((1,) * len(operation.shape()), np.int32)
         codes = zeros if zero_point is None else zero_point[1].astype(np.int32)
         bounds = [(limit - codes).astype(np.float32) for limit in limits]
-        named = [(f"{name}/{role}", a) for role, a in zip(_BOUNDS, bounds, strict=True)]
-        moved = [(f"{name}/zero_point", codes)] if codes.any() else []
+        named = [
+            (f"{role} {dtype} with {name} over {codes.shape}", array)
+            for role, array in zip(_BOUNDS, bounds, strict=True)
+        ]
+        moved = [(f"zero_point {name} over {codes.shape} as int32", codes)] if codes.any() else []
         draft = _StepList(x, scale, *named, *moved)
         low, high, code = 2, 3, 4 if moved else None
     y = draft.append(Apply("Div", (0, _SCALE), (), "float32"))

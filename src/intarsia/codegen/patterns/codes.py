@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.operators import find
+from intarsia.codegen.lower.qlinear import read_qlinear
 from intarsia.codegen.lower.quantization import refuse_quantization
 from intarsia.codegen.lower.recipes import is_elementwise
 from intarsia.graph.extract import constant_array
@@ -27,6 +28,7 @@ from intarsia.graph.ops import operator_of
 from intarsia.graph.ops.operator import Family
 from intarsia.graph.region import Region
 
+_ENDS = ("QuantizeLinear", "DequantizeLinear")
 _CODES = frozenset(("int8", "uint8", "int16", "uint16"))
 _PRODUCTS = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul"))
 """What may be computed of the codes of its operands."""
@@ -51,9 +53,10 @@ def read_codes(region: Region) -> Region:
     """
     graph = region.graph
     nodes = [graph.nodes[number] for number in region.nodes]
-    if not any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in nodes):
+    if not any(node.op_type in _ENDS or read_qlinear(node) for node in nodes):
         return region
     draft = _Draft(graph, frozenset(region.outputs), list(graph.values), nodes)
+    draft.spell()
     while draft.quantise_earlier():
         pass
     draft.dequantise_later()
@@ -102,6 +105,24 @@ class _Draft:
     values: list[Value]
     nodes: list[Node]
     dequantized: dict[int, _Dequantized] = field(default_factory=dict)
+
+    def spell(self) -> None:
+        """Put three nodes, or more, in the place of an operator that stands for them."""
+        nodes: list[Node] = []
+        for node in self.nodes:
+            meant = read_qlinear(node)
+            if meant is None:
+                nodes.append(node)
+                continue
+            numbers = []
+            for operand in meant.operands:
+                numbers.append(self._new_value(operand[0], operand[1]))
+                nodes.append(_standard(node, "DequantizeLinear", operand, numbers[-1]))
+            result = self._new_value(node.outputs[0], meant.scale)
+            ends = (result, meant.scale, meant.zero)
+            nodes.append(_standard(node, meant.op_type, (*meant.kept, *numbers), result))
+            nodes.append(_standard(node, "QuantizeLinear", ends, node.outputs[0]))
+        self._renew(nodes)
 
     def quantise_earlier(self) -> bool:
         """Move each QuantizeLinear before what moves its operand, once; tell whether one was."""
@@ -312,6 +333,11 @@ class _Draft:
 
     def _renew(self, nodes: Iterable[Node]) -> None:
         self.nodes = [replace(node, id=number) for number, node in enumerate(nodes)]
+
+
+def _standard(node: Node, op_type: str, inputs: tuple[int, ...], output: int) -> Node:
+    """Return one of the nodes of ONNX's main domain that a node stands for."""
+    return replace(node, op_type=op_type, domain="", inputs=inputs, outputs=(output,))
 
 
 def _padded(operation: Operation, quantum: _Quantum) -> dict[int, int] | None:
