@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from intarsia.codegen.lower.groups import KernelGroup, make_groups
+from intarsia.codegen.lower.groups import KernelGroup, make_groups, widen_later
 from intarsia.codegen.lower.layouts import Borders, LayoutPlan, Wish, plan_layouts
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.operators import entry_of
@@ -25,7 +25,7 @@ from intarsia.codegen.patterns.quantised import read_quantised
 from intarsia.codegen.patterns.shape import FusedChain, find_chains
 from intarsia.codegen.patterns.spelling import read_operations
 from intarsia.codegen.unit import VectorUnit
-from intarsia.graph.graph import ABSENT, Graph
+from intarsia.graph.graph import ABSENT, Graph, item_bytes
 from intarsia.graph.region import Region
 from intarsia.graph.state import can_block
 
@@ -67,6 +67,7 @@ def group_region(region: Region, unit: VectorUnit) -> tuple[list[KernelGroup], l
     operations = read_attention(region, read_operations(region, SPELLINGS))
     operations = read_quantised(region, operations)
     groups = make_groups(graph, operations, frozenset(region.outputs), _accepts, is_elementwise)
+    groups = widen_later(groups, frozenset(region.outputs), _widens, is_elementwise)
     return groups, [_wish(group, unit) for group in groups]
 
 
@@ -86,6 +87,10 @@ def _is_blockable(group: KernelGroup) -> bool:
 
 def _accepts(operation: Operation) -> bool:
     return entry_of(operation).has_epilogue
+
+
+def _widens(operation: Operation) -> bool:
+    return operation.op_type == "DequantizeLinear" and item_bytes(operation.inputs[0].dtype) == 1
 
 
 def best_borders(region: Region, unit: VectorUnit) -> Borders:

@@ -84,6 +84,44 @@ def make_groups(
     return sorted(by_result.values(), key=lambda group: order[group.result])
 
 
+def widen_later(
+    groups: Sequence[KernelGroup],
+    outputs: frozenset[int],
+    widens: Callable[[Operation], bool],
+    can_join: Callable[[Operation], bool],
+) -> list[KernelGroup]:
+    """Return groups that do not end with what makes more bytes of few: its reader does it.
+
+    That reader is elementwise, and the only one.
+
+    Args:
+        groups: In an order in which they can run.
+        outputs: Values that are seen outside the region.
+        widens: Tells whether an operation makes more bytes than it reads.
+        can_join: Tells whether an operation is elementwise.
+    """
+    readers: dict[int, list[int]] = {}
+    for place, group in enumerate(groups):
+        for value in {value for member in group.members for value in member.node.inputs}:
+            readers.setdefault(value, []).append(place)
+    out = list(groups)
+    for place, group in enumerate(out):
+        *before, last = group.members
+        places = readers.get(group.result, [])
+        if not before or not widens(last) or group.result in outputs or len(places) != 1:
+            continue
+        reader = out[places[0]]
+        own = [item for item in reader.members if group.result in item.node.inputs]
+        if all(map(can_join, own)):
+            out[place] = KernelGroup(before[0], tuple(before[1:]))
+            out[places[0]] = (
+                KernelGroup(last, reader.members)
+                if reader.anchor in own
+                else KernelGroup(reader.anchor, (last, *reader.chain))
+            )
+    return out
+
+
 def _producer(
     graph: Graph,
     group: KernelGroup,
