@@ -51,12 +51,27 @@ SHAPES = {
     "y = com.microsoft.GroupQueryAttention<num_heads = 2, kv_num_heads = 1>(w, , , , , n, n)": "float[2,3,4]",  # noqa: E501
     "o, p, y = com.microsoft.GroupQueryAttention<num_heads = 2, kv_num_heads = 1>(w, , , , , n, n)": "float[2,1,3,2]",  # noqa: E501
     "o, y = com.microsoft.GroupQueryAttention<num_heads = 4, kv_num_heads = 2>(x, h, h, old, old, n, n)": "float[2,2,unk__0,4]",  # noqa: E501
+    **{
+        f"c = com.microsoft.{text} y = DequantizeLinear(c, e)": shape
+        for text, shape in {
+            "QLinearAdd(u, e, d, u, e, d, e, d)": "float[2,3,8]",
+            "QLinearMul(u, e, d, u, e, d, e, d)": "float[2,3,8]",
+            "QLinearWhere(f, u, e, d, u, e, d, e, d)": "float[2,3,8]",
+            "QLinearSigmoid(u, e, d, e, d)": "float[2,3,8]",
+            "QLinearLeakyRelu(u, e, d, e, d)": "float[2,3,8]",
+            "QLinearSoftmax(u, e, d, e, d)": "float[2,3,8]",
+            "QLinearConcat<axis = 1>(e, d, u, e, d, u, e, d)": "float[2,6,8]",
+            "QLinearAveragePool<kernel_shape = [3]>(u, e, d, e, d)": "float[2,3,6]",
+            "QLinearGlobalAveragePool(u, e, d, e, d)": "float[2,3,1]",
+        }.items()
+    },
 }
 INPUTS = "float[2,3,8] x, float[8] b, int64[2,3] i, float[11,8] t, float[3,7,8] z"
 INPUTS += ", float[5,3,3] k, int64[4,2] g, float[2,7,8] kv, float[2,2,2,4] old"
 INPUTS += ", float[2,3,4] h, float[2,3,8] w, int32[1] n"
 INPUTS += ", float[2,7,2,2,4] pair, float[2,3,2,3,4] triple, float[2,1,8] q"
 INPUTS += ", float[8,24] w3, float[2,2,2,5,4] both, uint8[6,1,8] c"
+INPUTS += ", uint8[2,3,8] u, float e, uint8 d, bool[2,3,8] f"
 
 
 def type_of(text, inputs=INPUTS):

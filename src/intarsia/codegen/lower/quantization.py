@@ -173,7 +173,8 @@ def _quantize_to_integers(operation: Operation, dtype: str, limits: tuple[float,
         bounds = [np.full((1,) * len(operation.shape()), limit, "int32") for limit in limits]
         named = [(f"{role} {dtype}", a) for role, a in zip(_BOUNDS, bounds, strict=True)]
         draft = _StepList(x, scale, *named, zero_point)
-        code = draft.append(convert_step(4, value.dtype, "int32"))
+        code: int | None = draft.append(convert_step(4, value.dtype, "int32"))
+        assert code is not None
         differences = [draft.append(Apply("Sub", (i, code), (), "int32")) for i in (2, 3)]
         low, high = (draft.append(convert_step(i, "int32", "float32")) for i in differences)
     else:
