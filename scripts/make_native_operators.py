@@ -66,6 +66,11 @@ FORMS = (
         "GroupQueryAttention",
         "sinks, a smooth softmax, quantised caches, normalised queries, scores",
     ),
+    (
+        "MatMulNBits",
+        "2 bits, and others than 4 and 8; rows in groups (`g_idx`); computed weights",
+    ),
+    ("QLinearAveragePool, QLinearGlobalAveragePool", "channels last"),
     ("SkipLayerNormalization, SkipSimplifiedLayerNormalization", "mean and deviation as outputs"),
     ("EmbedLayerNormalization", "the mask index as an output"),
 )

@@ -52,7 +52,7 @@ SHAPES = {
     "o, p, y = com.microsoft.GroupQueryAttention<num_heads = 2, kv_num_heads = 1>(w, , , , , n, n)": "float[2,1,3,2]",  # noqa: E501
     "o, y = com.microsoft.GroupQueryAttention<num_heads = 4, kv_num_heads = 2>(x, h, h, old, old, n, n)": "float[2,2,unk__0,4]",  # noqa: E501
     **{
-        f"c = com.microsoft.{text} y = DequantizeLinear(c, e)": shape
+        f"codes = com.microsoft.{text} y = DequantizeLinear(codes, e)": shape
         for text, shape in {
             "QLinearAdd(u, e, d, u, e, d, e, d)": "float[2,3,8]",
             "QLinearMul(u, e, d, u, e, d, e, d)": "float[2,3,8]",
