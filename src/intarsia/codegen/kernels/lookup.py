@@ -38,8 +38,6 @@ SPECS = (Lookup,)
 def build(spec: Lookup) -> Function:
     """Return the kernel."""
     b = Builder("lookup")
-    if 0 in spec.domain:
-        return b.finish_empty()
     steps = [typical(step) for step in spec.y.strides]
     order = sorted(range(len(spec.domain)), key=lambda dim: (-steps[dim], dim))
     domain = simplify(spec.domain, [spec.x.strides, spec.y.strides], order)
@@ -47,6 +45,8 @@ def build(spec: Lookup) -> Function:
     x = Layout(spec.x.dtype, x_strides).declare(b, "x", domain.extents)
     table = b.argument("table", spec.y.dtype, (CODES,))
     y = Layout(spec.y.dtype, y_strides).declare(b, "y", domain.extents, is_written=True)
+    if 0 in spec.domain:
+        return b.finish_empty()
     last = len(domain.extents) - 1
     span = [entries_of(extent) for extent in domain.extents]
     axes = plan_axes(span, range(len(span)), {last: _UNROLL}, _BUDGET)
