@@ -19,7 +19,7 @@ from intarsia.arrays import Array
 from intarsia.codegen.body import store_lanes
 from intarsia.codegen.ir import Function, Index, IrValue, Type
 from intarsia.codegen.kernels import convolution
-from intarsia.codegen.kernels.convolution import ConvKernel, Convolution
+from intarsia.codegen.kernels.convolution import ConvKernel, Convolution, of_codes
 from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.kernels.window import Split, over_taps, window_key
 from intarsia.codegen.tile import fitting_widths, mma_step, step_cost, tile_rows
@@ -62,7 +62,13 @@ class PlainConv(Convolution):
 def key(spec: PlainConv) -> str:
     """Say in words what decides which schedules a convolution can have, and which are fast."""
     extents = (spec.batch, spec.in_channels, spec.out_channels)
-    return window_key("plain conv", extents, spec.window, f"{spec.groups} groups", spec.y.dtype)
+    return window_key(
+        "plain conv",
+        extents,
+        spec.window,
+        f"{spec.groups} groups{of_codes(spec)}",
+        spec.y.dtype,
+    )
 
 
 SPECS = (PlainConv,)
@@ -116,7 +122,8 @@ def pack(spec: PlainConv, weights: Array) -> Array:
     In order: groups, tiles of output channels, input channels, taps, channels of the tile.
     """
     outputs, terms = spec.out_channels // spec.groups, spec.group_inputs * spec.window.taps
-    grouped = weights.astype(np.float32).reshape(spec.groups, outputs, terms)
+    dtype = spec.weight_dtype
+    grouped = weights.astype(dtype).reshape(spec.groups, outputs, terms)
     tiles = channel_tiles(spec)
     parts = [
         group[begin : begin + run.size].T.reshape(-1)
@@ -124,12 +131,13 @@ def pack(spec: PlainConv, weights: Array) -> Array:
         for run in tiles.runs
         for begin in run.begins
     ]
-    return np.concatenate([*parts, np.zeros(0, np.float32)])
+    return np.concatenate([*parts, np.zeros(0, dtype)])
 
 
 def packing(spec: PlainConv) -> str:
     """Name the order of packed weights."""
-    return f"plain{spec.groups}{schedule(spec)}"
+    dtype = "" if spec.weight_dtype == "float32" else spec.weight_dtype
+    return f"plain{dtype}{spec.groups}{schedule(spec)}"
 
 
 def build(spec: PlainConv) -> Function:
@@ -206,7 +214,7 @@ class _PlainConvKernel(ConvKernel):
         start: list[IrValue] = []
         for r in range(place.channels):
             if self.bias is None:
-                first = b.constant(0, Type("float32", lanes))
+                first = b.constant(0, Type(self.sum_dtype, lanes))
             else:
                 first = b.splat(b.load(self.bias, channel + r), lanes)
             start += [first] * len(columns)
@@ -229,7 +237,7 @@ class _PlainConvKernel(ConvKernel):
         for r in range(place.channels):
             for column in columns:
                 at = (place.image, channel + r, *place.outer, column)
-                store_lanes(b, self.epilogue(next(sums), at, count), self.y, at, count)
+                store_lanes(b, self.finish(next(sums), at, count), self.y, at, count)
 
     def _weights(self, place: _PlainTurn, at: list[Index]) -> Callable[[int], tuple[Index, ...]]:
         """Return where the weights of a tile's channels are, for an input channel and a tap."""

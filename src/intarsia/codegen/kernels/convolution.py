@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Self
 
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.codegen.body import NOTHING, Fused, Layout
+from intarsia.codegen.body import NOTHING, Coordinates, Fused, Layout
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Buffer, Index, IrValue, Type
+from intarsia.codegen.ir import DOT_GROUPS, DOT_SUMS, Buffer, Index, IrValue, Type
 from intarsia.codegen.kernels.window import Window, normalise
 from intarsia.codegen.unit import AVX512, VectorUnit
 
@@ -47,7 +47,10 @@ def choose(groups: int, in_channels: int, out_channels: int, unit: VectorUnit) -
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """A convolution of float32.
+    """A convolution of float32, or of codes of narrow integers without their zero points.
+
+    Codes are multiplied by groups where kernels have dot products; else in the dtype of the weights,
+    of which float32 is right where it holds every sum. The epilogue begins with sums of int32.
 
     Attributes:
         batch: Images.
@@ -60,6 +63,7 @@ class Convolution:
         bias: Whether there is one.
         epilogue: Over the domain of y.
         unit: What it is shaped for.
+        weight_dtype: Of packed weights.
     """
 
     batch: int
@@ -72,6 +76,23 @@ class Convolution:
     bias: bool = False
     epilogue: Fused = NOTHING
     unit: VectorUnit = AVX512
+    weight_dtype: str = field(default="float32", kw_only=True)
+
+    @property
+    def group(self) -> int:
+        """Input channels of one product: more than 1 for narrow numbers times narrow ones."""
+        is_narrow = self.x.dtype in DOT_GROUPS and self.weight_dtype in DOT_GROUPS
+        return DOT_GROUPS[self.x.dtype] if is_narrow else 1
+
+    @property
+    def sum_dtype(self) -> str:
+        """What products are summed in."""
+        return DOT_SUMS[self.x.dtype] if self.group > 1 else self.weight_dtype
+
+    @property
+    def result_dtype(self) -> str:
+        """The first input of the epilogue."""
+        return "float32" if self.x.dtype == "float32" else "int32"
 
     @property
     def algorithm(self) -> str:
@@ -96,13 +117,19 @@ class Convolution:
     @property
     def is_measurable(self) -> bool:
         """Whether it does anything, on the numbers that a tuner makes up."""
-        return self.x.dtype == "float32" and 0 not in (self.batch, *self.window.out)
+        dtypes = {self.x.dtype, self.weight_dtype}
+        return dtypes == {"float32"} and 0 not in (self.batch, *self.window.out)
 
 
 def flops(spec: Convolution) -> int:
     """Return the additions and multiplications of a convolution when it is done directly."""
     pixels = spec.batch * math.prod(spec.window.out)
     return 2 * pixels * spec.out_channels * spec.group_inputs * spec.window.taps
+
+
+def of_codes(spec: Convolution) -> str:
+    """Say for `key` of a family what is multiplied if these are codes."""
+    return "" if spec.result_dtype == "float32" else f" of {spec.x.dtype} by {spec.weight_dtype}"
 
 
 def pack_bias(lanes: int, bias: Array) -> Array:
@@ -138,15 +165,23 @@ class ConvKernel:
     ) -> None:
         self.b = b = Builder(name)
         self.x = spec.x.declare(b, "x", x)
-        self.w = b.argument("w", "float32", w, w_strides, align=align)
+        self.w = b.argument("w", spec.weight_dtype, w, w_strides, align=align)
+        self.sum_dtype, self.result_dtype = spec.sum_dtype, spec.result_dtype
         self.bias: Buffer | None = None
         if spec.bias:
             self.bias = b.argument("bias", "float32", (channels,), align=align)
+            assert spec.sum_dtype == "float32", "codes have their bias in the epilogue"
         self.y = spec.y.declare(b, "y", y, is_written=True)
         self.epilogue = spec.epilogue.bind(b, y)
 
     def start(self, block: Index, lanes: int) -> IrValue:
         """Return what the sums of a block of output channels start from: the bias, or zeros."""
         if self.bias is None:
-            return self.b.constant(0, Type("float32", lanes))
+            return self.b.constant(0, Type(self.sum_dtype, lanes))
         return self.b.load(self.bias, block * lanes, lanes)
+
+    def finish(self, total: IrValue, at: Coordinates, count: int | None = None) -> IrValue:
+        """Return what is stored for a sum."""
+        if total.type.dtype != self.result_dtype:
+            total = self.b.cast(total, self.result_dtype)
+        return self.epilogue(total, at, count)

@@ -14,10 +14,10 @@ import numpy as np
 from intarsia.arrays import Array
 from intarsia.codegen.ir import Function, Index, IrValue
 from intarsia.codegen.kernels import convolution
-from intarsia.codegen.kernels.convolution import ConvKernel, Convolution
+from intarsia.codegen.kernels.convolution import ConvKernel, Convolution, of_codes
 from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.kernels.window import Tiling, Window, over_taps, window_key
-from intarsia.codegen.tile import around
+from intarsia.codegen.tile import around, multiply_add
 from intarsia.codegen.unit import VectorUnit
 from intarsia.extents import least
 
@@ -42,7 +42,8 @@ class DepthwiseSchedule:
 class Depthwise(Convolution):
     """A convolution with one filter for each channel, on blocks of L channels.
 
-    There are as many groups as channels; the last block may be part empty.
+    There are as many groups as channels; the last block may be part empty. Codes are converted to
+    the dtype of the weights as they are read.
 
     Attributes:
         x: Over (batch, channels / L, *spatial with padding, L).
@@ -60,7 +61,7 @@ class Depthwise(Convolution):
 def key(spec: Depthwise) -> str:
     """Say in words what decides which schedules a convolution can have, and which are fast."""
     extents = (spec.batch, spec.in_channels, spec.out_channels)
-    return window_key("depthwise conv", extents, spec.window, "", spec.y.dtype)
+    return window_key("depthwise conv", extents, spec.window, of_codes(spec), spec.y.dtype)
 
 
 SPECS = (Depthwise,)
@@ -127,14 +128,15 @@ def candidates(spec: Depthwise) -> Iterator[DepthwiseSchedule]:
 def pack(spec: Depthwise, weights: Array) -> Array:
     """Return weights (channels, 1, *kernel) as `build` reads them: [blocks][taps][L]."""
     lanes, taps = spec.unit.lanes(), spec.window.taps
-    padded = np.zeros((spec.blocks * lanes, taps), np.float32)
+    padded = np.zeros((spec.blocks * lanes, taps), spec.weight_dtype)
     padded[: spec.out_channels] = weights.reshape(spec.out_channels, taps)
     return padded.reshape(spec.blocks, lanes, taps).transpose(0, 2, 1).reshape(-1)
 
 
 def packing(spec: Depthwise) -> str:
     """Name the order of packed weights."""
-    return f"depthwise{spec.unit.lanes()}"
+    dtype = "" if spec.weight_dtype == "float32" else spec.weight_dtype
+    return f"depthwise{dtype}{spec.unit.lanes()}"
 
 
 def build(spec: Depthwise) -> Function:
@@ -185,7 +187,7 @@ class _DepthwiseKernel(ConvKernel):
         sums = over_taps(b, loops, [start] * len(pixels), step)
         for (r, c), value in zip(pixels, sums, strict=True):
             at = (image, block, *outer, row + r, column + c, Index())
-            b.store(self.epilogue(value, at, None), self.y, at)
+            b.store(self.finish(value, at), self.y, at)
 
     def _step(
         self,
@@ -214,6 +216,8 @@ class _DepthwiseKernel(ConvKernel):
         for (y, x), pairs in sorted(meetings.items(), key=lambda item: item[0]):
             at = (*place, *entry[:-2], entry[-2] + y, entry[-1] + x, Index())
             item = b.load(self.x, at, lanes)
+            if item.type.dtype != self.sum_dtype:
+                item = b.cast(item, self.sum_dtype)
             for number, weight in pairs:
-                sums[number] = b.fma(item, weight, sums[number])
+                sums[number] = multiply_add(b, item, weight, sums[number])
         return sums

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from intarsia.arrays import np_dtype
-from intarsia.codegen.body import identity
+from intarsia.codegen.body import Apply, Body, identity
 from intarsia.codegen.expand import expand
 from intarsia.codegen.guard import guarded
 from intarsia.codegen.halves import HALVES, SINGLE, reads_back, rounded, with_halves
@@ -26,6 +26,7 @@ from intarsia.codegen.kernels.families import TunableSpec, family_of
 from intarsia.codegen.kernels.fill import Fill
 from intarsia.codegen.kernels.sizes import Sizes
 from intarsia.codegen.kernels.steering import AxisSet, RangeLength, SameNumbers
+from intarsia.codegen.lower.conversions import convert_step
 from intarsia.codegen.lower.layouts import LayoutPlan, widest
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.program import (
@@ -154,6 +155,7 @@ class Assembler:
     _constant_storages: dict[str, int] = field(default_factory=dict)
     _packed: dict[str, View] = field(default_factory=dict)
     _forms: dict[int, list[_Form]] = field(default_factory=dict)
+    _wide: dict[tuple[int, int | None, str, int], list[_Form]] = field(default_factory=dict)
     _joined: dict[int, int] = field(default_factory=dict)
     _tuned: set[Hashable] = field(default_factory=set)
 
@@ -216,6 +218,42 @@ class Assembler:
         self.copy(source, view, (), f"{_describe(source)} to {_describe(view)} {name}")
         forms.append(_Form(view, border))
         return view if pads is None else outer(view, pads)
+
+    def read_less(
+        self, value_id: int, zero: int | None, dtype: str, block: int, pads: Pads
+    ) -> View:
+        """Return codes without their zero point as a wider dtype; one copy is for all readers.
+
+        Args:
+            value_id: Of the codes.
+            zero: Of their zero point, one number; None for none.
+            dtype: That holds the differences.
+            block: Channels of a block, or 0 for a plain tensor.
+            pads: A border of zeros that the view includes.
+        """
+        key = (value_id, zero, dtype, block)
+        for form in self._wide.get(key, ()):
+            offered = form.offers(block, pads)
+            if offered is not None:
+                return offered
+        is_bordered = any(map(any, pads))
+        known = [form.view for form in self._forms.get(value_id, ())]
+        has_blocks = block and any(view.block == block for view in known)
+        source = self.read(value_id, block if has_blocks else 0)
+        border = pads if is_bordered else None
+        view = self._allocate(dtype, source.shape, block, border)
+        steps, operands = [convert_step(0, source.dtype, dtype)], []
+        if zero is not None:
+            point = self.graph.values[zero]
+            operands.append(self.read(zero).reshaped(()))
+            steps = [replace(steps[0], arguments=(0,)), convert_step(1, point.dtype, dtype)]
+            steps.append(Apply("Sub", (2, 3), (), dtype))
+        dtypes = (source.dtype, *(item.dtype for item in operands))
+        body = Body(dtypes, tuple(steps), (len(dtypes) + len(steps) - 1,))
+        note = f"{self.graph.values[value_id].name} as {dtype}"
+        self.copy(source, view, (), note, body, operands)
+        self._wide.setdefault(key, []).append(_Form(view, border))
+        return view if border is None else outer(view, pads)
 
     def read_dense(self, value_id: int) -> View:
         """Return a value as a plain tensor without gaps."""
@@ -392,10 +430,24 @@ class Assembler:
         moved = entries * view.item_bytes
         self.call(spec, (whole,), (), "border", moved, is_border=True)
 
-    def copy(
-        self, source: View, destination: View, nodes: Sequence[str] = (), note: str = ""
+    def copy(  # noqa: PLR0913 - what is copied, and what is done with it
+        self,
+        source: View,
+        destination: View,
+        nodes: Sequence[str] = (),
+        note: str = "",
+        body: Body | None = None,
+        numbers: Sequence[View] = (),
     ) -> None:
         """Append a kernel that copies, whatever the layouts are.
+
+        Args:
+            source: What is copied.
+            destination: Where to.
+            nodes: Names of the nodes that it is for.
+            note: What it is.
+            body: What is done with each entry; None for nothing.
+            numbers: Its other operands, one number each.
 
         Raises:
             UndecidedError: Whether both have one shape depends on the sizes.
@@ -415,10 +467,12 @@ class Assembler:
                 source = forwards
             old, new = (_over_blocks(view, block) for view in (source, destination))
             ragged = Ragged(1, len(new.shape) - 1, source.shape[CHANNELS])
-        body = identity(old.dtype)
-        spec = Elementwise(new.domain, (old.layout,), (new.layout,), body, self.unit, ragged)
+        others = [number.expanded(new.domain) for number in numbers]
+        layouts = tuple(view.layout for view in (old, *others))
+        body = body or identity(old.dtype)
+        spec = Elementwise(new.domain, layouts, (new.layout,), body, self.unit, ragged)
         moved = prod(new.domain) * new.item_bytes
-        self.call(spec, (old, new), nodes, note, moved)
+        self.call(spec, (old, *others, new), nodes, note, moved)
 
     # Constants
 

@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from intarsia.codegen.lower.groups import KernelGroup, make_groups, widen_later
 from intarsia.codegen.lower.layouts import Borders, LayoutPlan, Wish, plan_layouts
 from intarsia.codegen.lower.operation import Operation
-from intarsia.codegen.lower.operators import entry_of
+from intarsia.codegen.lower.operators import BYTES, entry_of
 from intarsia.codegen.lower.recipes import is_elementwise
 from intarsia.codegen.lower.views import CHANNELS
 from intarsia.codegen.patterns import FUSED_SHAPES, SPELLINGS
 from intarsia.codegen.patterns.attention import read_attention
 from intarsia.codegen.patterns.codes import read_codes
 from intarsia.codegen.patterns.quantised import read_quantised
+from intarsia.codegen.patterns.quantised_convolutions import read_quantised_convolutions
 from intarsia.codegen.patterns.shape import FusedChain, find_chains
 from intarsia.codegen.patterns.spelling import read_operations
 from intarsia.codegen.unit import VectorUnit
@@ -66,6 +67,7 @@ def group_region(region: Region, unit: VectorUnit) -> tuple[list[KernelGroup], l
     graph = region.graph
     operations = read_attention(region, read_operations(region, SPELLINGS))
     operations = read_quantised(region, operations)
+    operations = read_quantised_convolutions(region, operations)
     groups = make_groups(graph, operations, frozenset(region.outputs), _accepts, is_elementwise)
     groups = widen_later(groups, frozenset(region.outputs), _widens, is_elementwise)
     return groups, [_wish(group, unit) for group in groups]
@@ -79,10 +81,13 @@ def _wish(group: KernelGroup, unit: VectorUnit) -> Wish:
 
 
 def _is_blockable(group: KernelGroup) -> bool:
-    """Tell whether a group's result can be blocked: it has channels, and is of 4 bytes."""
+    """Tell whether a group's result can be blocked: it has channels, and is of floats or codes."""
     return len(group.anchor.output_shape) > 2 and all(  # noqa: PLR2004 - batch and channels
-        value.dtype == "float32" for member in group.members for value in member.outputs
+        value.dtype in _BLOCKED for member in group.members for value in member.outputs
     )
+
+
+_BLOCKED = BYTES | {"float32"}
 
 
 def _accepts(operation: Operation) -> bool:

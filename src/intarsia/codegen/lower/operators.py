@@ -22,6 +22,7 @@ from intarsia.codegen.lower import (
     found,
     group_query,
     indices,
+    integer_convolution,
     integer_products,
     movement,
     multi_head,
@@ -204,6 +205,13 @@ OPERATORS: dict[str, Operator] = {
         convolution.wish_conv,
         has_epilogue=True,
     ),
+    "ConvInteger": Operator(
+        integer_convolution.lower_conv_integer,
+        BYTES | {"int32"},
+        integer_convolution.refuse_conv_integer,
+        integer_convolution.wish_integer_conv,
+        has_epilogue=True,
+    ),
     "ConvTranspose": Operator(
         convolution.lower_conv_transpose,
         FLOATS,
@@ -214,6 +222,12 @@ OPERATORS: dict[str, Operator] = {
     "CumProd": _SCAN,
     "CumSum": _SCAN,
     "DeformConv": Operator(sampling.lower_deform_conv, _REAL, sampling.refuse_deform_conv),
+    integer_convolution.DEQUANTIZED_CONV: Operator(
+        integer_convolution.lower_dequantized_conv,
+        BYTES | FLOATS,
+        wish=integer_convolution.wish_integer_conv,
+        has_epilogue=True,
+    ),
     integer_products.DEQUANTIZED_PRODUCT: Operator(
         integer_products.lower_dequantized_product,
         BYTES | FLOATS,
@@ -273,6 +287,13 @@ OPERATORS: dict[str, Operator] = {
     ),
     "OneHot": Operator(indices.lower_one_hot, WITH_NARROW, indices.refuse_one_hot),
     "Pad": Operator(movement.lower_pad, ANY, movement.refuse_pad, movement.wish_pad),
+    "QLinearConv": Operator(
+        integer_convolution.lower_qlinear_conv,
+        BYTES,
+        integer_convolution.refuse_qlinear_conv,
+        integer_convolution.wish_integer_conv,
+        has_epilogue=True,
+    ),
     "QLinearMatMul": Operator(
         integer_products.lower_qlinear_matmul,
         BYTES,
@@ -280,6 +301,12 @@ OPERATORS: dict[str, Operator] = {
         has_epilogue=True,
     ),
     "RMSNormalization": _ROWS,
+    integer_convolution.REQUANTIZED_CONV: Operator(
+        integer_convolution.lower_requantized_conv,
+        BYTES,
+        wish=integer_convolution.wish_integer_conv,
+        has_epilogue=True,
+    ),
     "Range": Operator(
         indices.lower_range, frozenset(("float32", "float64", "int16", "int32", "int64"))
     ),

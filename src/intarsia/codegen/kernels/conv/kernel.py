@@ -31,28 +31,43 @@ def pack(spec: Conv, weights: Array) -> Array:
     """Return weights (out_channels, in_channels / groups, *kernel) as `build` reads them.
 
     In order: groups, tiles of output channels, blocks of input channels, taps, channels of the
-    block, output channels of the tile; channels that pad the last block of outputs are zero.
+    block, output channels of the tile; channels that pad the last block of outputs are zero. Of
+    narrow numbers a group of input channels lies in each output channel, and those that pad the
+    last block of inputs are zero, too.
     """
     lanes, inputs, block = spec.unit.lanes(), spec.group_inputs, spec.x_block
+    dtype, group = spec.weight_dtype, spec.group
+    if group > 1:
+        weights = _filled_up(spec, weights)
+        inputs = spec.packed_inputs
     taps, outputs = spec.window.taps, spec.out_channels // spec.groups
     grouped = weights.reshape(spec.groups, outputs, inputs, taps)
-    packed = aligned_bytes(4 * spec.groups * spec.group_blocks * lanes * inputs * taps)
-    rest = packed.view(np.float32)
-    for group in grouped:
+    count = spec.groups * spec.group_blocks * lanes * inputs * taps
+    packed = aligned_bytes(count * np.dtype(dtype).itemsize)
+    rest = packed.view(dtype)
+    for item_of_group in grouped:
         for run in channel_groups(spec.group_blocks, schedule(spec)).runs:
             for first in run.begins:
-                columns = group[first * lanes : (first + run.size) * lanes].transpose(2, 1, 0)
+                columns = item_of_group[first * lanes : (first + run.size) * lanes].transpose(2, 1, 0)
                 for channel in range(0, inputs, block):
                     item = columns[:, channel : channel + block]
-                    shape = (*item.shape[:2], run.size * lanes)
+                    item = item.reshape(taps, -1, group, item.shape[2]).swapaxes(2, 3)
+                    shape = (*item.shape[:2], run.size * lanes, group)
                     place, rest = np.split(rest, [math.prod(shape)])
-                    place.reshape(shape)[..., : item.shape[2]] = item
-    return packed.view(np.float32)
+                    place.reshape(shape)[:, :, : item.shape[2]] = item
+    return packed.view(dtype)
+
+
+def _filled_up(spec: Conv, weights: Array) -> Array:
+    """Return weights with zeros for the input channels that fill the last block up."""
+    missing = spec.packed_inputs - spec.group_inputs
+    return np.pad(weights, [(0, 0), (0, missing), *[(0, 0)] * (weights.ndim - 2)])
 
 
 def packing(spec: Conv) -> str:
     """Name the order of packed weights."""
-    return f"direct{spec.x_block}x{spec.unit.lanes()}g{spec.groups}{schedule(spec)}"
+    dtype = "" if spec.group == 1 else f"{spec.weight_dtype}by{spec.group}"
+    return f"direct{dtype}{spec.x_block}x{spec.unit.lanes()}g{spec.groups}{schedule(spec)}"
 
 
 def build(spec: Conv) -> Function:
@@ -94,7 +109,7 @@ class _Direct(ConvKernel):
             "conv",
             spec,
             x=(spec.batch, x_blocks, *spec.window.reach, spec.x_block),
-            w=(blocks * self.lanes * spec.group_inputs * spec.window.taps,),
+            w=(blocks * self.lanes * spec.packed_inputs * spec.window.taps,),
             channels=blocks * self.lanes,
             y=(spec.batch, blocks, *spec.window.out, self.lanes),
         )
@@ -120,7 +135,7 @@ class _Direct(ConvKernel):
 
     def _tiles(self, tiling: Tiling, band: Index, place: _ConvTurn) -> None:
         """Compute a band; many input channels in chunks, with sums in the output between them."""
-        blocks = self.spec.group_inputs // self.spec.x_block
+        blocks = self.spec.packed_inputs // self.spec.x_block
         chunk = self.plan.chunk
 
         def run(part: _ChannelRange) -> None:
@@ -159,12 +174,12 @@ class _Direct(ConvKernel):
             start = [self.start(block + v, self.lanes) for v in range(vectors)]
             sums = self._accumulate(place, part, pixels, [start[v] for _, v in grid])
         else:  # from zero: sums of a few chains are rounded less than one long chain
-            zero = b.constant(0, Type("float32", self.lanes))
+            zero = b.constant(0, Type(self.sum_dtype, self.lanes))
             products = self._accumulate(place, part, pixels, [zero] * len(grid))
             before = [b.load(self.y, at(p, v), self.lanes) for p, v in grid]
             sums = [b.add(total, value) for total, value in zip(before, products, strict=True)]
         for (p, v), value in zip(grid, sums, strict=True):
-            result = self.epilogue(value, at(p, v), None) if part.is_last else value
+            result = self.finish(value, at(p, v)) if part.is_last else value
             b.store(result, self.y, at(p, v))
 
     def _accumulate(
@@ -176,7 +191,7 @@ class _Direct(ConvKernel):
     ) -> list[IrValue]:
         """Add the products of whole input blocks, and last of the one that is part empty."""
         spec, kernel = self.spec, self.spec.window.kernel
-        inputs, block, unroll = spec.group_inputs, spec.x_block, self.plan.unroll
+        inputs, block, unroll = spec.packed_inputs, spec.x_block, self.plan.unroll * spec.group
         taps = [(0, extent, 1) for extent in kernel]
         # Pad lanes of the last block hold anything, so they are not multiplied, not even by zeros:
         # NaN.
@@ -184,7 +199,7 @@ class _Direct(ConvKernel):
 
         def step(at: list[Index], values: Sequence[IrValue], channels: int) -> Sequence[IrValue]:
             number, *tap, first = at
-            for channel in range(math.gcd(unroll, channels)):
+            for channel in range(0, math.gcd(unroll, channels), spec.group):
                 x = (place.group * (inputs // block) + number, tap, first + channel)
                 w = self._weight(place, number, tap, channels) + (first + channel) * (
                     place.vectors * self.lanes
@@ -208,7 +223,7 @@ class _Direct(ConvKernel):
         for index, extent in zip(tap, spec.window.kernel, strict=True):
             flat = flat * extent + index
         block = place.group * spec.group_blocks + place.first
-        begin = block * (self.lanes * spec.group_inputs * taps)
+        begin = block * (self.lanes * spec.packed_inputs * taps)
         columns = place.vectors * self.lanes
         return begin + number * (taps * spec.x_block * columns) + flat * (channels * columns)
 
@@ -221,7 +236,7 @@ class _Direct(ConvKernel):
         sums: Sequence[IrValue],
     ) -> list[IrValue]:
         """Add the products of one channel below one tap."""
-        b, lanes, vectors = self.b, self.lanes, place.vectors
+        b, lanes, vectors, group = self.b, self.lanes, place.vectors, self.spec.group
         block, tap, channel = x
         entries = [self.spec.window.at((*place.outer, *pixel), tap) for pixel in pixels]
         if self.plan.prefetch:
@@ -233,6 +248,6 @@ class _Direct(ConvKernel):
             sums,
             len(pixels),
             vectors,
-            lambda p: b.load(self.x, (place.image, block, *entries[p], channel)),
-            lambda v: b.load(self.w, w + v * lanes, lanes),
+            lambda p: b.load(self.x, (place.image, block, *entries[p], channel), group),
+            lambda v: b.load(self.w, w + v * lanes * group, lanes * group),
         )

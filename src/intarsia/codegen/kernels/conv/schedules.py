@@ -31,11 +31,23 @@ def schedule(spec: Conv) -> ConvSchedule:
     """Return the schedule that a convolution has, or that is picked for it."""
     if spec.schedule:
         return spec.schedule
-    window = spec.normalised().window
+    window, unit = spec.normalised().window, unit_of_tile(spec)
+    # A group of narrow numbers takes the bytes and the step of a float32.
+    steps = spec.packed_inputs // spec.group
     chosen = choose_schedule(
-        window, spec.group_inputs, spec.group_blocks, least(spec.batch), spec.groups, spec.unit
+        window, steps, spec.group_blocks, least(spec.batch), spec.groups, unit
     )
+    if spec.group > 1:
+        # LLVM adds products of integers to one another first where it sees several steps, and
+        # runs out of registers.
+        return replace(chosen, chunk=0, unroll=1)
     return chosen if spec.y.dtype == "float32" else replace(chosen, chunk=0)  # y holds no sums
+
+
+def unit_of_tile(spec: Conv) -> VectorUnit:
+    """Return the unit for whose registers tiles are: products of pairs are added afterwards."""
+    has_sums = spec.group == 1 or spec.unit.has_byte_dots
+    return spec.unit if has_sums else replace(spec.unit, has_fma=False)
 
 
 def choose_schedule(
@@ -125,7 +137,7 @@ def candidates(spec: Conv) -> Iterator[ConvSchedule]:
     """Yield schedules to compare; `chunk` decides the order of sums, and stays."""
     heuristic = schedule(spec)
     for vectors in fitting_widths(spec.unit, spec.group_blocks):
-        pixels = tile_rows(vectors, spec.unit)
+        pixels = tile_rows(vectors, unit_of_tile(spec))
         for prefetch in {0, heuristic.prefetch * heuristic.vectors // vectors}:
             yield replace(heuristic, vectors=vectors, pixels=pixels, prefetch=prefetch)
     # Where the heuristic asks for nothing ahead, this does as for tiles of one vector.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from intarsia.codegen.kernels.convolution import Convolution
+from intarsia.codegen.kernels.convolution import Convolution, of_codes
 from intarsia.codegen.kernels.window import window_key
 
 
@@ -43,7 +43,8 @@ class Conv(Convolution):
     Attributes:
         x: Over (batch, in_channels / x_block, *spatial with padding, x_block).
         y: Over (batch, out_channels / L, *window.out, L).
-        x_block: Channels in a block of the input: L, or 1 for plain NCHW.
+        x_block: Channels in a block of the input: L, or 1 for plain NCHW; of narrow numbers groups
+            that hold a few channels, too.
         schedule: How; None leaves it to the heuristic.
     """
 
@@ -53,10 +54,17 @@ class Conv(Convolution):
     def __post_init__(self) -> None:
         """Check what the kernel relies on."""
         lanes = self.unit.lanes()
-        assert self.x_block in (1, lanes), f"input blocks of {self.x_block} channels"
+        few = {1} if self.group == 1 else range(self.group, lanes, self.group)
+        assert self.x_block in {*few, lanes}, f"input blocks of {self.x_block} channels"
         if self.groups > 1:
             assert self.group_inputs % self.x_block == 0, "a group begins inside an input block"
             assert self.out_channels // self.groups % lanes == 0, "a group begins inside a block"
+
+    @property
+    def packed_inputs(self) -> int:
+        """Input channels of a group that are multiplied: of narrow numbers whole blocks."""
+        block = self.x_block if self.group > 1 else 1
+        return -(-self.group_inputs // block) * block
 
     @property
     def group_blocks(self) -> int:
@@ -68,4 +76,5 @@ def key(spec: Conv) -> str:
     """Say in words what decides which schedules a convolution can have, and which are fast."""
     extents = (spec.batch, spec.in_channels, spec.out_channels)
     more = f"{spec.groups} groups, x{spec.x_block}"
+    more += of_codes(spec)
     return window_key("conv", extents, spec.window, more, spec.y.dtype)

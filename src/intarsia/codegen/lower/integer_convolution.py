@@ -1,0 +1,410 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions of codes in integers: QLinearConv, ConvInteger, and what Q and DQ nodes mean.
+
+What is multiplied are codes without their zero points, so that padding is zero, and the sums are
+ONNX's to the bit. The zero points of constant weights are gone when these are packed. Where a CPU
+multiplies bytes, and padding of codes is zero or there is none, the input is read as it is, and its
+zero point, times the sums of the weights, is taken from the sums. Else a copy of it as int16 is made
+without its zero point, one for all that read it.
+
+Filters of one channel have nothing to be summed by groups. They are computed in float32, which holds
+their sums exactly and in which a CPU multiplies and adds in one instruction; in int32 where it might
+not hold them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from intarsia.arrays import Array
+from intarsia.codegen.body import Apply
+from intarsia.codegen.ir import DOT_GROUPS
+from intarsia.codegen.kernels.conv import Conv
+from intarsia.codegen.kernels.conv_plain import PlainConv
+from intarsia.codegen.kernels.convolution import ConvKind, choose
+from intarsia.codegen.kernels.depthwise import Depthwise
+from intarsia.codegen.kernels.families import weight_family
+from intarsia.codegen.lower.assembler import Assembler
+from intarsia.codegen.lower.conversions import convert_step
+from intarsia.codegen.lower.groups import KernelGroup
+from intarsia.codegen.lower.integer_products import BYTES
+from intarsia.codegen.lower.layouts import Wish
+from intarsia.codegen.lower.operation import Operation
+from intarsia.codegen.lower.recipes import ANCHOR, Recipe, Source, fuse
+from intarsia.codegen.lower.views import CHANNELS, Pads, View
+from intarsia.codegen.lower.windows import read_window
+from intarsia.codegen.unit import VectorUnit
+
+DEQUANTIZED_CONV = "DequantizedConv"
+"""The operator that a convolution of dequantised operands means: inputs as those of the three
+DequantizeLinear, one after the other; a bias without a scale is of floats."""
+REQUANTIZED_CONV = "RequantizedConv"
+"""The same with what quantises its result: behind the others, inputs 1 and 2 of QuantizeLinear.
+Its attributes `low` and `high` are what an activation in between leaves."""
+
+_SUM, _WIDE = "int32", "int16"
+_SPATIAL = 2
+_EXACT = 1 << 24
+"""Up to here float32 holds every integer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """At which inputs an operator has what is multiplied.
+
+    Attributes:
+        zero: The zero point of the input, which is input 0.
+        weights: The weights, constant.
+        weights_zero: Their zero points, constant.
+    """
+
+    zero: int
+    weights: int
+    weights_zero: int
+
+
+_INTEGER = _Places(2, 1, 3)
+_QUANTIZED = _Places(2, 3, 5)
+_X_SCALE, _W_SCALE, _B, _B_SCALE, _B_ZERO, _Y_SCALE, _Y_ZERO = 1, 4, 6, 7, 8, 9, 10
+"""Positions of inputs of the two operators that nodes mean."""
+_Q_SCALE, _Q_ZERO, _Q_B = 6, 7, 8
+"""Positions of inputs of QLinearConv."""
+
+
+def _places(operation: Operation) -> _Places:
+    return _INTEGER if operation.op_type == "ConvInteger" else _QUANTIZED
+
+
+# What is taken
+
+
+def refuse_conv_integer(operation: Operation) -> str | None:
+    """Say why a ConvInteger is not taken."""
+    at = _places(operation)
+    weights = operation.value(at.weights)
+    assert weights is not None
+    rank = len(operation.shape())
+    if rank <= _SPATIAL:
+        return "it has no spatial dimension"
+    if weights.dtype not in BYTES:
+        return f"its weights are {weights.dtype}"
+    if len(operation.shape(at.weights)) != rank:
+        return "its weights do not have the dimensions of its input"
+    inputs, outputs = operation.shape()[CHANNELS], operation.output_shape[CHANNELS]
+    groups = operation.attribute("group", 1)
+    shape = operation.shape(at.weights)[:_SPATIAL]
+    if inputs % groups or outputs % groups or shape != (outputs, inputs // groups):
+        return "its weights do not have the channels of its input and output"
+    if not _is_one(operation, at.zero):
+        return "its input has several zero points"
+    return operation.why_computed({at.weights: "weights are", at.weights_zero: "zero point is"})
+
+
+def refuse_qlinear_conv(operation: Operation) -> str | None:
+    """Say why a QLinearConv is not taken."""
+    problem = refuse_conv_integer(operation)
+    if problem:
+        return problem
+    for position, name in ((1, "x_scale"), (_Q_SCALE, "y_scale"), (_Q_ZERO, "y_zero_point")):
+        if not _is_one(operation, position):
+            return f"its {name} is not one number"
+    known = {1: "x_scale is", 4: "w_scale is", _Q_SCALE: "y_scale is", _Q_ZERO: "y_zero_point is"}
+    return operation.why_computed({**known, _Q_B: "bias is"})
+
+
+def _is_one(operation: Operation, position: int) -> bool:
+    """Tell whether an input is one number, if it is there."""
+    value = operation.value(position)
+    return value is None or value.shape in ((), (1,))
+
+
+# In which layouts
+
+
+def wish_integer_conv(operation: Operation, unit: VectorUnit) -> Wish:
+    """Return what a convolution of codes wants of layouts."""
+    problem = _Reading.of(operation, unit)
+    if problem.kind is ConvKind.PLAIN:
+        return Wish()
+    borders = ((operation.node.inputs[0], problem.pads),) if problem.dtype in BYTES else ()
+    return Wish("blocked", borders=borders)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """How a convolution reads its codes.
+
+    Attributes:
+        kind: Its kernel.
+        pads: Its padding.
+        weights: Without their zero points, in the least dtype that holds them.
+        dtype: Of the input as the kernel reads it: its own, or a wide one without zero points.
+    """
+
+    kind: ConvKind
+    pads: Pads
+    weights: Array
+    dtype: str
+
+    @classmethod
+    def of(cls, operation: Operation, unit: VectorUnit) -> _Reading:
+        at = _places(operation)
+        weights = _centred(operation, at)
+        groups = operation.attribute("group", 1)
+        inputs, outputs = operation.shape()[CHANNELS], operation.output_shape[CHANNELS]
+        kind = choose(groups, inputs, outputs, unit)
+        if unit.lanes() < max(DOT_GROUPS.values()):  # a block would not hold a group
+            kind = ConvKind.PLAIN
+        pads = read_window(operation, weights.shape[_SPATIAL:]).pads
+        has_bytes = kind is ConvKind.DEPTHWISE or (unit.has_byte_dots and weights.dtype == np.int8)
+        is_known = operation.value(at.zero) is None or operation.is_constant(at.zero)
+        is_zero = is_known and not _zero(operation, at)
+        is_read = has_bytes and (is_zero or (is_known and not any(map(any, pads))))
+        wide = _SUM if kind is ConvKind.PLAIN else _WIDE
+        is_read = is_read and kind is not ConvKind.PLAIN
+        return cls(kind, pads, weights, operation.inputs[0].dtype if is_read else wide)
+
+    @property
+    def weight_dtype(self) -> str:
+        """What the kernel multiplies with."""
+        if self.kind is ConvKind.DIRECT:
+            return self.weights.dtype.name if self.dtype in BYTES else _WIDE
+        if self.kind is ConvKind.PLAIN:
+            return _SUM
+        sums = np.abs(self.weights.astype(np.int64)).reshape(len(self.weights), -1).sum(-1)
+        is_exact = int(sums.max(initial=0)) * _LARGEST < _EXACT
+        return "float32" if is_exact else _SUM
+
+
+_LARGEST = 255
+"""The largest difference of codes."""
+
+
+def _zero(operation: Operation, at: _Places) -> int:
+    """Return the known zero point of the input."""
+    if operation.value(at.zero) is None:
+        return 0
+    return int(operation.array(at.zero).reshape(()))
+
+
+def _centred(operation: Operation, at: _Places) -> Array:
+    """Return the weights without their zero points, in the least dtype that holds them."""
+    weights = operation.array(at.weights).astype(np.int16)
+    if operation.value(at.weights_zero) is not None:
+        zero = operation.array(at.weights_zero).astype(np.int16)
+        weights = weights - zero.reshape(-1, *(1,) * (weights.ndim - 1))
+    limits = np.iinfo(np.int8)
+    is_byte = bool(((weights >= limits.min) & (weights <= limits.max)).all())
+    return weights.astype(np.int8) if is_byte else weights
+
+
+# Operators
+
+
+def lower_conv_integer(assembler: Assembler, group: KernelGroup) -> None:
+    """Append a convolution of codes without their zero points, as int32."""
+    _append(assembler, group, _Steps())
+
+
+def lower_qlinear_conv(assembler: Assembler, group: KernelGroup) -> None:
+    """Append a convolution of codes, and bring its sums to the codes of the result.
+
+    In float64, in which ONNX's reference evaluator does it: a float32 does not hold every sum.
+    """
+    operation, wide = group.anchor, "float64"
+    x_scale, w_scale, y_scale = (
+        operation.array(position).reshape(-1) for position in (_X_SCALE, _W_SCALE, _Q_SCALE)
+    )
+    factor = (x_scale * w_scale / y_scale).astype(np.float32).astype(wide)
+    zero = 0 if operation.value(_Q_ZERO) is None else int(operation.array(_Q_ZERO).reshape(()))
+    bias = operation.array(_Q_B) if operation.value(_Q_B) is not None else None
+    limits = np.iinfo(operation.output.dtype)
+    steps = _Steps(bias)
+    steps.convert(_SUM, wide)
+    steps.apply("Mul", "factor", factor)
+    if zero:
+        steps.apply("Add", "offset", np.array([zero], wide))
+    steps.round(float(limits.min), float(limits.max), operation.output.dtype)
+    _append(assembler, group, steps)
+
+
+def lower_dequantized_conv(assembler: Assembler, group: KernelGroup) -> None:
+    """Append a convolution of codes, and make numbers of its sums by the scales of operands."""
+    operation = group.anchor
+    steps = _Steps()
+    steps.convert(_SUM, "float32")
+    steps.apply("Mul", "scales", _scales(operation).astype(np.float32))
+    bias = _bias(operation)
+    if bias is not None:
+        steps.apply("Add", "bias", bias.astype(np.float32))
+    _append(assembler, group, steps)
+
+
+def lower_requantized_conv(assembler: Assembler, group: KernelGroup) -> None:
+    """Append a convolution of codes, and bring its sums to the codes of the result.
+
+    In float32: one product and one sum, with the scale of the result in both, and an activation in
+    the limits of the codes.
+    """
+    operation = group.anchor
+    dtype = operation.output.dtype
+    scale = float(operation.array(_Y_SCALE).reshape(()))
+    zero = 0 if operation.value(_Y_ZERO) is None else int(operation.array(_Y_ZERO).reshape(()))
+    limits = np.iinfo(dtype)
+    low = max(limits.min - zero, operation.attribute("low") / scale)
+    high = min(limits.max - zero, operation.attribute("high") / scale)
+    steps = _Steps()
+    steps.convert(_SUM, "float32")
+    steps.apply("Mul", "scales", (_scales(operation) / scale).astype(np.float32))
+    bias = _bias(operation)
+    if bias is not None:
+        steps.apply("Add", "bias", (bias / scale).astype(np.float32))
+    steps.clip(low, max(low, high))
+    steps.then("Round")
+    if zero:
+        steps.apply("Add", "offset", np.array([zero], np.float32))
+    steps.convert("float32", dtype)
+    _append(assembler, group, steps)
+
+
+def _scales(operation: Operation) -> Array:
+    """Return what a sum of each channel, or of all, is multiplied by, in float64."""
+    x_scale, w_scale = (operation.array(i).astype(np.float64) for i in (_X_SCALE, _W_SCALE))
+    scales: Array = x_scale.reshape(()) * w_scale.reshape(-1)
+    return scales
+
+
+def _bias(operation: Operation) -> Array | None:
+    """Return what is added to each channel, in float64."""
+    if operation.value(_B) is None:
+        return None
+    bias = operation.array(_B).astype(np.float64)
+    if operation.value(_B_ZERO) is not None:
+        bias = bias - operation.array(_B_ZERO)
+    if operation.value(_B_SCALE) is not None:
+        bias = bias * operation.array(_B_SCALE)
+    return bias
+
+
+class _Steps:
+    """Steps from the sums on, each of what the one before makes.
+
+    Args:
+        bias: What is added to the sums of each channel; None for nothing.
+    """
+
+    def __init__(self, bias: Array | None = None) -> None:
+        self.bias = bias
+        self._operands: list[tuple[str, Array]] = []
+        self._steps: list[tuple[Apply, int | None]] = []
+        self._dtype = _SUM
+
+    def then(self, op_type: str, **attributes: float) -> None:
+        """Append a step of one operand."""
+        self._steps.append((Apply(op_type, (), tuple(sorted(attributes.items())), self._dtype), None))
+
+    def apply(self, op_type: str, role: str, array: Array) -> None:
+        """Append a step with numbers of each channel, or one for all."""
+        self._steps.append((Apply(op_type, (), (), self._dtype), len(self._operands)))
+        self._operands.append((role, array))
+
+    def convert(self, source: str, target: str) -> None:
+        """Append a conversion."""
+        self._steps.append((convert_step(0, source, target), None))
+        self._dtype = target
+
+    def clip(self, low: float, high: float) -> None:
+        """Append limits."""
+        self.then("Clip", min=float(low), max=float(high))
+
+    def round(self, low: float, high: float, dtype: str) -> None:
+        """Append what makes codes."""
+        source = self._dtype
+        self.then("Round")
+        self.clip(low, high)
+        self.convert(source, dtype)
+
+    def recipe(self, name: str, rank: int, before: Array | None) -> Recipe:
+        """Return the recipe of a node, with something that is added to the sums before."""
+        operands, steps = list(self._operands), list(self._steps)
+        if before is not None:
+            steps.insert(0, (Apply("Add", (), (), _SUM), len(operands)))
+            operands.append(("sums", before))
+        sources: list[Source] = [ANCHOR]
+        for role, array in operands:
+            sources.append((f"{name}/{role}", array.reshape(-1, *(1,) * (rank - _SPATIAL))))
+        count = len(sources)
+        out = []
+        for number, (step, place) in enumerate(steps):
+            last = count + number - 1 if number else 0
+            arguments = (last,) if place is None else (last, 1 + place)
+            out.append(replace(step, arguments=arguments))
+        return Recipe(tuple(sources), tuple(out))
+
+
+def _append(assembler: Assembler, group: KernelGroup, steps: _Steps) -> None:
+    """Append the call of the kernel that a convolution of codes is for."""
+    operation = group.anchor
+    at = _places(operation)
+    reading = _Reading.of(operation, assembler.unit)
+    weights, name = reading.weights, operation.node.name
+    before = None if steps.bias is None else steps.bias.astype(np.int32)
+    if reading.dtype in BYTES and _zero(operation, at):
+        sums = weights.astype(np.int32).reshape(len(weights), -1).sum(-1, dtype=np.int32)
+        before = (0 if before is None else before) - sums * np.int32(_zero(operation, at))
+    first = steps.recipe(name, len(operation.output_shape), before)
+    fused, operands = fuse(assembler, group, _SUM, first)
+    y = assembler.target(group.result)
+    x = _read(assembler, operation, at, reading)
+    window = read_window(operation, weights.shape[_SPATIAL:]).at(operation.output_shape[_SPATIAL:])
+    kernels = {ConvKind.DEPTHWISE: Depthwise, ConvKind.PLAIN: PlainConv}
+    make = kernels.get(reading.kind) or partial(Conv, x_block=x.block)
+    spec: Conv | Depthwise | PlainConv = make(
+        x.shape[0],
+        operation.attribute("group", 1),
+        operation.shape()[CHANNELS],
+        y.shape[CHANNELS],
+        window,
+        x.layout,
+        y.layout,
+        epilogue=fused,
+        unit=assembler.unit,
+        weight_dtype=reading.weight_dtype,
+    )
+    spec = assembler.choose(spec)
+    family = weight_family(spec)
+    value = operation.value(at.weights)
+    assert value is not None
+    key = f"{value.name}/less {name}/{family.packing(spec)}"
+    packed = assembler.packed(key, partial(family.pack, spec, weights))
+    note = f"{x.dtype} times {reading.weight_dtype}"
+    assembler.call(spec, (x, packed, y, *operands), group.names, note)
+
+
+def _read(assembler: Assembler, operation: Operation, at: _Places, reading: _Reading) -> View:
+    """Return the codes of the input, with their padding, as the kernel reads them."""
+    value = operation.inputs[0]
+    block = _block(assembler, operation, reading)
+    if reading.dtype in BYTES:
+        return assembler.read(value.id, block, reading.pads)
+    zero = operation.value(at.zero)
+    is_moved = zero is not None and not (zero.constant is not None and not _zero(operation, at))
+    zero_id = zero.id if zero is not None and is_moved else None
+    return assembler.read_less(value.id, zero_id, reading.dtype, block, reading.pads)
+
+
+def _block(assembler: Assembler, operation: Operation, reading: _Reading) -> int:
+    """Return the blocks that a convolution reads; few plain channels are filled up to groups."""
+    if reading.kind is ConvKind.PLAIN:
+        return 0
+    is_blocked = bool(assembler.plan.blocks.get(operation.node.inputs[0]))
+    channels = operation.shape()[CHANNELS]
+    is_wide = channels >= assembler.lanes or operation.attribute("group", 1) > 1
+    if is_blocked or is_wide or reading.kind is ConvKind.DEPTHWISE:
+        return assembler.lanes
+    group = DOT_GROUPS[reading.dtype]
+    return -(-channels // group) * group
+
