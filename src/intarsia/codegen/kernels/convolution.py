@@ -127,6 +127,12 @@ def flops(spec: Convolution) -> int:
     return 2 * pixels * spec.out_channels * spec.group_inputs * spec.window.taps
 
 
+def unit_of_tile(spec: Convolution) -> VectorUnit:
+    """Return the unit for whose registers tiles are: products of pairs are added afterwards."""
+    has_sums = spec.group == 1 or spec.unit.has_byte_dots
+    return spec.unit if has_sums else replace(spec.unit, has_fma=False)
+
+
 def of_codes(spec: Convolution) -> str:
     """Say for `key` of a family what is multiplied if these are codes."""
     return "" if spec.result_dtype == "float32" else f" of {spec.x.dtype} by {spec.weight_dtype}"

@@ -14,8 +14,10 @@ not hold them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
@@ -27,6 +29,10 @@ from intarsia.codegen.kernels.conv_plain import PlainConv
 from intarsia.codegen.kernels.convolution import ConvKind, choose
 from intarsia.codegen.kernels.depthwise import Depthwise
 from intarsia.codegen.kernels.families import weight_family
+from intarsia.codegen.kernels.window import Window
+from intarsia.codegen.kernels.winograd import Winograd
+from intarsia.codegen.kernels.winograd.schedules import fits_winograd
+from intarsia.codegen.kernels.winograd.transform import EXACT_FACTOR
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.conversions import convert_step
 from intarsia.codegen.lower.groups import KernelGroup
@@ -36,7 +42,8 @@ from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import ANCHOR, Recipe, Source, fuse
 from intarsia.codegen.lower.views import CHANNELS, Pads, View
 from intarsia.codegen.lower.windows import read_window
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import VectorUnit, WinogradMode
+from intarsia.extents import least
 
 DEQUANTIZED_CONV = "DequantizedConv"
 """The operator that a convolution of dequantised operands means: inputs as those of the three
@@ -360,9 +367,16 @@ def _append(assembler: Assembler, group: KernelGroup, steps: _Steps) -> None:
     y = assembler.target(group.result)
     x = _read(assembler, operation, at, reading)
     window = read_window(operation, weights.shape[_SPATIAL:]).at(operation.output_shape[_SPATIAL:])
-    kernels = {ConvKind.DEPTHWISE: Depthwise, ConvKind.PLAIN: PlainConv}
-    make = kernels.get(reading.kind) or partial(Conv, x_block=x.block)
-    spec: Conv | Depthwise | PlainConv = make(
+    make: Callable[..., _ConvSpec]
+    if _has_winograd(assembler, operation, reading, window):
+        is_padded = all(after > 0 for _, after in reading.pads)
+        threads = assembler.threads
+        make = partial(Winograd, outputs=_TILE, threads=threads, is_padded=is_padded)
+    elif reading.kind is ConvKind.DIRECT:
+        make = partial(Conv, x_block=x.block)
+    else:
+        make = Depthwise if reading.kind is ConvKind.DEPTHWISE else PlainConv
+    spec = make(
         x.shape[0],
         operation.attribute("group", 1),
         operation.shape()[CHANNELS],
@@ -381,7 +395,29 @@ def _append(assembler: Assembler, group: KernelGroup, steps: _Steps) -> None:
     key = f"{value.name}/less {name}/{family.packing(spec)}"
     packed = assembler.packed(key, partial(family.pack, spec, weights))
     note = f"{x.dtype} times {reading.weight_dtype}"
+    note += f", Winograd {spec.algorithm}" if isinstance(spec, Winograd) else ""
     assembler.call(spec, (x, packed, y, *operands), group.names, note)
+
+
+_ConvSpec: TypeAlias = Winograd | Conv | Depthwise | PlainConv
+_TILE = 2
+"""The outputs of a tile of Winograd's transforms that are exact."""
+
+
+def _has_winograd(
+    assembler: Assembler, operation: Operation, reading: _Reading, window: Window
+) -> bool:
+    """Tell whether a convolution is computed by Winograd's transforms, as exact as directly."""
+    if reading.kind is not ConvKind.DIRECT or reading.dtype != _WIDE:
+        return False
+    if assembler.winograd is WinogradMode.OFF:
+        return False
+    images, inputs = least(operation.shape()[0]), operation.shape()[CHANNELS]
+    outputs, groups = operation.output_shape[CHANNELS], operation.attribute("group", 1)
+    if not fits_winograd(window, images, groups, inputs, outputs, assembler.unit):
+        return False
+    sums = np.abs(reading.weights.astype(np.int64)).reshape(outputs, -1).sum(-1)
+    return bool(EXACT_FACTOR * _LARGEST * sums.max() < 1 << 31)
 
 
 def _read(assembler: Assembler, operation: Operation, at: _Places, reading: _Reading) -> View:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from intarsia.codegen.kernels.conv.spec import Conv, ConvSchedule
+from intarsia.codegen.kernels.convolution import unit_of_tile
 from intarsia.codegen.kernels.window import Split, Tiling, Window, even_parts
 from intarsia.codegen.tile import (
     around,
@@ -42,12 +43,6 @@ def schedule(spec: Conv) -> ConvSchedule:
         # runs out of registers.
         return replace(chosen, chunk=0, unroll=1)
     return chosen if spec.y.dtype == "float32" else replace(chosen, chunk=0)  # y holds no sums
-
-
-def unit_of_tile(spec: Conv) -> VectorUnit:
-    """Return the unit for whose registers tiles are: products of pairs are added afterwards."""
-    has_sums = spec.group == 1 or spec.unit.has_byte_dots
-    return spec.unit if has_sums else replace(spec.unit, has_fma=False)
 
 
 def choose_schedule(

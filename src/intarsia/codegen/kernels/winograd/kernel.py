@@ -25,6 +25,7 @@ from intarsia.codegen.kernels.window import Split, over_taps, split_extent
 from intarsia.codegen.kernels.winograd.schedules import schedule, tile_grid
 from intarsia.codegen.kernels.winograd.spec import Winograd
 from intarsia.codegen.kernels.winograd.transform import (
+    EXACT_FACTOR,
     TAPS,
     points_of_taps,
     transform_input,
@@ -33,7 +34,6 @@ from intarsia.codegen.kernels.winograd.transform import (
 from intarsia.codegen.tile import mma_step
 from intarsia.graph.arena import aligned_bytes
 
-_LINE_ENTRIES = LINE_BYTES // 4
 _CACHED_COLUMNS = 1 << 14
 """Weights are transformed by so many at a time: a megabyte with their taps."""
 
@@ -42,36 +42,46 @@ def pack(spec: Winograd, weights: Array) -> Array:
     """Return weights (out_channels, in_channels, 3, 3), transformed, as `build` reads them.
 
     In order: panels of output channels, points, input channels, output channels of the panel;
-    channels that pad the last block of outputs are zero.
+    channels that pad the last block of outputs are zero. Of narrow numbers a group of input
+    channels lies in each output channel.
     """
-    lanes, inputs = spec.unit.lanes(), spec.in_channels
-    packed = aligned_bytes(4 * spec.points * inputs * spec.blocks * lanes).view(np.float32)
+    lanes, inputs, group = spec.unit.lanes(), spec.packed_inputs, spec.group
+    count = spec.points * inputs * spec.blocks * lanes
+    packed = aligned_bytes(count * np.dtype(spec.weight_dtype).itemsize).view(spec.weight_dtype)
     panels: list[tuple[Array, slice]] = []  # where the channels of each are
     begin = 0
     for run in Split.of(spec.blocks, schedule(spec).vectors).runs:
         for first in run.begins:
             size = spec.points * inputs * run.size * lanes
-            panel = packed[begin : begin + size].reshape(spec.points, inputs, run.size * lanes)
+            panel = packed[begin : begin + size].reshape(
+                spec.points, inputs // group, run.size * lanes, group
+            )
             channels = slice(first * lanes, min((first + run.size) * lanes, spec.out_channels))
-            panels.append((panel[..., : channels.stop - channels.start], channels))
+            panels.append((panel[:, :, : channels.stop - channels.start], channels))
             begin += size
     rows = points_of_taps(spec.outputs)
+    if group > 1:
+        rows = rows * EXACT_FACTOR
+        missing = inputs - spec.in_channels
+        weights = np.pad(weights, ((0, 0), (0, missing), (0, 0), (0, 0)))
     # All columns at once would be read from memory once more for each of up to 36 points.
-    few = max(_CACHED_COLUMNS // spec.out_channels, 1)
+    few = max(_CACHED_COLUMNS // spec.out_channels // group, 1) * group
     for low in range(0, inputs, few):
         some = slice(low, min(low + few, inputs))
         taps = weights[:, some].reshape(spec.out_channels, -1, TAPS**2).transpose(2, 1, 0)
         columns = np.ascontiguousarray(taps, np.float64).reshape(TAPS**2, -1)
         for point, row in enumerate(rows):
-            transformed = (row @ columns).reshape(-1, spec.out_channels)
+            transformed = (row @ columns).reshape(-1, group, spec.out_channels).swapaxes(1, 2)
+            steps = slice(some.start // group, some.stop // group)
             for panel, channels in panels:
-                panel[point, some] = transformed[:, channels]
+                panel[point, steps] = transformed[:, channels]
     return packed
 
 
 def packing(spec: Winograd) -> str:
     """Name the order of packed weights."""
-    return f"winograd{spec.outputs}x{spec.unit.lanes()}{schedule(spec)}"
+    dtype = "" if spec.group == 1 else f"{spec.weight_dtype}by{spec.group}"
+    return f"winograd{dtype}{spec.outputs}x{spec.unit.lanes()}{schedule(spec)}"
 
 
 def build(spec: Winograd) -> Function:
@@ -134,7 +144,7 @@ class _WinogradKernel(ConvKernel):
             "winograd",
             spec,
             x=(spec.batch, self.x_blocks, *spec.window.reach, lanes),
-            w=(spec.points * spec.in_channels * channels,),
+            w=(spec.points * spec.packed_inputs * channels,),
             channels=channels,
             y=(spec.batch, spec.blocks, *spec.window.out, lanes),
         )
@@ -145,8 +155,11 @@ class _WinogradKernel(ConvKernel):
         self.shares = Split(self.panels.count, self.plan.shares)
         tiles = math.prod(split.size + (split.larger > 0) for split in self.blocks)
         vectors = self.panels.size + (self.panels.larger > 0)
-        self.points = self.b.local("points", "float32", (spec.points, self.x_blocks, tiles, lanes))
-        self.sums = self.b.local("sums", "float32", (spec.points, tiles, vectors, lanes))
+        self.group, self.entry_dtype = spec.group, spec.x.dtype
+        self.line_entries = LINE_BYTES // np.dtype(spec.weight_dtype).itemsize
+        points = (spec.points, self.x_blocks, tiles, lanes)
+        self.points = self.b.local("points", self.entry_dtype, points)
+        self.sums = self.b.local("sums", self.sum_dtype, (spec.points, tiles, vectors, lanes))
 
     def function(self) -> Function:
         b, spec = self.b, self.spec
@@ -228,7 +241,7 @@ class _WinogradKernel(ConvKernel):
 
     def _input(self, tile: _WinogradTile, channels: Index) -> None:
         b, side, lanes = self.b, self.side, self.lanes
-        zero = b.constant(0, Type("float32", lanes))
+        zero = b.constant(0, Type(self.entry_dtype, lanes))
         height, width = (extent + TAPS - 1 for extent in tile.extents)
         rows, columns = (self._entries(origin, dim) for dim, origin in enumerate(tile.origin))
 
@@ -272,7 +285,7 @@ class _WinogradKernel(ConvKernel):
         self, point: Index, tile: Index, tiles: int, panel: tuple[Index, int], passes: _WeightPass
     ) -> None:
         """Sum over input channels at one point of some tiles."""
-        b, lanes, inputs = self.b, self.lanes, self.spec.in_channels
+        b, lanes, inputs, group = self.b, self.lanes, self.spec.packed_inputs, self.group
         first, vectors = panel
         width = vectors * lanes
         begin = first * (lanes * inputs * self.spec.points) + point * (inputs * width)
@@ -280,33 +293,33 @@ class _WinogradKernel(ConvKernel):
         def step(block: Index, channel: Index, sums: Sequence[IrValue]) -> list[IrValue]:
             w = begin + (block * lanes + channel) * width
             if self.plan.prefetch:
-                for offset in range(0, width, _LINE_ENTRIES):
+                for offset in range(0, width * group, self.line_entries):
                     b.prefetch(self.w, w + self.plan.prefetch * width + offset)
             return mma_step(
                 b,
                 sums,
                 tiles,
                 vectors,
-                lambda t: b.load(self.points, (point, block, tile + t, channel)),
-                lambda v: b.load(self.w, w + v * lanes, lanes),
+                lambda t: b.load(self.points, (point, block, tile + t, channel), group),
+                lambda v: b.load(self.w, w + v * lanes * group, lanes * group),
             )
 
         def over(lower: Index, upper: Index, channels: int) -> list[IrValue]:
-            unroll = math.gcd(self.plan.unroll, channels)
+            unroll = math.gcd(self.plan.unroll * group, channels)
 
             def steps(at: list[Index], values: Sequence[IrValue]) -> Sequence[IrValue]:
                 block, channel = at
                 lines = self._ahead(unroll, width, passes) if channels == lanes else ()
-                for number in range(unroll):
+                for number in range(0, unroll, group):
                     # Spread over the steps: a core has few line fill buffers, and its loads need
                     # them too.
-                    for line in lines[number::unroll]:
+                    for line in lines[number // group :: unroll // group]:
                         b.prefetch(self.w, begin + inputs * width + line(at), is_far=True)
                     values = step(block, channel + number, values)
                 return values
 
             # Each chunk is summed from zero and then added: `transform.error_ratio` sums likewise.
-            zeros = [b.constant(0, Type("float32", lanes))] * (tiles * vectors)
+            zeros = [b.constant(0, Type(self.sum_dtype, lanes))] * (tiles * vectors)
             return over_taps(b, [(lower, upper, 1), (0, channels, unroll)], zeros, steps)
 
         def chunk(begin: Index, *totals: IrValue) -> list[IrValue]:
@@ -336,14 +349,14 @@ class _WinogradKernel(ConvKernel):
         """
         if not self.plan.is_streamed:
             return ()
-        count = -(-unroll * width // (_LINE_ENTRIES * passes.count))
+        count = -(-unroll * width // (self.line_entries * passes.count))
         # Rounded up, the passes may ask for some lines beyond the point: a prefetch never faults.
-        share = -(-self.spec.in_channels // unroll) * count * _LINE_ENTRIES
+        share = -(-self.spec.packed_inputs // unroll) * count * self.line_entries
 
         def line(number: int, at: Sequence[Index]) -> Index:
             block, channel = at
-            within = (block * self.lanes + channel) * (count * _LINE_ENTRIES // unroll)
-            return passes.number * share + within + number * _LINE_ENTRIES
+            within = (block * self.lanes + channel) * (count * self.line_entries // unroll)
+            return passes.number * share + within + number * self.line_entries
 
         return [partial(line, number) for number in range(count)]
 
@@ -362,4 +375,6 @@ class _WinogradKernel(ConvKernel):
             for c, value in enumerate(values[:width]):
                 at = (tile.image, block, row + r, column + c, Index())
                 total = value if bias is None else b.add(value, bias)
-                b.store(self.epilogue(total, at, None), self.y, at)
+                if self.group > 1:
+                    total = b.binary("shr", total, EXACT_FACTOR.bit_length() - 1)
+                b.store(self.finish(total, at), self.y, at)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from intarsia.codegen.kernels.convolution import unit_of_tile
 from intarsia.codegen.kernels.window import Split, Window, even_parts
 from intarsia.codegen.kernels.winograd.spec import Winograd, WinogradSchedule
 from intarsia.codegen.kernels.winograd.transform import OUTPUTS, TAPS
@@ -27,15 +28,24 @@ def tile_grid(window: Window, outputs: int) -> tuple[int, int]:
 
 def schedule(spec: Winograd) -> WinogradSchedule:
     """Return the schedule that a convolution has, or that is picked for it."""
-    return spec.schedule or choose_schedule(
+    if spec.schedule:
+        return spec.schedule
+    # A group of narrow numbers takes the bytes and the step of a float32.
+    steps = spec.packed_inputs // spec.group
+    chosen = choose_schedule(
         spec.window,
         spec.outputs,
         least(spec.batch),
-        spec.in_channels,
+        steps,
         spec.blocks,
         spec.unit,
         spec.threads,
     )
+    if spec.group == 1:
+        return chosen
+    # Sums of integers are as exact in one chain, so there is none beside the total.
+    unit = unit_of_tile(spec)
+    return replace(chosen, tiles=tile_rows(chosen.vectors, unit), chunk=steps, unroll=1)
 
 
 def choose_schedule(

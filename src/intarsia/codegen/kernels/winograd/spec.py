@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from intarsia.codegen.kernels.convolution import Convolution
+from intarsia.codegen.kernels.convolution import Convolution, of_codes
 from intarsia.codegen.kernels.window import window_key
 from intarsia.codegen.kernels.winograd.transform import OUTPUTS, TAPS
 
@@ -49,6 +49,10 @@ class Winograd(Convolution):
     2e-6. What is infinite or NaN spreads to all outputs of its tiles. Input channels that pad the
     last block are never used; whole blocks of output channels are written.
 
+    Of int16, F(2) is exact: weights are four times what they are otherwise, which makes them
+    integers, and so are sums, of which a quarter is taken in the end. Inputs of whole blocks are
+    multiplied then, by zeros what pads the last one.
+
     Attributes:
         x: Over (batch, in_channels / L, *spatial with padding, L); no more than `window.reach` is
             read of it.
@@ -73,6 +77,13 @@ class Winograd(Convolution):
         extents = (self.batch, self.in_channels, self.out_channels, *window.out)
         assert 0 not in extents, "nothing to compute"
         assert self.groups == 1, f"{self.groups} groups"
+        assert self.group == 1 or (self.outputs, self.x.dtype) == (2, "int16"), "it is not exact"
+
+    @property
+    def packed_inputs(self) -> int:
+        """Input channels that are multiplied."""
+        lanes = self.unit.lanes() if self.group > 1 else 1
+        return -(-self.in_channels // lanes) * lanes
 
     @property
     def points(self) -> int:
@@ -88,5 +99,5 @@ class Winograd(Convolution):
 def key(spec: Winograd) -> str:
     """Return the key of schedules: the same text as for the direct kernel."""
     extents = (spec.batch, spec.in_channels, spec.out_channels)
-    more = f"1 groups, x{spec.unit.lanes()}"
+    more = f"1 groups, x{spec.unit.lanes()}{of_codes(spec)}"
     return window_key("conv", extents, spec.window, more, spec.y.dtype)

@@ -36,6 +36,8 @@ Grid = Sequence[Sequence[IrValue]]
 TAPS = 3
 OUTPUTS = (2, 4)
 """The sizes m of F(m, 3) that are supported."""
+EXACT_FACTOR = 4
+"""What makes weights of F(2, 3) integers of integers: G has halves, and is applied twice."""
 
 _NEAR, _FAR = 2 / 3, 3 / 2
 """The positive points of F(4, 3); their product is 1, which `_input_4` relies on."""
