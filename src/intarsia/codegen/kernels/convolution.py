@@ -49,8 +49,9 @@ def choose(groups: int, in_channels: int, out_channels: int, unit: VectorUnit) -
 class Convolution:
     """A convolution of float32, or of codes of narrow integers without their zero points.
 
-    Codes are multiplied by groups where kernels have dot products; else in the dtype of the weights,
-    of which float32 is right where it holds every sum. The epilogue begins with sums of int32.
+    Codes are multiplied by groups where kernels have dot products; else in the dtype of the
+    weights, of which float32 is right where it holds every sum. The epilogue begins with sums of
+    int32.
 
     Attributes:
         batch: Images.
@@ -128,9 +129,14 @@ def flops(spec: Convolution) -> int:
 
 
 def unit_of_tile(spec: Convolution) -> VectorUnit:
-    """Return the unit for whose registers tiles are: products of pairs are added afterwards."""
-    has_sums = spec.group == 1 or spec.unit.has_byte_dots
-    return spec.unit if has_sums else replace(spec.unit, has_fma=False)
+    """Return the unit for whose registers tiles are.
+
+    Products of pairs are added afterwards, and a tile that leaves a register free for that is
+    faster: LLVM adds products of several steps to one another first.
+    """
+    unit = spec.unit
+    has_sums = spec.group == 1 or unit.has_byte_dots
+    return unit if has_sums else replace(unit, has_fma=False, registers=unit.registers - 1)
 
 
 def of_codes(spec: Convolution) -> str:

@@ -430,7 +430,7 @@ class Assembler:
         moved = entries * view.item_bytes
         self.call(spec, (whole,), (), "border", moved, is_border=True)
 
-    def copy(  # noqa: PLR0913 - what is copied, and what is done with it
+    def copy(
         self,
         source: View,
         destination: View,

@@ -4,12 +4,13 @@
 What is multiplied are codes without their zero points, so that padding is zero, and the sums are
 ONNX's to the bit. The zero points of constant weights are gone when these are packed. Where a CPU
 multiplies bytes, and padding of codes is zero or there is none, the input is read as it is, and its
-zero point, times the sums of the weights, is taken from the sums. Else a copy of it as int16 is made
-without its zero point, one for all that read it.
+zero point, times the sums of the weights, is taken from the sums. Else a copy of it as int16 is
+made without its zero point, one for all that read it.
 
-Filters of one channel have nothing to be summed by groups. They are computed in float32, which holds
-their sums exactly and in which a CPU multiplies and adds in one instruction; in int32 where it might
-not hold them.
+Of int16, 3x3 taps are computed by Winograd's F(2), whose weights times four are integers: exactly,
+and in four ninths of the products. Filters of one channel have nothing to be summed by
+groups. They are computed in float32, which holds their sums exactly and in which a CPU multiplies
+and adds in one instruction; in int32 where it might not hold them.
 """
 
 from __future__ import annotations
@@ -311,7 +312,9 @@ class _Steps:
 
     def then(self, op_type: str, **attributes: float) -> None:
         """Append a step of one operand."""
-        self._steps.append((Apply(op_type, (), tuple(sorted(attributes.items())), self._dtype), None))
+        self._steps.append(
+            (Apply(op_type, (), tuple(sorted(attributes.items())), self._dtype), None)
+        )
 
     def apply(self, op_type: str, role: str, array: Array) -> None:
         """Append a step with numbers of each channel, or one for all."""
@@ -443,4 +446,3 @@ def _block(assembler: Assembler, operation: Operation, reading: _Reading) -> int
         return assembler.lanes
     group = DOT_GROUPS[reading.dtype]
     return -(-channels // group) * group
-

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions around which a model has Q and DQ nodes: a convolution of the codes, in integers.
 
-A `Conv` of a dequantised input and constant dequantised weights is that. A QuantizeLinear that reads
-its result alone belongs to it, and so does a Relu or Clip in between: that is then in the limits of
-the codes. What is dequantised may be read by others too, which keep the DequantizeLinear.
+A `Conv` of a dequantised input and constant dequantised weights is that. A QuantizeLinear that
+alone reads its result belongs to it, and so does a Relu or Clip in between: that is then in the
+limits of the codes. What is dequantised may be read by others too, which keep the DequantizeLinear.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ class _QuantisedConv:
         return self.after[-1] if self.after else self.conv
 
 
-def read_quantised_convolutions(
-    region: Region, operations: Sequence[Operation]
-) -> list[Operation]:
+def read_quantised_convolutions(region: Region, operations: Sequence[Operation]) -> list[Operation]:
     """Return what a region's nodes compute, convolutions of codes in the place of dequantised ones.
 
     Args:
@@ -71,10 +69,7 @@ def read_quantised_convolutions(
     claimed: set[int] = set()
     out = []
     unread = {
-        node.id
-        for conv in found.values()
-        for node in conv.before
-        if node.outputs[0] not in read
+        node.id for conv in found.values() for node in conv.before if node.outputs[0] not in read
     }
     for operation in kept:
         conv = found.get(operation.node.id)
@@ -161,9 +156,7 @@ def _with_quantisation(
     return replace(conv, after=(*after, reader.node), low=low, high=high)
 
 
-def _only_reader(
-    region: Region, node: Node, by_node: Mapping[int, Operation]
-) -> Operation | None:
+def _only_reader(region: Region, node: Node, by_node: Mapping[int, Operation]) -> Operation | None:
     value = region.graph.values[node.outputs[0]]
     if value.id in region.outputs or len(set(value.consumers)) != 1:
         return None

@@ -48,7 +48,9 @@ def pack(spec: Conv, weights: Array) -> Array:
     for item_of_group in grouped:
         for run in channel_groups(spec.group_blocks, schedule(spec)).runs:
             for first in run.begins:
-                columns = item_of_group[first * lanes : (first + run.size) * lanes].transpose(2, 1, 0)
+                columns = item_of_group[first * lanes : (first + run.size) * lanes].transpose(
+                    2, 1, 0
+                )
                 for channel in range(0, inputs, block):
                     item = columns[:, channel : channel + block]
                     item = item.reshape(taps, -1, group, item.shape[2]).swapaxes(2, 3)

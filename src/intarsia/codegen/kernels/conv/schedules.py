@@ -35,14 +35,9 @@ def schedule(spec: Conv) -> ConvSchedule:
     window, unit = spec.normalised().window, unit_of_tile(spec)
     # A group of narrow numbers takes the bytes and the step of a float32.
     steps = spec.packed_inputs // spec.group
-    chosen = choose_schedule(
-        window, steps, spec.group_blocks, least(spec.batch), spec.groups, unit
-    )
-    if spec.group > 1:
-        # LLVM adds products of integers to one another first where it sees several steps, and
-        # runs out of registers.
-        return replace(chosen, chunk=0, unroll=1)
-    return chosen if spec.y.dtype == "float32" else replace(chosen, chunk=0)  # y holds no sums
+    chosen = choose_schedule(window, steps, spec.group_blocks, least(spec.batch), spec.groups, unit)
+    holds_sums = spec.y.dtype == spec.sum_dtype == "float32"
+    return chosen if holds_sums else replace(chosen, chunk=0)
 
 
 def choose_schedule(

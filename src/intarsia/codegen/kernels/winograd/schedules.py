@@ -45,7 +45,7 @@ def schedule(spec: Winograd) -> WinogradSchedule:
         return chosen
     # Sums of integers are as exact in one chain, so there is none beside the total.
     unit = unit_of_tile(spec)
-    return replace(chosen, tiles=tile_rows(chosen.vectors, unit), chunk=steps, unroll=1)
+    return replace(chosen, tiles=tile_rows(chosen.vectors, unit), chunk=steps)
 
 
 def choose_schedule(
