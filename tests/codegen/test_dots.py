@@ -31,13 +31,13 @@ PAIRS = [
 X86, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
 
 
-def dots(left, right, lanes, *, fits_pairs=False):
+def dots(left, right, lanes, total="", *, fits_pairs=False):
     """A kernel of dot products of two matrices' rows, each by one lane's neighbours of the other.
 
     Bytes of the left operand are the same for all lanes, as in a matrix product.
     """
     b = Builder("dots")
-    group, total = DOT_GROUPS[left], DOT_SUMS[left]
+    group, total = 2 if total else DOT_GROUPS[left], total or DOT_SUMS[left]
     x = b.argument("x", left, (TURNS, group))
     w = b.argument("w", right, (TURNS, group * lanes))
     s = b.argument("s", total, (TURNS, lanes))
@@ -106,6 +106,40 @@ def test_the_interpreter_sums_by_definition(left, right):
 @pytest.mark.parametrize(("left", "right"), [PAIRS[1], PAIRS[2], *PAIRS[4:]])
 def test_c_and_opencl(run, left, right, lanes):
     run(dots(left, right, lanes), memory(left, right, lanes))
+
+
+def few_bits(left, lanes):
+    """Codes of 4 bits and bytes for pairs that are summed in int16, and what comes of them."""
+    rng = np.random.default_rng(2)
+    codes, numbers = (TURNS, 2), (TURNS, 2 * lanes)
+    codes, numbers = (codes, numbers) if left == "uint8" else (numbers, codes)
+    x = rng.choice([0, 7, 15], codes).astype(np.uint8)
+    w = rng.choice([-128, -3, 127], numbers).astype(np.int8)
+    s = rng.integers(-28000, 28000, (TURNS, lanes), np.int16)
+    pair = (x, w) if left == "uint8" else (w, x)
+    few, wide = (item.astype(np.int64).reshape(TURNS, -1, 2) for item in pair)
+    return [*pair, s, s.copy()], (s + (few * wide).sum(-1)).astype(np.int16)
+
+
+@pytest.mark.parametrize("left", ["uint8", "int8"])
+def test_pairs_of_bytes_in_16_bits(run_kernel, left):
+    right, lanes = {"uint8": "int8", "int8": "uint8"}[left], 16
+    function = dots(left, right, lanes, "int16")
+    arrays, want = few_bits(left, lanes)
+    flat = [array.reshape(-1) for array in arrays]
+    interpret(function, flat)
+    np.testing.assert_array_equal(flat[-1].reshape(want.shape), want)
+    for features in ((), HERE):
+        run_kernel(function, few_bits(left, lanes)[0], emit=partial(emit_llvm, dots=features))
+    run_c(function, few_bits(left, lanes)[0])
+    run_opencl(function, few_bits(left, lanes)[0])
+
+
+def test_the_interpreter_tells_of_pairs_that_do_not_fit():
+    function = dots("uint8", "int8", 1, "int16")
+    arrays = [np.full(TURNS * 2, 255, np.uint8), np.full(TURNS * 2, 127, np.int8)]
+    with pytest.raises(AssertionError, match="fit"):
+        interpret(function, [*arrays, *np.zeros((2, TURNS), np.int16)])
 
 
 HERE = tuple(name for name in DOT_FEATURES if f"+{name}" in host_cpu().features.split(","))
@@ -177,6 +211,14 @@ def test_pairs_of_bytes_that_fit_int16(run_kernel, left, right, lanes):
         is_used = "pmadd.ub.sw" in text or "pmaddubs.w.512" in text
         assert is_used == (wanted or lanes == 8), bits
     assert "pmadd" not in emit_llvm(function, dots=CPUS["avx512vl"][2])
+
+
+@pytest.mark.parametrize(("cpu", "register"), [("avx512", "zmm"), ("avx2", "ymm")])
+def test_instructions_for_pairs_of_bytes(cpu, register):
+    lanes, name, features = CPUS[cpu]
+    text = emit_llvm(dots("uint8", "int8", 2 * lanes, "int16"), dots=features)
+    assert re.search(rf"vpmaddubsw.*%{register}", compile_assembly(text, NativeCpu(X86, name)))
+    assert "pmadd.ub" not in emit_llvm(dots("uint8", "int8", 2 * lanes, "int16"))
 
 
 def test_a_cpu_gets_no_instruction_that_it_lacks():

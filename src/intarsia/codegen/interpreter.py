@@ -161,14 +161,17 @@ def _filled(value: Any, result: ir.IrValue) -> Any:
 
 
 def _dot(left: Array, right: Array, addend: Any) -> Any:
-    group = ir.DOT_GROUPS[left.dtype.name]
+    group = len(left) // np.size(addend)
     if left.dtype == np.uint16:  # bfloat16: the upper half of a float32
         left, right = ((item.astype(np.uint32) << 16).view(np.float32) for item in (left, right))
     wide = np.asarray(addend).dtype
     products = left.astype(wide) * right.astype(wide)
     total = np.atleast_1d(addend)
     for number in reversed(range(group)):
-        total = total + products[number::group]
+        before, total = total, total + products[number::group]
+        if wide == np.int16:
+            exact = before.astype(np.int32) + products[number::group]
+            assert (total == exact).all(), "a sum does not fit int16"
     return total if np.ndim(addend) else total[0]
 
 

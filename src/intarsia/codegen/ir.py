@@ -282,6 +282,9 @@ class Dot(Computed):
     before that. Of bfloat16 the later one of a pair is added first, rounded in between if
     a fused multiply-add does so; denormals may count as 0.
 
+    Or pairs of bytes, one operand unsigned and the other signed, are summed in int16, all of which
+    must fit there: instructions differ in what they do with others.
+
     Attributes:
         left: The left operand.
         right: The right operand.
@@ -294,6 +297,11 @@ class Dot(Computed):
     right: IrValue
     addend: IrValue
     fits_pairs: bool = False
+
+    @property
+    def group(self) -> int:
+        """Neighbours of a lane."""
+        return self.left.type.lanes // self.result.type.lanes
 
 
 @dataclass(eq=False, frozen=True, slots=True)

@@ -199,6 +199,9 @@ def _type_problem(operation: ir.Operation) -> str | None:  # noqa: PLR0911, PLR0
 
 def _dot_problem(left: ir.Type, right: ir.Type, total: ir.Type) -> str | None:
     group = ir.DOT_GROUPS.get(left.dtype, 0)
+    sums = ir.DOT_SUMS.get(left.dtype, "")
+    if total.dtype == "int16" and {left.dtype, right.dtype} == {"int8", "uint8"}:
+        group, sums = 2, total.dtype
     is_mixed = left.dtype != right.dtype and {left.dtype, right.dtype} != {"int8", "uint8"}
     if not group or is_mixed:
         return f"there is no dot product of {left.dtype} and {right.dtype}"
@@ -206,7 +209,7 @@ def _dot_problem(left: ir.Type, right: ir.Type, total: ir.Type) -> str | None:
     return (
         _mismatch(left, wide)
         or _mismatch(right.with_dtype(left.dtype), wide)
-        or _mismatch(total, total.with_dtype(ir.DOT_SUMS[left.dtype]))
+        or _mismatch(total, total.with_dtype(sums))
     )
 
 

@@ -338,14 +338,14 @@ class _Kernel(CFamily):
 
     def _dot(self, dot: ir.Dot) -> None:
         """Add products of neighbours, the last one first."""
-        group, lanes = ir.DOT_GROUPS[dot.left.type.dtype], dot.result.type.lanes
+        group, lanes = dot.group, dot.result.type.lanes
 
         def total(lane: str) -> str:
             sums = self._lane(dot.addend, lane)
             for number in reversed(range(group)):
                 place = f"{group} * {lane} + {number}" if lanes > 1 else str(number)
                 x, y = (self._lane(item, place) for item in (dot.left, dot.right))
-                sums = text.dot_step(x, y, sums, dot.left.type.dtype)
+                sums = text.dot_step(x, y, sums, dot.left.type.dtype, dot.result.type.dtype)
             return sums
 
         if lanes == 1:

@@ -187,11 +187,13 @@ def _narrow(text: str, dtype: str) -> str:
     return f"({ELEMENTS[dtype]})({text})" if np.dtype(dtype).itemsize < _WORD else text
 
 
-def dot_step(x: str, y: str, total: str, dtype: str) -> str:
-    """Spell what a product of two neighbours adds to a dot product of elements of a dtype."""
+def dot_step(x: str, y: str, total: str, dtype: str, sums: str) -> str:
+    """Spell what a product of two neighbours, of a dtype, adds to a dot product of another."""
     if dtype == "uint16":  # bfloat16: the upper half of a float32
         wide = (f"uint32_bits_as_float32((uint32_t){item} << 16)" for item in (x, y))
         return f"FMA_F32({', '.join(wide)}, {total})"
+    if sums == "int16":
+        return f"(int16_t)({total} + {x} * {y})"
     # The product of two int16 fits an int; sums wrap.
     return f"(int32_t)((uint32_t){total} + (uint32_t)({x} * {y}))"
 

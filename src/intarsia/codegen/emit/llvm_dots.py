@@ -9,13 +9,14 @@ little-endian CPUs.
 
 Source:
     Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2: VPDPBUSD, VPDPBSSD,
-    VPDPWSSD, PMADDWD, VDPBF16PS; Arm Architecture Reference Manual: SDOT, UDOT, USDOT, BFDOT.
+    VPDPWSSD, PMADDWD, PMADDUBSW, VDPBF16PS; Arm Architecture Reference Manual: SDOT, UDOT, USDOT,
+    BFDOT.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _XMM, _YMM, _ZMM = 4, 8, 16
 """Lanes of 32 bits in a register."""
@@ -25,7 +26,12 @@ _PAIRS = {
     _YMM: ("avx2", "llvm.x86.avx2.pmadd.wd"),
     _ZMM: ("avx512bw", "llvm.x86.avx512.pmaddw.d.512"),
 }
-_BYTE_PAIRS = {_YMM: "llvm.x86.avx2.pmadd.ub.sw", _ZMM: "llvm.x86.avx512.pmaddubs.w.512"}
+_BYTE_PAIRS = {
+    8: ("avx2", "llvm.x86.ssse3.pmadd.ub.sw.128"),
+    16: ("avx2", "llvm.x86.avx2.pmadd.ub.sw"),
+    32: ("avx512bw", "llvm.x86.avx512.pmaddubs.w.512"),
+}
+"""By lanes of 16 bits."""
 _SIGNED = {_XMM: "llvm.x86.avx2.vpdpbssd.128", _YMM: "llvm.x86.avx2.vpdpbssd.256"}
 _ARM_BYTES = {"int8": "sdot", "uint8": "udot"}
 _TOP = 128
@@ -96,6 +102,8 @@ class _Speller:
     def dot(
         self, left: DotOperand, right: DotOperand, addend: DotOperand, *, fits_pairs: bool
     ) -> str:
+        if addend.dtype == "int16":
+            return self._byte_pairs(left, right, addend)
         if left.dtype == "uint16":
             return self._halves(left, right, addend)
         if left.dtype == "int16":
@@ -108,8 +116,8 @@ class _Speller:
             if "i8mm" in self.dots:
                 unsigned, signed = _by_sign(left, right)
                 return self._arm("usdot", unsigned, signed, addend)
-        is_small = fits_pairs and self.lanes in _BYTE_PAIRS and left.dtype != right.dtype
-        if is_small and self._has_pairs:
+        feature, _ = _BYTE_PAIRS.get(2 * self.lanes, ("", ""))
+        if fits_pairs and feature in self.dots and left.dtype != right.dtype:
             return self._small(left, right, addend)
         if self._has_pairs:
             even = self._pairs(self._half(left, 0), self._half(right, 0), addend)
@@ -203,7 +211,31 @@ class _Speller:
         depth = self._depth(left, right, addend)
         return self.lines.line(f"call {total} {callee}({', '.join(texts)})", depth)
 
+    def _byte_pairs(self, left: DotOperand, right: DotOperand, addend: DotOperand) -> str:
+        """Return pairs of bytes summed in int16, of which no sum is too large."""
+        depth, total = self._depth(left, right, addend), self._vector("i16")
+        feature, name = _BYTE_PAIRS.get(self.lanes, ("", ""))
+        if feature in self.dots:
+            source = _vector("i8", 2 * self.lanes)
+            callee = self.lines.declare(name, f"{total} ({source}, {source})")
+            texts = ", ".join(f"{source} {item.name}" for item in _by_sign(left, right))
+            sums = self.lines.line(f"call {total} {callee}({texts})", depth)
+            return self.lines.line(f"add {total} {sums}, {addend.name}", depth)
+        current = addend.name
+        for number in reversed(range(2)):
+            x, y = (self._byte_of_pair(item, number) for item in (left, right))
+            product = self.lines.line(f"mul {total} {x}, {y}", depth)
+            current = self.lines.line(f"add {total} {current}, {product}", depth)
+        return current
+
     # Parts of groups
+
+    def _byte_of_pair(self, item: DotOperand, number: int) -> str:
+        """Return every second byte in 16 bits."""
+        source = _vector("i8", 2 * self.lanes)
+        text = f"bitcast {source} {item.name} to {self._vector('i16')}"
+        words = self.lines.shared(text, item.depth)
+        return self._shifted(words, "i16", self.lanes, item, (number, 8, 16))
 
     def _pairs(self, left: DotOperand, right: DotOperand, addend: DotOperand) -> str:
         """Return a product of pairs of int16."""
@@ -223,12 +255,8 @@ class _Speller:
     def _small(self, left: DotOperand, right: DotOperand, addend: DotOperand) -> str:
         """Return a product of bytes whose products add up to int16 by twos."""
         depth, count = self._depth(left, right, addend), 2 * self.lanes
-        source, words = _vector("i8", 2 * count), _vector("i16", count)
-        unsigned, signed = _by_sign(left, right)
-        callee = self.lines.declare(_BYTE_PAIRS[self.lanes], f"{words} ({source}, {source})")
-        sums = self.lines.line(
-            f"call {words} {callee}({source} {unsigned.name}, {source} {signed.name})", depth
-        )
+        nothing = DotOperand("zeroinitializer", "int16", 0)
+        sums = replace(self, lanes=count)._byte_pairs(left, right, nothing)
         ones = DotOperand(_splat("i16", count, 1), "int16", 0)
         return self._pairs(DotOperand(sums, "int16", depth), ones, addend)
 

@@ -409,21 +409,21 @@ class _OpenCl(CFamily):
 
     def _dot(self, dot: ir.Dot) -> None:
         """Add products of neighbours, the last one first."""
-        group, total = ir.DOT_GROUPS[dot.left.type.dtype], dot.addend
-        for number in reversed(range(group)):
-            x, y = (self._neighbours(item, number, group) for item in (dot.left, dot.right))
+        total = dot.addend
+        for number in reversed(range(dot.group)):
+            x, y = (self._neighbours(dot, item, number) for item in (dot.left, dot.right))
             step = ir.IrValue(dot.result.type)
             self._lanewise(ir.Fma(step, x, y, total))
             total = step
         self.names[dot.result] = self.names[total]
 
-    def _neighbours(self, operand: ir.IrValue, number: int, group: int) -> ir.IrValue:
+    def _neighbours(self, dot: ir.Dot, operand: ir.IrValue, number: int) -> ir.IrValue:
         """Declare one neighbour of each group as what products are summed in."""
-        dtype, lanes = operand.type.dtype, operand.type.lanes // group
+        dtype, lanes, group = operand.type.dtype, dot.result.type.lanes, dot.group
         part = ir.IrValue(ir.Type(dtype, lanes))
         picks = [(operand, group * lane + number) for lane in range(lanes)]
         self._declare(part, self._gathered(picks, dtype))
-        total = ir.DOT_SUMS[dtype]
+        total = dot.result.type.dtype
         wide = ir.IrValue(ir.Type("uint32" if total == "float32" else total, lanes))
         self._lanewise(ir.Cast(wide, part))
         if total != "float32":

@@ -41,6 +41,8 @@ _B, _SCALES, _ZEROS, _G_IDX, _BIAS = 1, 2, 3, 4, 5
 """Positions of its inputs."""
 _BITS = (4, 8)
 _LEAST_SIZE = 16
+_APART_BYTES = 64
+"""Between rows of codes: else rows of 4096 share sets of the first cache."""
 _INT8_LEVEL = 4
 """The `accuracy_level` that allows activations to be int8."""
 
@@ -224,12 +226,15 @@ def _quantise(
     """Append a call that quantises the left operand; return its codes, scales and sums."""
     *rows, k = a.shape
     blocks = -(-k // form.size)
-    codes = assembler.scratch("int8", (*rows, blocks * form.size))
+    whole = assembler.scratch("int8", (*rows, blocks * form.size + _APART_BYTES))
+    codes = whole.part(len(rows), 0, blocks * form.size)
     scales = assembler.scratch("float32", (*rows, blocks))
     # Zero points are taken from sums of codes; one of all blocks before there are floats.
     sums = assembler.scratch("float32" if form.zeros else "int32", (*rows, blocks))
     factor = -1 if form.zeros else -form.middle
-    spec = QuantizeBlocks(tuple(rows), k, form.size, a.layout, factor, sums.dtype, assembler.unit)
+    spec = QuantizeBlocks(
+        tuple(rows), k, form.size, a.layout, codes.layout, factor, sums.dtype, assembler.unit
+    )
     views = (codes, scales, sums)
     assembler.call(spec, (a, *views), (operation.node.name,), f"int8 in blocks of {form.size}")
     return views

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 from intarsia.codegen.body import store_lanes
@@ -21,14 +22,21 @@ from intarsia.codegen.kernels.block_gemm import quantize
 from intarsia.codegen.kernels.block_gemm.quantize import QuantizeBlocks
 from intarsia.codegen.kernels.block_gemm.spec import GROUP, WORD_BITS, BlockGemm
 from intarsia.codegen.kernels.gemm import merged
-from intarsia.codegen.kernels.window import Split, split_extent
-from intarsia.extents import typical
+from intarsia.codegen.kernels.window import FreeSplit, Split, split_extent
+from intarsia.codegen.tile import mma_step
+from intarsia.extents import Expression, typical
 
 _LINE_BYTES = 64
 _AHEAD_BYTES = 4096
 """How far ahead codes are asked for: what hardware foresees ends at a page."""
 _PART = 32
-"""Codes along k whose products are written one after the other."""
+"""Codes along k whose products are written one after the other: so many products of codes of 4 bits
+have sums of 16 bits: a lane has 16 of them, and 16 * 15 * 127 is 30,480."""
+_EXACT_PART = 8
+"""The same of numbers. The sums of more would wait for one another: a sum is ready after 4 cycles,
+and a CPU looks some 200 instructions ahead."""
+_MANY_ROWS = 8
+"""Rows from which numbers are unpacked into memory first, which is then read again and again."""
 _TURN_BYTES = 64 << 10
 _TURNS = 64
 
@@ -54,6 +62,7 @@ class _Tile:
         rows: How many.
         vector: The first vector of columns.
         counts: Lanes that count, for each vector; None means all.
+        panel: Where the weights are as numbers already; None if they are only packed.
     """
 
     batch: list[Index]
@@ -61,11 +70,29 @@ class _Tile:
     rows: int
     vector: Index
     counts: tuple[int | None, ...]
+    panel: Buffer | None = None
 
     @property
     def places(self) -> list[tuple[int, int]]:
         """Rows and vectors in it."""
         return [(r, v) for r in range(self.rows) for v in range(len(self.counts))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """What a turn of the parallel loop has of rows.
+
+    Attributes:
+        batch: The item.
+        rows: How all rows are cut.
+        begin: Its first block of rows.
+        end: Beyond the last one.
+    """
+
+    batch: list[Index]
+    rows: Split | FreeSplit
+    begin: Index
+    end: Index
 
 
 class _BlockProduct:
@@ -93,6 +120,7 @@ class _BlockProduct:
         self.codes = b.argument("codes", dtype, shape, align=_LINE_BYTES)
         shape = (self.vectors, blocks, lanes)
         self.scales = b.argument("scales", weights.scales, shape, align=_LINE_BYTES)
+        self.panel: Buffer | None = None
         self.zeros: Buffer | None = None
         if weights.zeros:
             self.zeros = b.argument("zeros", weights.zeros, shape, align=_LINE_BYTES)
@@ -107,6 +135,10 @@ class _BlockProduct:
         if 0 in (*product.batch, product.m, product.n):
             return b.finish_empty()
         height, width = self._tile_size()
+        is_many = isinstance(product.m, Expression) or product.m >= _MANY_ROWS
+        if self.spec.is_exact and is_many:
+            size = self.spec.blocks * self.weights.size
+            self.panel = b.local("panel", "float32", (size, width * self.lanes))
         rows = split_extent(product.m, height)
         tiles = -(-self.vectors // width)
         nbytes = self.vectors * self.lanes * product.k * self.weights.bits // 8
@@ -125,14 +157,45 @@ class _BlockProduct:
             # The last columns by themselves: what is cut there is masked.
             whole = self.product.n // (self.lanes * width)
             with b.serial(first, b.smaller(last, whole)) as tile:
-                for size, row in rows.each(b, begin, end):
-                    self._tile(_Tile(batch, row, size, tile * width, (None,) * width))
+                self._columns(_Turn(batch, rows, begin, end), tile * width, (None,) * width)
             if whole < tiles:
                 counts = self._last_counts(whole * width)
                 with b.serial(b.larger(first, whole), last) as tile:
-                    for size, row in rows.each(b, begin, end):
-                        self._tile(_Tile(batch, row, size, tile * width, counts))
+                    self._columns(_Turn(batch, rows, begin, end), tile * width, counts)
         return b.finish()
+
+    def _columns(self, turn: _Turn, vector: Index, counts: tuple[int | None, ...]) -> None:
+        """Compute the rows of a turn for some vectors of columns."""
+        m = self.product.m
+
+        def tiles(panel: Buffer | None) -> None:
+            for size, row in turn.rows.each(self.b, turn.begin, turn.end):
+                self._tile(_Tile(turn.batch, row, size, vector, counts, panel))
+
+        if self.panel is None:
+            tiles(None)
+        elif isinstance(m, Expression):  # both ways have the same order of sums
+            for name, panel in (("lt", None), ("ge", self.panel)):
+                with self.b.where(self.b.compare(name, self.b.index(m), _MANY_ROWS)):
+                    if panel:
+                        self._unpack(panel, vector, len(counts))
+                    tiles(panel)
+        else:
+            self._unpack(self.panel, vector, len(counts))
+            tiles(self.panel)
+
+    def _unpack(self, panel: Buffer, vector: Index, width: int) -> None:
+        """Write the weights of some vectors of columns as numbers, all but their scales."""
+        b, per_word = self.b, self.weights.per_word
+        with b.serial(0, self.spec.blocks) as block:
+            zero = [self._zero(vector + v, block) for v in range(width)]
+            with b.serial(0, self.words) as place:
+                word = block * self.words + place
+                for v in range(width):
+                    for number, value in enumerate(
+                        self._numbers(vector + v, word, per_word, zero[v])
+                    ):
+                        b.store(value, panel, (word * per_word + number, v * self.lanes))
 
     def _tile_size(self) -> tuple[int, int]:
         """Return rows and vectors of a tile, at most."""
@@ -141,7 +204,9 @@ class _BlockProduct:
         if self.spec.is_exact:
             # With one row, 8 sums are what hides the latency of a sum.
             width = min(8 if is_one_row else 2, self.vectors)
-            return max(1, (registers - 4) // width - 1), width
+            # On Zen 3, 6 rows took a tenth longer where these lie a multiple of 4096 bytes apart:
+            # then they share sets of the first cache.
+            return registers // 4, width
         width = min(2, self.vectors)
         return max(1, (registers - 3 * width - 2) // width), width
 
@@ -178,31 +243,68 @@ class _BlockProduct:
     def _add_exact(
         self, tile: _Tile, block: Index, count: int, totals: Sequence[IrValue]
     ) -> list[IrValue]:
-        """Make numbers of codes less their zero points, and multiply them; the scale comes last."""
+        """Multiply codes less their zero points as float32; the scale comes last."""
         b = self.b
-        zero = [self._zero(tile.vector + v, block) for v in range(len(tile.counts))]
+        width = len(tile.counts)
+        zero = [] if tile.panel else [self._zero(tile.vector + v, block) for v in range(width)]
 
         def part(start: Index, codes: int, sums: Sequence[IrValue]) -> list[IrValue]:
-            out = list(sums)
-            for v, offset in enumerate(zero):
+            word = block * self.words + start
+            first = word * self.weights.per_word
+
+            def left(r: int, number: int) -> IrValue:
+                return b.load(self.left, (*tile.batch, tile.row + r, first + number))
+
+            if tile.panel is not None:
                 for number in range(codes):
-                    place, inner = divmod(number, self.weights.per_word)
-                    at = block * self.words + start + place
-                    weight = b.sub(self._code(tile.vector + v, at, inner), offset)
-                    k = at * self.weights.per_word + inner
+                    sums = mma_step(
+                        b,
+                        sums,
+                        tile.rows,
+                        width,
+                        partial(left, number=number),
+                        partial(self._of_panel, tile.panel, first + number),
+                    )
+                return list(sums)
+            out = list(sums)
+            for v in range(width):
+                weights = self._numbers(tile.vector + v, word, codes, zero[v])
+                for number, weight in enumerate(weights):
                     for r in range(tile.rows):
-                        at_row = (*tile.batch, tile.row + r, k)
-                        index = r * len(zero) + v
-                        out[index] = b.fma(b.load(self.left, at_row), weight, out[index])
+                        index = r * width + v
+                        out[index] = b.fma(left(r, number), weight, out[index])
             return out
 
         zeros = [b.constant(0.0, value.type) for value in totals]
         sums = self._in_parts(tile, block, count, zeros, part)
-        scales = [self._scale(tile.vector + v, block) for v in range(len(tile.counts))]
+        scales = [self._scale(tile.vector + v, block) for v in range(width)]
         return [
             b.fma(value, scales[v], total)
             for (_, v), value, total in zip(tile.places, sums, totals, strict=True)
         ]
+
+    def _of_panel(self, panel: Buffer, k: Index, v: int) -> IrValue:
+        return self.b.load(panel, (k, v * self.lanes), self.lanes)
+
+    def _numbers(self, vector: Index, first: Index, count: int, zero: IrValue) -> list[IrValue]:
+        """Return codes less their zero points as float32, from a word on."""
+        b, bits, per_word = self.b, self.weights.bits, self.weights.per_word
+        out = []
+        for place in range(-(-count // per_word)):
+            word = b.load(self.codes, (vector, first + place, 0), self.lanes)
+            if self.zeros is None:  # a top bit turned makes a signed number less the middle of it
+                tops = sum(self.weights.middle << (bits * number) for number in range(per_word))
+                word = b.binary("xor", word, tops)
+                word = b.bitcast(word, "int32")
+            for number in range(min(per_word, count - place * per_word)):
+                lowest = 8 * (number % GROUP) + bits * (number // GROUP)
+                if self.zeros is None:
+                    code = b.binary("shl", word, WORD_BITS - bits - lowest)
+                    out.append(b.cast(b.binary("shr", code, WORD_BITS - bits), "float32"))
+                else:
+                    code = b.binary("and", b.binary("shr", word, lowest), (1 << bits) - 1)
+                    out.append(b.sub(b.cast(b.bitcast(code, "int32"), "float32"), zero))
+        return out
 
     def _add_codes(
         self, tile: _Tile, block: Index, count: int, totals: Sequence[IrValue]
@@ -216,7 +318,7 @@ class _BlockProduct:
         left = [b.splat(b.load(self.left_sums, (*row, block)), lanes) for row in rows]
 
         def part(start: Index, codes: int, sums: Sequence[IrValue]) -> list[IrValue]:
-            out = list(sums)
+            out = [b.constant(0, Type("int16", 2 * lanes))] * len(sums) if in_pairs else list(sums)
             for place in range(codes // self.weights.per_word):
                 at = block * self.words + start + place
                 groups = [self._groups(tile.vector + v, at) for v in range(width)]
@@ -228,8 +330,13 @@ class _BlockProduct:
                         for v in range(width):
                             index = r * width + v
                             out[index] = b.dot(groups[v][inner], few, out[index])
-            return out
+            if not in_pairs:
+                return out
+            ones = b.constant(1, Type("int16", 2 * lanes))
+            return [b.dot(pairs, ones, value) for pairs, value in zip(out, sums, strict=True)]
 
+        # Where no instruction sums products of bytes by fours; see `_PART`.
+        in_pairs = self.weights.bits == GROUP and not self.product.unit.has_byte_dots
         nothing = b.constant(0, Type("int32", lanes))
         first = [nothing if self.weights.zeros else left[r] for r, _ in tile.places]
         sums = self._in_parts(tile, block, count, first, part)
@@ -247,34 +354,26 @@ class _BlockProduct:
         self, tile: _Tile, block: Index, count: int, sums: list[IrValue], part: _Part
     ) -> list[IrValue]:
         """Add products of a block part by part, so that code is no longer than a part needs."""
-        b, words = self.b, _PART // self.weights.per_word
+        size = _EXACT_PART if self.spec.is_exact else _PART
+        b, words = self.b, size // self.weights.per_word
 
         def step(start: Index, *values: IrValue) -> Sequence[IrValue]:
-            for v in range(len(tile.counts)):
-                self._prefetch(tile.vector + v, block * self.words + start, words)
-            return part(start, _PART, values)
+            return part(start, size, values)
 
-        whole, rest = divmod(count, _PART)
+        for v in range(len(tile.counts) if tile.panel is None else 0):
+            self._prefetch(tile.vector + v, block * self.words)
+        whole, rest = divmod(count, size)
         sums = b.loop(0, whole * words, sums, step, step=words) if whole else sums
         return part(Index(whole * words), rest, sums) if rest else sums
 
     # Weights
 
-    def _prefetch(self, vector: Index, word: Index, words: int) -> None:
-        """Ask for as many words as a part reads, further on."""
+    def _prefetch(self, vector: Index, word: Index) -> None:
+        """Ask for as many words as a block has, further on."""
         nbytes = self.lanes * WORD_BITS // 8
         ahead = _AHEAD_BYTES // nbytes
-        for line in range(max(1, words * nbytes // _LINE_BYTES)):
+        for line in range(max(1, self.words * nbytes // _LINE_BYTES)):
             self.b.prefetch(self.codes, (vector, word + ahead + line * _LINE_BYTES // nbytes, 0))
-
-    def _code(self, vector: Index, word: Index, number: int) -> IrValue:
-        """Return a code of each column as float32."""
-        b, bits = self.b, self.weights.bits
-        value = b.load(self.codes, (vector, word, 0), self.lanes)
-        byte, half = number % GROUP, number // GROUP
-        value = b.binary("shr", value, 8 * byte + bits * half)
-        value = b.binary("and", value, (1 << bits) - 1)
-        return b.cast(b.bitcast(value, "int32"), "float32")
 
     def _groups(self, vector: Index, word: Index) -> list[IrValue]:
         """Return the operands of dot products that a word has."""

@@ -29,6 +29,7 @@ class QuantizeBlocks:
         k: Numbers of a row.
         size: Numbers of a block; the last one of a row is filled up with zeros.
         a: Over (*rows, k), float32.
+        codes: Over (*rows, k filled up), int8.
         factor: What sums of codes are multiplied by.
         sums: Their dtype, int32 or float32.
         unit: What it is shaped for.
@@ -38,6 +39,7 @@ class QuantizeBlocks:
     k: int
     size: int
     a: Layout
+    codes: Layout
     factor: int
     sums: str
     unit: VectorUnit = AVX512
@@ -48,7 +50,7 @@ def build(spec: QuantizeBlocks) -> Function:
     b = Builder("quantize_blocks")
     blocks, rows = -(-spec.k // spec.size), spec.rows
     a = spec.a.declare(b, "a", (*rows, spec.k))
-    codes = b.argument("codes", "int8", (*rows, blocks * spec.size), is_written=True)
+    codes = spec.codes.declare(b, "codes", (*rows, blocks * spec.size), is_written=True)
     scales = b.argument("scales", "float32", (*rows, blocks), is_written=True)
     sums = b.argument("sums", spec.sums, (*rows, blocks), is_written=True)
     b.note(f"{rows} x {spec.k} by {spec.size}")
