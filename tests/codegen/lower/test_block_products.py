@@ -1,15 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products with weights of 4 and 8 bits in blocks: float64's numbers, and ONNX Runtime's."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from onnx import numpy_helper
 from tests.codegen.lower.conftest import evaluate
 from tests.codegen.lower.small_models import small_model
+from tests.codegen.lower.test_interpreted import run_program
 
 import intarsia
+from intarsia.codegen.interpreter import interpret
+from intarsia.codegen.unit import VectorUnit
 from intarsia.errors import UnsupportedError
 
+UNITS = {
+    "vnni": VectorUnit(512, 32, has_half=True, dots=("avx512bw", "avx512vnni")),
+    "pairs": VectorUnit(256, 16, has_half=True, dots=("avx2",)),
+    "neon": VectorUnit(128, 32, dots=("dotprod",)),
+    "scalar": VectorUnit(0, 16),
+}
 RNG = np.random.default_rng(11)
 
 
@@ -118,6 +128,20 @@ def test_onnxruntime_computes_the_same(backends, case, level):
     assert error_of(native(backends, model, x), want) < (1e-6 if level == 0 else 3e-3)
 
 
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("level", [0, 4])
+@pytest.mark.parametrize(("bits", "rows"), [(4, 1), (4, 9), (8, 2)])
+def test_other_cpus_by_the_interpreter(lower_model, bits, rows, level, unit):
+    model, x, want = product(bits, 16, (rows, 27), 18, zeros=ZEROS[rows % 3], level=level)
+    program, region = lower_model(model, UNITS[unit])
+
+    def interpreted(call, arrays):
+        interpret(program.kernels[call.kernel], arrays)
+
+    got = run_program(program, region, {"x": x}, interpreted)["y"]
+    assert error_of(got, want) < 1e-6
+
+
 @pytest.mark.parametrize("level", [0, 4])
 def test_the_target_decides_over_the_model(backends, level):
     case = CASES["many rows"]
@@ -198,3 +222,95 @@ def test_what_is_refused_says_why(backends, case):
     model = small_model("y", body, inputs, weights)
     with pytest.raises(UnsupportedError, match=reason):
         intarsia.compile(model, "llvm", strict=True, backends=backends)
+
+
+def dequantised(body, shape, size, columns, *, dtype="int4", zeros=False, k=96, n=40):
+    """A product of `x` and `d`, what it is in float64, and the numbers of `x`.
+
+    Args:
+        body: Nodes that make y of x and d.
+        shape: Of x.
+        size: Of a block; 0 for none.
+        columns: Which dimension of the weights has the columns; None for one scale.
+        dtype: Of the codes.
+        zeros: Whether there are zero points.
+        k: Rows of the weights.
+        n: Columns of them.
+    """
+    low, high = {"int4": (-8, 8), "uint4": (0, 16), "int8": (-128, 128), "uint8": (0, 256)}[dtype]
+    numpy_dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    of_weights = (k, n) if columns != 0 else (n, k)
+    axis = columns if columns is not None and not size else 1 - (columns or 0)
+    of_scales = ()
+    if size:
+        of_scales = tuple(-(-e // size) if d == axis else e for d, e in enumerate(of_weights))
+    elif columns is not None:
+        of_scales = (n,)
+    arrays = {
+        "w": RNG.integers(low, high, of_weights).astype(numpy_dtype),
+        "s": RNG.uniform(0.01, 0.03, of_scales).astype(np.float32),
+        "c": RNG.standard_normal(n).astype(np.float32),
+    }
+    if zeros:
+        arrays["z"] = RNG.integers(low, high, of_scales).astype(numpy_dtype)
+
+    def over(array):
+        wide = np.asarray(array).astype(np.float64)
+        if size:
+            return np.repeat(wide, size, axis).take(range(of_weights[axis]), axis)
+        return wide if columns != 0 else wide[:, None]
+
+    weights = (
+        arrays["w"].astype(np.float64) - over(arrays.get("z", 0.0) if zeros else 0 * arrays["s"])
+    ) * over(arrays["s"])
+    x = RNG.standard_normal(shape).astype(np.float32)
+    attributes = f"axis = {axis}" + (f", block_size = {size}" if size else "")
+    names = "w, s, z" if zeros else "w, s"
+    text = f"d = DequantizeLinear<{attributes}>({names}) {body}"
+    used = {name: array for name, array in arrays.items() if name != "c" or "c)" in body}
+    model = small_model("y", text, {"x": x}, used, 21)
+    product = x.astype(np.float64) @ (weights if columns != 0 else weights.T)
+    return model, x, product + (arrays["c"] if "c)" in body else 0)
+
+
+MATMUL, GEMM = "y = MatMul(x, d)", "y = Gemm<transB = 1>(x, d, c)"
+SPELLED = {
+    "blocks": (MATMUL, (5, 96), 32, 1),
+    "a cut block": (MATMUL, (1, 96), 64, 1),
+    "stacks": (MATMUL, (2, 3, 96), 16, 1),
+    "turned blocks": (GEMM, (9, 96), 32, 0),
+    "columns": (MATMUL, (5, 96), 0, 1),
+    "turned columns": (GEMM, (5, 96), 0, 0),
+    "one scale": (MATMUL, (5, 96), 0, None),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype", "zeros"),
+    [
+        *(
+            ("blocks", dtype, zeros)
+            for dtype in ("int4", "uint4", "int8", "uint8")
+            for zeros in (0, 1)
+        ),
+        *((case, dtype, 1) for case in list(SPELLED)[1:] for dtype in ("int4", "uint8")),
+    ],
+)
+def test_dequantised_weights_stay_packed(lower_model, backends, case, dtype, zeros):
+    model, x, want = dequantised(*SPELLED[case], dtype=dtype, zeros=bool(zeros))
+    program, _ = lower_model(model)
+    assert [call.nodes for call in program.calls] == [("n0", "n1")]
+    limit = 96 * 40 * (1 if dtype.endswith("4") else 2)
+    assert sum(array.nbytes for array in program.constants.values()) < limit * 2.6
+    assert error_of(native(backends, model, x), want) < 1e-6
+    fast = native(backends, model, x, "llvm -accuracy=fast")
+    assert 1e-4 < error_of(fast, want) < 0.012
+
+
+def test_what_others_read_is_dequantised_too(lower_model, backends):
+    body = "m = MatMul(x, d) e = Neg(d) y = MatMul(m, e)"
+    model, x, _ = dequantised(body, (5, 40), 16, 1, k=40)
+    program, _ = lower_model(model)
+    assert [call.nodes for call in program.calls if "n1" in call.nodes] == [("n1",)]
+    got = native(backends, model, x)
+    assert error_of(got, evaluate(model, {"x": x})["y"]) < 1e-6

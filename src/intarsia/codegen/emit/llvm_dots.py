@@ -104,10 +104,9 @@ class _Speller:
     ) -> str:
         if addend.dtype == "int16":
             return self._byte_pairs(left, right, addend)
-        if left.dtype == "uint16":
-            return self._halves(left, right, addend)
-        if left.dtype == "int16":
-            return self._pairs(left, right, addend)
+        if left.dtype in ("uint16", "int16"):
+            write = self._halves if left.dtype == "uint16" else self._pairs
+            return write(left, right, addend)
         if self._has_vnni:
             return self._vnni(left, right, addend)
         if "dotprod" in self.dots and self.lanes == _XMM:
@@ -256,7 +255,7 @@ class _Speller:
         """Return a product of bytes whose products add up to int16 by twos."""
         depth, count = self._depth(left, right, addend), 2 * self.lanes
         nothing = DotOperand("zeroinitializer", "int16", 0)
-        sums = replace(self, lanes=count)._byte_pairs(left, right, nothing)
+        sums = replace(self, lanes=count).dot(left, right, nothing, fits_pairs=False)
         ones = DotOperand(_splat("i16", count, 1), "int16", 0)
         return self._pairs(DotOperand(sums, "int16", depth), ones, addend)
 

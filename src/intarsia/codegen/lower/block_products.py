@@ -40,7 +40,17 @@ MATMUL_NBITS = "com.microsoft.MatMulNBits"
 _B, _SCALES, _ZEROS, _G_IDX, _BIAS = 1, 2, 3, 4, 5
 """Positions of its inputs."""
 _BITS = (4, 8)
-_LEAST_SIZE = 16
+LEAST_SIZE = 16
+"""Codes of a block, at least."""
+BLOCK_PRODUCT = "BlockProduct"
+"""The operator that a product with dequantised weights means: the left operand, the inputs of the
+DequantizeLinear, and what a Gemm adds."""
+CODES = frozenset(("int4", "uint4", "int8", "uint8"))
+"""What is dequantised."""
+_ADDEND = 4
+_COLUMN_SIZE = 128
+"""Codes of a block where a column has one scale: few scales are read, and few activations share
+one."""
 _APART_BYTES = 64
 """Between rows of codes: else rows of 4096 share sets of the first cache."""
 _INT8_LEVEL = 4
@@ -77,7 +87,7 @@ def refuse_matmul_nbits(operation: Operation) -> str | None:
         return "its rows are in groups of another order (g_idx)"
     if operation.attribute("weight_prepacked", 0):
         return "its weights are packed for another device"
-    if size < _LEAST_SIZE or size & (size - 1):
+    if size < LEAST_SIZE or size & (size - 1):
         return f"its blocks have {size} weights"
     names = {_B: "weights are", _SCALES: "scales are", _ZEROS: "zero points are"}
     problem = operation.why_computed(names)
@@ -121,6 +131,44 @@ def lower_matmul_nbits(assembler: Assembler, group: KernelGroup) -> None:
     )
     is_narrow = operation.attribute("accuracy_level", 0) == _INT8_LEVEL
     _append(assembler, group, weights, operation.value(_BIAS), is_narrow=is_narrow)
+
+
+def lower_block_product(assembler: Assembler, group: KernelGroup) -> None:
+    """Append a product with dequantised weights, in blocks along k or by columns."""
+    operation = group.anchor
+    value = operation.value(_B)
+    assert value is not None
+    bits = 4 if value.dtype.endswith("4") else 8
+    is_turned = operation.attribute("transB", 0)
+    # Codes without a sign have the same zero points, moved as much as they are.
+    offset = 0 if value.dtype.startswith("u") else 1 << (bits - 1)
+
+    def by_columns(array: Array) -> Array:
+        return array if is_turned else array.T
+
+    codes = by_columns(operation.array(_B)).astype(np.int16) + offset
+    n, k = codes.shape
+    given = operation.attribute("block_size", 0)
+    size = given or min(_COLUMN_SIZE, max(LEAST_SIZE, 1 << (k - 1).bit_length()))
+    blocks = -(-k // size)
+
+    def spread(array: Array) -> Array:
+        if given:
+            return by_columns(array)
+        return np.broadcast_to(array.reshape(-1, 1), (n, blocks))
+
+    zeros = np.zeros((n, blocks), np.int16)
+    if operation.value(_ZEROS) is not None:
+        zeros = spread(operation.array(_ZEROS)).astype(np.int16)
+    weights = _Weights(
+        f"{value.name}/{'turned ' if is_turned else ''}{offset}",
+        bits,
+        size,
+        np.pad(codes.astype(np.uint8), ((0, 0), (0, blocks * size - k))),
+        np.ascontiguousarray(spread(operation.array(_SCALES))),
+        (zeros + offset).astype(np.uint8),
+    )
+    _append(assembler, group, weights, operation.value(_ADDEND), is_narrow=False)
 
 
 def _unpacked(packed: Array, bits: int) -> Array:

@@ -20,6 +20,7 @@ from intarsia.codegen.lower.recipes import is_elementwise
 from intarsia.codegen.lower.views import CHANNELS
 from intarsia.codegen.patterns import FUSED_SHAPES, SPELLINGS
 from intarsia.codegen.patterns.attention import read_attention
+from intarsia.codegen.patterns.blocks import read_blocks
 from intarsia.codegen.patterns.codes import read_codes
 from intarsia.codegen.patterns.quantised import read_quantised
 from intarsia.codegen.patterns.quantised_convolutions import read_quantised_convolutions
@@ -68,6 +69,7 @@ def group_region(region: Region, unit: VectorUnit) -> tuple[list[KernelGroup], l
     operations = read_attention(region, read_operations(region, SPELLINGS))
     operations = read_quantised(region, operations)
     operations = read_quantised_convolutions(region, operations)
+    operations = read_blocks(region, operations)
     groups = make_groups(graph, operations, frozenset(region.outputs), _accepts, is_elementwise)
     groups = widen_later(groups, frozenset(region.outputs), _widens, is_elementwise)
     return groups, [_wish(group, unit) for group in groups]

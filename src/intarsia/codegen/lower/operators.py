@@ -195,6 +195,9 @@ OPERATORS: dict[str, Operator] = {
     ),
     "AffineGrid": Operator(sampling.lower_affine_grid, _REAL, sampling.refuse_affine_grid),
     "AveragePool": _POOL,
+    block_products.BLOCK_PRODUCT: Operator(
+        block_products.lower_block_product, FLOATS, has_epilogue=True
+    ),
     "CenterCropPad": Operator(movement.lower_pad, ANY, wish=movement.wish_pad),
     "Compress": Operator(found.lower_compress, WITH_NARROW, found.refuse_compress, finds_size=True),
     "Concat": Operator(movement.lower_concat, WITH_NARROW, wish=_follow),
