@@ -15,7 +15,8 @@ from functools import partial
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.codegen.body import Apply, Body
+from intarsia.codegen.body import Apply
+from intarsia.codegen.halves import SINGLE
 from intarsia.codegen.ir import row_major
 from intarsia.codegen.kernels.block_gemm import (
     BlockGemm,
@@ -24,14 +25,12 @@ from intarsia.codegen.kernels.block_gemm import (
     pack_codes,
     pack_numbers,
 )
-from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.kernels.gemm import Gemm, Panels
 from intarsia.codegen.lower.assembler import Assembler
-from intarsia.codegen.lower.conversions import convert_step
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.products import MOST_ERROR
-from intarsia.codegen.lower.recipes import ANCHOR, Recipe, Source, fuse, over
+from intarsia.codegen.lower.recipes import ANCHOR, Recipe, fuse, over
 from intarsia.codegen.lower.views import View
 from intarsia.codegen.unit import Accuracy
 from intarsia.graph.graph import Value
@@ -66,7 +65,7 @@ class _Weights:
         bits: Of a code.
         size: Codes of a block.
         codes: `uint8[n, blocks * size]`.
-        scales: `[n, blocks]`, float32 or float16.
+        scales: `float32[n, blocks]`.
         zeros: `[n, blocks]`, uint8 or float32; None for the middle of the range.
     """
 
@@ -126,7 +125,7 @@ def lower_matmul_nbits(assembler: Assembler, group: KernelGroup) -> None:
         bits,
         size,
         _unpacked(operation.array(_B).reshape(n, -1), bits),
-        operation.array(_SCALES).reshape(n, blocks),
+        operation.array(_SCALES).reshape(n, blocks).astype(SINGLE),
         zeros,
     )
     is_narrow = operation.attribute("accuracy_level", 0) == _INT8_LEVEL
@@ -192,18 +191,17 @@ def _append(
     is_exact = assembler.accuracy is Accuracy.EXACT or (
         assembler.accuracy is Accuracy.MODEL and not is_narrow
     )
-    fused, operands = fuse(assembler, group, "float32", _after(operation, bias))
+    sources = (ANCHOR,) if bias is None else (ANCHOR, bias.id)
+    steps = () if bias is None else (Apply("Add", (0, 1), (), SINGLE),)
+    fused, operands = fuse(assembler, group, SINGLE, Recipe(sources, steps))
     target = assembler.target(group.result)
-    a = _as_float32(assembler, operation)
+    a = assembler.read(operation.inputs[0].id)
     is_row = len(a.shape) == 1
     views = [view.unsqueezed(0) if is_row else view for view in (a, target, *operands)]
     a, c = views[:2]
     *batch, m, n = c.shape
-    scales = _scales(weights, is_exact=is_exact, has_half=unit.has_half)
     zeros = _zeros(weights)
-    form = BlockWeights(
-        weights.bits, weights.size, scales.dtype.name, "" if zeros is None else zeros.dtype.name
-    )
+    form = BlockWeights(weights.bits, weights.size, "" if zeros is None else zeros.dtype.name)
     left = (a,) if is_exact else _quantise(assembler, operation, a, form)
     first = left[0]
     product = Gemm(
@@ -226,46 +224,15 @@ def _append(
         codes = replace(
             codes, dtype="uint32", shape=codes.shape[:-1], strides=row_major(codes.shape[:-1])
         )
-    numbers = [("scales", scales)] + ([] if zeros is None else [("zeros", zeros)])
+    half = _half_of(weights.scales, is_exact=is_exact, has_half=unit.has_half)
+    numbers = [("scales", weights.scales, half)]
+    numbers += [] if zeros is None else [("zeros", zeros, "")]
     packed = [
-        assembler.packed(
-            f"{name}/{role} {array.dtype.name} by {lanes}", partial(pack_numbers, array, lanes)
-        )
-        for role, array in numbers
+        assembler.packed(f"{name}/{role} by {lanes}", partial(pack_numbers, array, lanes), kept)
+        for role, array, kept in numbers
     ]
     note = f"{form.bits} bits in blocks of {form.size}, activations {first.dtype}"
     assembler.call(spec, (*left, codes, *packed, c, *views[2:]), group.names, note)
-
-
-def _after(operation: Operation, bias: Value | None) -> Recipe:
-    """Return what is done with a product in float32: a bias is added, float16 made of it."""
-    dtype = operation.output.dtype
-    sources: list[Source] = [ANCHOR] if bias is None else [ANCHOR, bias.id]
-    steps: list[Apply] = []
-    last = 0
-    if bias is not None:
-        addend = 1
-        if bias.dtype != "float32":
-            steps.append(convert_step(1, bias.dtype, "float32"))
-            addend = len(sources)
-        steps.append(Apply("Add", (0, addend), (), "float32"))
-        last = len(sources) + len(steps) - 1
-    if dtype != "float32":
-        steps.append(convert_step(last, "float32", dtype))
-    return Recipe(tuple(sources), tuple(steps))
-
-
-def _as_float32(assembler: Assembler, operation: Operation) -> View:
-    """Return the left operand in float32."""
-    value = operation.inputs[0]
-    view = assembler.read(value.id)
-    if value.dtype == "float32":
-        return view
-    copy = assembler.scratch("float32", view.shape)
-    body = Body((view.dtype,), (convert_step(0, value.dtype, "float32"),), (1,))
-    spec = Elementwise(copy.domain, (view.layout,), (copy.layout,), body, assembler.unit)
-    assembler.call(spec, (view, copy), (operation.node.name,), "as float32")
-    return copy
 
 
 def _quantise(
@@ -288,21 +255,15 @@ def _quantise(
     return views
 
 
-def _scales(weights: _Weights, *, is_exact: bool, has_half: bool) -> Array:
-    """Return scales as they are kept: as float16 where the CPU converts it and they allow it.
+def _half_of(scales: Array, *, is_exact: bool, has_half: bool) -> str:
+    """Return as which halves scales are kept, if the CPU converts these and the scales allow it.
 
     Beside activations of 8 bits, the rounding of a scale to 11 is small.
     """
-    scales = weights.scales
-    if scales.dtype == np.float16:
-        return scales if has_half else scales.astype(np.float32)
-    if not has_half:
-        return scales
     with np.errstate(over="ignore"):
-        half = scales.astype(np.float16)
-    lost = np.abs(half.astype(np.float32) - scales)
+        lost = np.abs(scales.astype(np.float16).astype(np.float32) - scales)
     is_held = bool((lost <= (0 if is_exact else MOST_ERROR) * np.abs(scales)).all())
-    return half if is_held else scales
+    return "float16" if has_half and is_held else ""
 
 
 def _zeros(weights: _Weights) -> Array | None:
@@ -310,4 +271,4 @@ def _zeros(weights: _Weights) -> Array | None:
     zeros = weights.zeros
     if zeros is None or bool((zeros == 1 << (weights.bits - 1)).all()):
         return None
-    return zeros if zeros.dtype == np.uint8 else zeros.astype(np.float32)
+    return zeros if zeros.dtype == np.uint8 else zeros.astype(SINGLE)

@@ -360,7 +360,7 @@ OPERATORS: dict[str, Operator] = {
     ),
     block_products.MATMUL_NBITS: Operator(
         block_products.lower_matmul_nbits,
-        FLOATS | {"float16"},
+        FLOATS,
         block_products.refuse_matmul_nbits,
         has_epilogue=True,
     ),

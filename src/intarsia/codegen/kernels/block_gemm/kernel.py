@@ -119,7 +119,7 @@ class _BlockProduct:
         shape = (self.vectors, blocks * self.words, count)
         self.codes = b.argument("codes", dtype, shape, align=_LINE_BYTES)
         shape = (self.vectors, blocks, lanes)
-        self.scales = b.argument("scales", weights.scales, shape, align=_LINE_BYTES)
+        self.scales = b.argument("scales", "float32", shape, align=_LINE_BYTES)
         self.panel: Buffer | None = None
         self.zeros: Buffer | None = None
         if weights.zeros:
@@ -384,7 +384,7 @@ class _BlockProduct:
         return [b.binary("and", value, (1 << bits) - 1), b.binary("shr", value, bits)]
 
     def _scale(self, vector: Index, block: Index) -> IrValue:
-        return self.b.cast(self.b.load(self.scales, (vector, block, 0), self.lanes), "float32")
+        return self.b.load(self.scales, (vector, block, 0), self.lanes)
 
     def _zero(self, vector: Index, block: Index) -> IrValue:
         b, lanes = self.b, self.lanes

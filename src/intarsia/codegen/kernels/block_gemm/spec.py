@@ -26,13 +26,11 @@ class BlockWeights:
     Attributes:
         bits: Of a code, 4 or 8; codes are unsigned.
         size: Codes of a block: a power of two, at least 16.
-        scales: Their dtype, float32 or float16.
         zeros: Dtype of the zero points, uint8 or float32; empty if all are half of the range.
     """
 
     bits: int
     size: int
-    scales: str = "float32"
     zeros: str = ""
 
     @property
