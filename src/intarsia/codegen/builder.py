@@ -7,8 +7,9 @@ they meet, so that kernel code reads like arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import TypeAlias
 
 from intarsia.codegen import ir
@@ -360,6 +361,19 @@ class Builder:
     def _append(self, operation: ir.Operation) -> ir.IrValue:
         self._blocks[-1].append(operation)
         return operation.result  # type: ignore[union-attr] # only what yields one comes here
+
+    def interleave(self, parts: Iterable[Callable[[], None]]) -> None:
+        """Append what independent parts append, by turns an operation of each.
+
+        A CPU sees some hundreds of operations ahead: so it finds more to do at the same time.
+        """
+        blocks = []
+        for part in parts:
+            self._blocks.append([])
+            part()
+            blocks.append(self._blocks.pop())
+        for turn in zip_longest(*blocks):
+            self._blocks[-1] += [operation for operation in turn if operation is not None]
 
     # Loops
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -262,10 +263,17 @@ class _Product:
             return [b.add(*pair) for pair in zip(before, sums, strict=True)]
 
         def store(*, is_last: bool) -> None:
-            for (r, v), value in zip(grid, sums, strict=True):
-                count = place.counts[v]
-                result = self.epilogue(value, at(r, v), count) if is_last else value
-                store_lanes(b, result, self.result, at(r, v), count)
+            def finish(place_in_tile: tuple[int, int], value: IrValue) -> None:
+                count = place.counts[place_in_tile[1]]
+                where = at(*place_in_tile)
+                result = self.epilogue(value, where, count) if is_last else value
+                store_lanes(b, result, self.result, where, count)
+
+            # An epilogue waits for itself: several side by side take the time of one.
+            entries = list(zip(grid, sums, strict=True))
+            size = self.spec.unit.registers // 2
+            for first in range(0, len(entries), size):
+                b.interleave(partial(finish, *entry) for entry in entries[first : first + size])
 
         zeros = [b.constant(0, Type(self.dtype, lanes))] * len(grid)
         sums = self._accumulate(place, part, row, rows, zeros)
