@@ -78,7 +78,6 @@ def make_model(kind: str, shape: tuple[int, int, int], count: int, weights: str)
         "z": np.uint8(128),
         "s": np.float32(0.02),
         "t": np.float32(0.5),
-        "o": np.zeros(n, np.int8),
         "first": np.array([0]),
         "last": np.array([1]),
     }
@@ -87,16 +86,17 @@ def make_model(kind: str, shape: tuple[int, int, int], count: int, weights: str)
         nodes.append(helper.make_node("QuantizeLinear", ["x", "s", "z"], ["xq"]))
         nodes.append(helper.make_node("DequantizeLinear", ["xq", "s", "z"], ["xd"]))
     for i in range(count):
-        w, c, y = f"w{i}", f"c{i}", f"p{i}"
+        w, c, o, y = f"w{i}", f"c{i}", f"o{i}", f"p{i}"
+        arrays[o] = np.zeros(n, np.int8)
         arrays[w], arrays[c] = make_weights(k, n, i, weights)
         if kind == "integer":
             nodes.append(helper.make_node("MatMulInteger", ["x", w, "z"], [y]))
         elif kind == "qlinear":
-            inputs = ["x", "s", "z", w, c, "o", "t", "z"]
+            inputs = ["x", "s", "z", w, c, o, "t", "z"]
             nodes.append(helper.make_node("QLinearMatMul", inputs, [y]))
         elif kind == "qdq":
             nodes += [
-                helper.make_node("DequantizeLinear", [w, c, "o"], [f"wd{i}"], axis=1),
+                helper.make_node("DequantizeLinear", [w, c, o], [f"wd{i}"], axis=1),
                 helper.make_node("MatMul", ["xd", f"wd{i}"], [f"m{i}"]),
                 helper.make_node("QuantizeLinear", [f"m{i}", "t", "z"], [f"mq{i}"]),
                 helper.make_node("DequantizeLinear", [f"mq{i}", "t", "z"], [y]),
