@@ -251,3 +251,15 @@ def test_random_networks_have_the_bits_of_their_nodes(backends, steps, seed):
     # Each operator may round once otherwise, by a step; what follows may make more of it.
     off = np.abs(y.astype(int) - as_defined(fused, feeds))
     assert np.mean(off > 1) < 0.02
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (6,), (5, 1)])
+def test_constants_are_dequantised_without_a_kernel(run_both, shape):
+    weights = {"k": np.full(shape, 77, np.int8), "s": np.float32(0.02), "m": np.int8(-3)}
+    body = f"d = {D}(k, s, m) y = Mul(x, d)"
+    model = small_model("y", body, {"x": (3, 5, 6)}, weights)
+    assert len(lower_region(graph_of(model).whole, AVX2).calls) == 1
+    feeds = {"x": np.random.default_rng(0).standard_normal((3, 5, 6)).astype(np.float32)}
+    run_both(model, feeds)
+    seen = small_model("y, d", body, {"x": (3, 5, 6)}, weights)
+    run_both(seen, feeds)

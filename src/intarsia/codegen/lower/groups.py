@@ -92,7 +92,7 @@ def widen_later(
 ) -> list[KernelGroup]:
     """Return groups that do not end with what makes more bytes of few: its reader does it.
 
-    That reader is elementwise, and the only one.
+    That reader is elementwise, of as many entries, and the only one.
 
     Args:
         groups: In an order in which they can run.
@@ -104,22 +104,27 @@ def widen_later(
     for place, group in enumerate(groups):
         for value in {value for member in group.members for value in member.node.inputs}:
             readers.setdefault(value, []).append(place)
-    out = list(groups)
+    out, gone = list(groups), set[int]()
     for place, group in enumerate(out):
         *before, last = group.members
         places = readers.get(group.result, [])
-        if not before or not widens(last) or group.result in outputs or len(places) != 1:
+        if not widens(last) or group.result in outputs or len(places) != 1:
             continue
         reader = out[places[0]]
+        if reader.anchor.output_shape != last.output_shape or last.is_constant(0):
+            continue
         own = [item for item in reader.members if group.result in item.node.inputs]
         if all(map(can_join, own)):
-            out[place] = KernelGroup(before[0], tuple(before[1:]))
+            if before:
+                out[place] = KernelGroup(before[0], tuple(before[1:]))
+            else:
+                gone.add(place)
             out[places[0]] = (
                 KernelGroup(last, reader.members)
                 if reader.anchor in own
                 else KernelGroup(reader.anchor, (last, *reader.chain))
             )
-    return out
+    return [group for place, group in enumerate(out) if place not in gone]
 
 
 def _producer(

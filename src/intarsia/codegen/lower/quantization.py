@@ -142,6 +142,24 @@ def dequantize(operation: Operation) -> Steps:
     return draft.finish()
 
 
+def dequantized(operation: Operation) -> Array | None:
+    """Return what a DequantizeLinear makes of constants, the bits of its kernel; else None."""
+    known = [operation.value(i) is None or operation.is_constant(i) for i in range(3)]
+    x = operation.inputs[0]
+    if (
+        operation.op_type != "DequantizeLinear"
+        or not all(known)
+        or x.dtype not in {*_LIMITS, "int32"}
+    ):
+        return None
+    difference = operation.array(0).astype(np.int32)
+    if operation.value(_ZERO_POINT) is not None:
+        zero_point = _spread(operation, operation.array(_ZERO_POINT))
+        difference = difference - zero_point.astype(np.int32)
+    scale = _spread(operation, operation.array(_SCALE)).astype(np.float32)
+    return (difference.astype(np.float32) * scale).astype(np.float32)
+
+
 def quantize(operation: Operation) -> Steps:
     """Return `x / scale`, moved by the zero point and saturated; for integers rounded to even."""
     dtype = operation.output.dtype

@@ -20,7 +20,12 @@ from intarsia.codegen.lower.conversions import convert_step
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.halves import model_dtype
 from intarsia.codegen.lower.operation import Operation
-from intarsia.codegen.lower.quantization import dequantize, quantize, refuse_quantization
+from intarsia.codegen.lower.quantization import (
+    dequantize,
+    dequantized,
+    quantize,
+    refuse_quantization,
+)
 from intarsia.codegen.lower.views import CHANNELS, View
 from intarsia.codegen.scalar_ops import SCALAR_OPS, supported_dtypes
 from intarsia.codegen.scalar_ops.narrow import NARROW, storage_of
@@ -393,6 +398,8 @@ def _refuse_dtypes(operation: Operation) -> str | None:
 
 def lower_pointwise(assembler: Assembler, group: KernelGroup) -> None:
     """Append one kernel for a chain of elementwise operators; of codes, a table and its reading."""
+    if _is_known(assembler, group):
+        return
     shape = group.anchor.output_shape
     target = assembler.target(group.result)
     items = [(member.node.outputs[0], recipe(member)) for member in group.members]
@@ -416,6 +423,23 @@ def lower_pointwise(assembler: Assembler, group: KernelGroup) -> None:
     assembler.call(spec, (x, table, target), group.names, "by table")
 
 
+def _is_known(assembler: Assembler, group: KernelGroup) -> bool:
+    """Tell whether a group does nothing but dequantise a few constants, and put these there."""
+    value, plan = group.anchor.output, assembler.plan
+    is_placed = value.id in assembler.region.outputs or value.id in plan.parents
+    is_plain = value.id not in plan.blocks and value.id not in plan.pads
+    if group.chain or is_placed or not is_plain or is_free(value.shape or ()):
+        return False
+    numbers = dequantized(group.anchor) if prod(value.shape or ()) <= _FEW_NUMBERS else None
+    if numbers is None:
+        return False
+    view = assembler.packed(f"{value.name}/dequantised", lambda: numbers)
+    assembler.alias(value.id, replace(view, shape=value.shape))
+    return True
+
+
+_FEW_NUMBERS = 1 << 16
+"""Constants that may take four times as many bytes in a package."""
 _LEAST_ENTRIES, _LEAST_STEPS = 4096, 20
 """From which on a table is shorter work: what it has to be read for, and steps that it replaces."""
 
