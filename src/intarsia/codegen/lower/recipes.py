@@ -428,13 +428,14 @@ def _is_known(assembler: Assembler, group: KernelGroup) -> bool:
     value, plan = group.anchor.output, assembler.plan
     is_placed = value.id in assembler.region.outputs or value.id in plan.parents
     is_plain = value.id not in plan.blocks and value.id not in plan.pads
-    if group.chain or is_placed or not is_plain or is_free(value.shape or ()):
+    shape = value.shape or ()
+    if group.chain or is_placed or not is_plain or is_free(shape):
         return False
-    numbers = dequantized(group.anchor) if prod(value.shape or ()) <= _FEW_NUMBERS else None
+    numbers = dequantized(group.anchor) if prod(shape) <= _FEW_NUMBERS else None
     if numbers is None:
         return False
     view = assembler.packed(f"{value.name}/dequantised", lambda: numbers)
-    assembler.alias(value.id, replace(view, shape=value.shape))
+    assembler.alias(value.id, replace(view, shape=shape))
     return True
 
 
