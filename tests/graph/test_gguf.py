@@ -11,7 +11,8 @@ from gguf import quants
 
 import intarsia
 from intarsia.errors import ModelError
-from intarsia.graph.gguf.blocks import DECODERS
+from intarsia.graph.gguf.blocks import BLOCKS, DECODERS
+from intarsia.graph.gguf.container import KINDS
 from intarsia.graph.load import load
 
 WIDTH, HIDDEN, HEADS, KEY_HEADS, WORDS, LAYERS, POSITIONS = 256, 512, 4, 2, 96, 2, 64
@@ -144,13 +145,7 @@ def without_rounded_rows(model):
 def test_blocks_are_the_same_numbers(kind):
     data = raw(np.random.default_rng(3), kind, 24, 768, 1.0)
     blocks = DECODERS[kind.name](data)
-    codes = blocks.codes
-    if blocks.bits == 4:
-        codes = np.stack([codes & 15, codes >> 4], -1).reshape(*codes.shape[:2], -1)
-    wanted = quants.dequantize(data, kind)
-    zero = np.float32(2 ** (blocks.bits - 1))
-    points = zero if blocks.zero_points is None else blocks.zero_points[..., None]
-    found = (blocks.scales[..., None] * (codes - points)).reshape(wanted.shape)
+    wanted, found = quants.dequantize(data, kind), blocks.numbers()
     assert found.dtype == np.float32
     if blocks.zero_points is None:
         assert np.array_equal(found, wanted)
@@ -203,6 +198,11 @@ def refuse(path, *parts):
         assert part in str(caught.value)
 
 
+def test_types_have_the_names_that_the_package_gives_them():
+    assert {number: Kind(number).name for number in KINDS} == KINDS
+    assert {kind: gguf.GGML_QUANT_SIZES[Kind[kind]] for kind in BLOCKS} == BLOCKS
+
+
 def test_what_is_not_read_is_named(tmp_path):
     path = tmp_path / "m.gguf"
     write(path, lambda name: Kind.Q5_0 if "ffn_up" in name else Kind.F32)
@@ -215,8 +215,10 @@ def test_what_is_not_read_is_named(tmp_path):
     refuse(path, "'llama.attention.sliding_window'")
     write(path, kinds(Kind.F32), **{"rope.dimension_count": HEAD // 2})
     refuse(path, "turns 32 of a head")
-    path.write_bytes(path.read_bytes()[:4000])
-    refuse(path, "damaged")
+    whole = path.read_bytes()
+    for size in (5, 30, 700, 4000, len(whole) - 64):
+        path.write_bytes(whole[:size])
+        refuse(path, "damaged")
     with pytest.raises(ModelError, match="GGUF file") as caught:
         load(path.read_bytes())
     assert "path" in caught.value.hint

@@ -24,6 +24,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 _BLOCK = 32
 _SUPER = 256  # weights that share the scales of scales, in the types whose names end in K
 _NIBBLE, _FOUR = np.uint8(15), np.uint8(4)
+_PAIR_BITS = 4  # of codes that lie in pairs
 _SIX_BITS = np.uint8(63)
 _MIDDLE = np.uint8(128)  # the zero point of codes of 8 bits
 _Q6_K_ZERO = np.uint8(32)
@@ -49,6 +50,16 @@ class Blocks:
     def size(self) -> int:
         """How many weights a block has."""
         return int(self.codes.shape[2]) * 8 // self.bits
+
+    def numbers(self) -> Floats:
+        """Return the weights: float32[rows, columns]."""
+        codes = self.codes
+        if self.bits == _PAIR_BITS:
+            codes = np.stack([codes & _NIBBLE, codes >> _FOUR], -1).reshape(*codes.shape[:2], -1)
+        middle = np.float32(2 ** (self.bits - 1))
+        points = middle if self.zero_points is None else self.zero_points[..., None]
+        result: Floats = self.scales[..., None] * (codes - points)
+        return result.reshape(len(codes), -1)
 
 
 def _q4_0(raw: Bytes) -> Blocks:
@@ -121,3 +132,8 @@ DECODERS: Mapping[str, Callable[[Any], Blocks]] = MappingProxyType(
     {"Q4_0": _q4_0, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q6_K": _q6_k}
 )
 """By GGUF's name of a type, what reads its bytes: uint8[rows, bytes]."""
+
+BLOCKS: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {"Q4_0": (_BLOCK, 18), "Q8_0": (_BLOCK, 34), "Q4_K": (_SUPER, 144), "Q6_K": (_SUPER, 210)}
+)
+"""How many weights a block has that lies in a file, and how many bytes."""

@@ -11,17 +11,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir import tape
 
 from intarsia.graph.gguf.blocks import DECODERS
-from intarsia.graph.gguf.container import Container, is_narrow, numbers
-
-if TYPE_CHECKING:
-    from gguf.gguf_reader import ReaderTensor
+from intarsia.graph.gguf.container import Container, Tensor
 
 _ARCHITECTURE = "llama"
 _MICROSOFT = "com.microsoft"
@@ -83,7 +80,7 @@ class _Size:
         def said(key: str, default: Any = None) -> Any:
             return file.setting(f"{_ARCHITECTURE}.{key}", default)
 
-        for key in file.fields:
+        for key in file.settings:
             if key.startswith(f"{_ARCHITECTURE}.") and key not in _KNOWN:
                 raise file.error(f"has a setting {key!r}, which is not read", "use another model")
         width, heads = said("embedding_length"), said("attention.head_count")
@@ -143,7 +140,7 @@ class _Sheet:
         """Keep an array as a constant."""
         return self.tape.initializer(ir.tensor(np.ascontiguousarray(array), name=name))
 
-    def take(self, name: str, *shape: int) -> ReaderTensor:
+    def take(self, name: str, *shape: int) -> Tensor:
         """Return a tensor of the file."""
         self.used.add(name)
         return self.file.tensor(name, *shape)
@@ -161,14 +158,12 @@ class _Sheet:
         tensor = self.take(f"{name}.weight", width, fan_in)
         return self.product(name, x, tensor, _rows_of_halves(heads, width))
 
-    def product(
-        self, name: str, x: ir.Value, tensor: ReaderTensor, order: Any = slice(None)
-    ) -> ir.Value:
+    def product(self, name: str, x: ir.Value, tensor: Tensor, order: Any = slice(None)) -> ir.Value:
         """Multiply rows by a tensor, whose rows are taken in an order."""
         weight = f"{name}.weight"
-        if not is_narrow(tensor):
-            return self.op("MatMul", name, x, self.keep(weight, numbers(tensor)[order].T))
-        blocks = DECODERS[tensor.tensor_type.name](tensor.data[order])
+        if not tensor.is_narrow:
+            return self.op("MatMul", name, x, self.keep(weight, tensor.numbers()[order].T))
+        blocks = DECODERS[tensor.kind](tensor.raw[order])
         rows, count, _ = blocks.codes.shape
         operands = [self.keep(weight, blocks.codes), self.keep(f"{name}.scales", blocks.scales)]
         if blocks.zero_points is not None:
@@ -204,7 +199,7 @@ class _Sheet:
 
     def scale(self, name: str) -> ir.Value:
         """Return the weights of a normalisation."""
-        return self.keep(name, numbers(self.take(name, self.size.width)))
+        return self.keep(name, self.take(name, self.size.width).numbers())
 
 
 def read_gguf(path: str | os.PathLike[str]) -> ir.Model:
@@ -226,12 +221,12 @@ def read_gguf(path: str | os.PathLike[str]) -> ir.Model:
     sheet = _Sheet(file, size)
     inputs = _inputs(size)
     table = file.tensors.get("token_embd.weight")
-    words = 0 if table is None else int(table.shape[-1])
+    words = 0 if table is None else table.shape[0]
     table = sheet.take("token_embd.weight", words, size.width)
     ids, mask, *pasts = inputs
     last, total = _counts(sheet, mask)
     angles = _tables(sheet)
-    x = sheet.op("Gather", "token_embd", sheet.keep("token_embd.table", numbers(table)), ids)
+    x = sheet.op("Gather", "token_embd", sheet.keep("token_embd.table", table.numbers()), ids)
     y = sheet.op(
         "SimplifiedLayerNormalization",
         "blk.0.attn_norm",
@@ -328,7 +323,7 @@ def _tables(sheet: _Sheet) -> list[ir.Value]:
     base = file.setting(f"{_ARCHITECTURE}.rope.freq_base", _BASE)
     rates = float(base) ** -(np.arange(0, size.head, 2) / size.head)
     if "rope_freqs.weight" in file.tensors:
-        rates /= numbers(sheet.take("rope_freqs.weight", size.head // 2))
+        rates /= sheet.take("rope_freqs.weight", size.head // 2).numbers()
     scaling = file.setting(f"{_ARCHITECTURE}.rope.scaling.type", "none")
     if scaling == "linear":
         rates /= file.setting(f"{_ARCHITECTURE}.rope.scaling.factor")
