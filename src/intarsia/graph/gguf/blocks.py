@@ -53,13 +53,21 @@ class Blocks:
 
     def numbers(self) -> Floats:
         """Return the weights: float32[rows, columns]."""
-        codes = self.codes
-        if self.bits == _PAIR_BITS:
-            codes = np.stack([codes & _NIBBLE, codes >> _FOUR], -1).reshape(*codes.shape[:2], -1)
-        middle = np.float32(2 ** (self.bits - 1))
-        points = middle if self.zero_points is None else self.zero_points[..., None]
-        result: Floats = self.scales[..., None] * (codes - points)
-        return result.reshape(len(codes), -1)
+        points = self.middle if self.zero_points is None else self.zero_points[..., None]
+        result: Floats = self.scales[..., None] * (self.unpacked() - points)
+        return result.reshape(len(result), -1)
+
+    @property
+    def middle(self) -> np.float32:
+        """The zero point of all blocks, where these have none of their own."""
+        return np.float32(2 ** (self.bits - 1))
+
+    def unpacked(self) -> Bytes:
+        """Return the codes, a byte for each: uint8[rows, blocks, size]."""
+        if self.bits != _PAIR_BITS:
+            return self.codes
+        pairs = np.stack([self.codes & _NIBBLE, self.codes >> _FOUR], -1)
+        return pairs.reshape(*self.codes.shape[:2], -1)
 
 
 def _q4_0(raw: Bytes) -> Blocks:

@@ -24,6 +24,7 @@ _ARCHITECTURE = "llama"
 _MICROSOFT = "com.microsoft"
 _OPSETS = {"": 21, _MICROSOFT: 1}
 _IR_VERSION = 10
+_FLOAT = ir.DataType.FLOAT
 _BASE = 10000.0
 _INT8_ACTIVATIONS = 4  # `accuracy_level`: rows may be rounded to int8 by block, as llama.cpp does
 _KNOWN = frozenset(
@@ -226,7 +227,7 @@ def read_gguf(path: str | os.PathLike[str]) -> ir.Model:
     ids, mask, *pasts = inputs
     last, total = _counts(sheet, mask)
     angles = _tables(sheet)
-    x = sheet.op("Gather", "token_embd", sheet.keep("token_embd.table", table.numbers()), ids)
+    x = _embed(sheet, table, ids)
     y = sheet.op(
         "SimplifiedLayerNormalization",
         "blk.0.attn_norm",
@@ -255,6 +256,28 @@ def read_gguf(path: str | os.PathLike[str]) -> ir.Model:
             "use another model",
         )
     return _finish(sheet, inputs, [logits, *presents], words)
+
+
+def _embed(sheet: _Sheet, table: Tensor, ids: ir.Value) -> ir.Value:
+    """Gather rows of the table of words; narrow ones become float32 when they are gathered."""
+    name = "token_embd"
+
+    def rows(part: str, array: Any) -> ir.Value:
+        return sheet.op("Gather", f"{name}.{part}.rows", sheet.keep(f"{name}.{part}", array), ids)
+
+    if not table.is_narrow:
+        return rows("table", table.numbers())
+    blocks = DECODERS[table.kind](table.raw)
+    codes = sheet.op("Cast", f"{name}.cast", rows("codes", blocks.unpacked()), to=_FLOAT)
+    points = blocks.zero_points
+    if points is None:
+        point = sheet.keep(f"{name}.zero_point", np.array(blocks.middle))
+    else:
+        point = rows("zero_points", points[..., None])
+    codes = sheet.op("Sub", f"{name}.sub", codes, point)
+    product = sheet.op("Mul", f"{name}.product", codes, rows("scales", blocks.scales[..., None]))
+    shape = sheet.keep(f"{name}.shape", np.array([0, 0, sheet.size.width]))
+    return sheet.op("Reshape", name, product, shape)
 
 
 def _attend(
