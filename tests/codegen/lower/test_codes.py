@@ -263,3 +263,11 @@ def test_constants_are_dequantised_without_a_kernel(run_both, shape):
     run_both(model, feeds)
     seen = small_model("y, d", body, {"x": (3, 5, 6)}, weights)
     run_both(seen, feeds)
+
+
+def test_what_is_broadcast_is_dequantised_before(run_both):
+    body = f"""
+        g = Cast<to = 1>(x) p = GlobalAveragePool(g) i = {Q}(p, s, z) j = {D}(i, s, z)
+        f = Mul(j, g) y = {Q}(f, t, v)"""
+    model = model_of(body)
+    run_both(model, feeds_of(model))
