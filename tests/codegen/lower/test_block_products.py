@@ -3,6 +3,7 @@
 
 import ml_dtypes
 import numpy as np
+import onnx
 import pytest
 from onnx import numpy_helper
 from tests.codegen.lower.conftest import evaluate
@@ -149,6 +150,18 @@ def test_the_target_decides_over_the_model(backends, level):
     both = [native(backends, model, x, f"llvm -accuracy={name}") for name in ("exact", "fast")]
     assert 1e-3 < error_of(both[1], both[0]) < 1e-2
     np.testing.assert_array_equal(both[level == 4], native(backends, model, x))
+
+
+def test_products_of_one_operand_quantise_it_once(lower_model, backends):
+    model, x, want = product(*CASES["many rows"], level=4)
+    first, second = model.graph.node[0], onnx.NodeProto()
+    second.CopyFrom(first)
+    second.name, second.output[0] = "again", "again"
+    model.graph.node.append(second)
+    model.graph.output.append(onnx.helper.make_tensor_value_info("again", 1, want.shape))
+    program, _ = lower_model(model)
+    assert [call.nodes for call in program.calls] == [("n0",), ("n0",), ("again",)]
+    assert error_of(native(backends, model, x), want) < 1e-6
 
 
 def test_bias_and_what_follows_are_in_the_kernel(backends):

@@ -154,6 +154,7 @@ class Assembler:
     _by_print: dict[str, int] = field(default_factory=dict)
     _constant_storages: dict[str, int] = field(default_factory=dict)
     _packed: dict[str, View] = field(default_factory=dict)
+    _derived: dict[Hashable, tuple[View, ...]] = field(default_factory=dict)
     _forms: dict[int, list[_Form]] = field(default_factory=dict)
     _wide: dict[tuple[int, int | None, str, int], list[_Form]] = field(default_factory=dict)
     _joined: dict[int, int] = field(default_factory=dict)
@@ -515,6 +516,12 @@ class Assembler:
             array = make()
             self._packed[key] = self.constant(key, rounded(array, half) if half else array)
         return self._packed[key]
+
+    def derived(self, key: Hashable, make: Callable[[], tuple[View, ...]]) -> tuple[View, ...]:
+        """Return what several kernels read that is made of a value, made once for each key."""
+        if key not in self._derived:
+            self._derived[key] = make()
+        return self._derived[key]
 
     def _initializer(self, value_id: int) -> View:
         value = self.graph.values[value_id]

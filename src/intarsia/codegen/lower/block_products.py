@@ -202,7 +202,10 @@ def _append(
     *batch, m, n = c.shape
     zeros = _zeros(weights)
     form = BlockWeights(weights.bits, weights.size, "" if zeros is None else zeros.dtype.name)
-    left = (a,) if is_exact else _quantise(assembler, operation, a, form)
+    left: tuple[View, ...] = (a,)
+    if not is_exact:  # once for all products of one operand, as queries, keys and values are
+        key = (operation.inputs[0].id, form.size, bool(form.zeros), form.middle)
+        left = assembler.derived(key, partial(_quantise, assembler, operation, a, form))
     first = left[0]
     product = Gemm(
         m,
