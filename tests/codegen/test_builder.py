@@ -1,5 +1,7 @@
 """What the builder makes of numbers, scalars and subscripts."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -114,3 +116,26 @@ def test_the_parallel_loop_is_the_outermost():
     b = Builder("nested")
     with b.serial(0, 2), pytest.raises(AssertionError, match="outermost"), b.parallel(3):
         pass
+
+
+def test_interleaved_parts_take_turns():
+    b = Builder("turns")
+    x = b.argument("x", "float32", (3,))
+    y = b.argument("y", "float32", (3,), is_written=True)
+
+    def part(place):
+        value = b.load(x, place)
+        for _ in range(place):  # parts need not be as long
+            value = b.mul(value, value)
+        b.store(value, y, place)
+
+    with b.parallel(1):
+        b.interleave(partial(part, place) for place in range(3))
+    function = b.finish()
+    verify(function)
+    (loop,) = function.body
+    kinds = [type(operation).__name__ for operation in loop.body]
+    assert kinds == ["Load"] * 3 + ["Store", "Binary", "Binary", "Store", "Binary", "Store"]
+    out = np.zeros(3, np.float32)
+    interpret(function, [np.array([2, 3, 2], np.float32), out])
+    assert out.tolist() == [2, 9, 16]
