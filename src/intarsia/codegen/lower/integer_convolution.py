@@ -272,9 +272,10 @@ def lower_requantized_conv(assembler: Assembler, group: KernelGroup) -> None:
         steps.apply("Add", "bias", (bias / scale).astype(np.float32))
     steps.clip(low, max(low, high))
     steps.then("Round")
+    steps.convert("float32", _SUM)  # which CPUs do when they round
     if zero:
-        steps.apply("Add", "offset", np.array([zero], np.float32))
-    steps.convert("float32", dtype)
+        steps.apply("Add", "offset", np.array([zero], _SUM))
+    steps.convert(_SUM, dtype)
     _append(assembler, group, steps)
 
 
