@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantised networks: in how many regions they run, how far off, and how fast.
 
-    python benchmarks/quantised.py [NETWORK ...] [--threads 2] [--rounds 5]
+    python benchmarks/quantised.py [NETWORK ...] [--threads 2] [--rounds 5] [--cpu]
 
 Each network of the zoo is quantised by ONNX Runtime's tool (QDQ, uint8 activations, int8 weights
 for each channel, calibrated on two random inputs; needs its dependencies: pip install sympy) and
 compiled for each target. *From the definition* is the root mean square of the difference to ONNX
 Runtime without optimisations, which computes each node as ONNX says; *from floats* that of the
 difference to the network before it was quantised; both as a part of the latter's root mean square.
-A ratio is ONNX Runtime's time through the target's, paired by round: above 1 is faster.
+A ratio is ONNX Runtime's time through the target's, paired by round: above 1 is faster. The last
+row is the network before it was quantised. With `--cpu` times are those of the process with one
+thread, which what else the machine does disturbs less.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -43,7 +46,9 @@ TARGETS = (
     "dnnl, onnxruntime",
     "openvino, onnxruntime",
     "openvino -quantize=fused, onnxruntime",
+    "llvm, onnxruntime",
 )
+FLOATS = "llvm, onnxruntime (of floats)"
 _RUNS = 6
 
 
@@ -64,16 +69,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("networks", nargs="*", metavar="NETWORK")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cpu", action="store_true")
     options = parser.parse_args(arguments)
+    threads = 1 if options.cpu else options.threads
     print("| network | target | regions | from the definition | from floats | ms | ratio |")
     print("|---|---|---:|---:|---:|---:|---|")
     for name in options.networks or NETWORKS:
         with tempfile.TemporaryDirectory() as folder:
-            measure(name, Path(folder), options.threads, options.rounds)
+            measure(name, Path(folder), threads, options.rounds, is_cpu=options.cpu)
     return 0
 
 
-def measure(name: str, folder: Path, threads: int, rounds: int) -> None:
+def measure(name: str, folder: Path, threads: int, rounds: int, *, is_cpu: bool) -> None:
     """Print the rows of one network."""
     plain, quantised = folder / "plain.onnx", folder / "quantised.onnx"
     onnx.save(build(name), plain)
@@ -92,18 +99,24 @@ def measure(name: str, folder: Path, threads: int, rounds: int) -> None:
         target: intarsia.compile(quantised, target, num_threads=threads, cache=False)
         for target in TARGETS
     }
+    programs[FLOATS] = intarsia.compile(plain, TARGETS[-1], num_threads=threads, cache=False)
     errors = {target: list(program.run(feeds).values()) for target, program in programs.items()}
 
     def seconds(target: str) -> float:
         run = _runner(programs[target], feeds)
+        if is_cpu:
+            run()
+            begin = time.process_time()
+            run()
+            return time.process_time() - begin
         time_runs(run, _RUNS // 3)  # threads of what ran before may still spin
         return time_runs(run, _RUNS - _RUNS // 3).median_seconds
 
-    samples = take_turns(list(TARGETS), seconds, rounds)
-    for target in TARGETS:
+    samples = take_turns(list(programs), seconds, rounds)
+    for target, program in programs.items():
         ratio = paired_ratio(samples[TARGETS[0]], samples[target])
         print(
-            f"| {name} | `{target}` | {len(programs[target].placement.regions)} "
+            f"| {name} | `{target}` | {len(program.placement.regions)} "
             f"| {distance(errors[target], definition, floats):.2%} "
             f"| {distance(errors[target], floats, floats):.2%} "
             f"| {1e3 * median(samples[target]):.2f} | {ratio} |",

@@ -242,8 +242,10 @@ class _Direct(ConvKernel):
         block, tap, channel = x
         entries = [self.spec.window.at((*place.outer, *pixel), tap) for pixel in pixels]
         if self.plan.prefetch:
-            ahead = w + self.plan.prefetch * vectors * lanes
-            for offset in range(0, vectors * lanes, LINE_BYTES // 4):
+            width = vectors * lanes * group
+            line = LINE_BYTES // np.dtype(self.w.dtype).itemsize
+            ahead = w + self.plan.prefetch * width
+            for offset in range(0, width, line):
                 b.prefetch(self.w, ahead + offset)
         return mma_step(
             b,

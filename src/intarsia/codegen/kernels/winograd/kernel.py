@@ -294,7 +294,7 @@ class _WinogradKernel(ConvKernel):
             w = begin + (block * lanes + channel) * width
             if self.plan.prefetch:
                 for offset in range(0, width * group, self.line_entries):
-                    b.prefetch(self.w, w + self.plan.prefetch * width + offset)
+                    b.prefetch(self.w, w + self.plan.prefetch * width * group + offset)
             return mma_step(
                 b,
                 sums,
