@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnxruntime.transformers.float16 import convert_float_to_float16
 
 import intarsia
 from intarsia.backends.float64 import evaluate
@@ -54,6 +53,9 @@ def main() -> None:
 
 def row(name: str, folder: Path, rounds: int) -> str:
     """Return the row of a network."""
+    # Imported late: this package puts its folder into the path of modules, before ours.
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
     single, half = folder / f"{name}.onnx", folder / f"{name}-f16.onnx"
     if not single.exists():
         single.write_bytes(build(name).SerializeToString())
