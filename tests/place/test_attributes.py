@@ -37,7 +37,7 @@ ELSEWHERE = {
 EFFECTS = {
     "llvm": {
         "mattr": "-fma", "mcpu": "x86-64-v2", "mtriple": None, "num-cores": "1",
-        "winograd": "off", "weights": "f16", "l2-cache": "4096",
+        "winograd": "off", "weights": "f16", "l2-cache": "4096", "precision": "bf16",
     },
     "opencl": {"max_num_threads": "1", "max_memory": "8"},
     "onnxruntime": {"num_threads": "1", "graph_optimization": "none"},
