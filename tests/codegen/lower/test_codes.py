@@ -267,7 +267,7 @@ def test_constants_are_dequantised_without_a_kernel(run_both, shape):
 
 def test_what_is_broadcast_is_dequantised_before(run_both):
     body = f"""
-        g = Cast<to = 1>(x) p = GlobalAveragePool(g) i = {Q}(p, s, z) j = {D}(i, s, z)
-        f = Mul(j, g) y = {Q}(f, t, v)"""
+        a = {D}(x, s, z) g = Relu(a) p = GlobalAveragePool(g) i = {Q}(p, s, z)
+        j = {D}(i, s, z) f = Mul(j, g) y = {Q}(f, t, v)"""
     model = model_of(body)
     run_both(model, feeds_of(model))
