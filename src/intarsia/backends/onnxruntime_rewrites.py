@@ -13,6 +13,7 @@ from intarsia.backends.rewriting import (
     NodeRewrite,
     RegionDraft,
 )
+from intarsia.graph.graph import ABSENT
 
 if TYPE_CHECKING:
     import onnx
@@ -108,6 +109,26 @@ def _make_unsigned(graph: Graph, node: Node, proto: onnx.NodeProto, draft: Regio
     draft.keep(proto, inputs, list(proto.output))
 
 
+_ZERO_POINT = 2
+"""Where a zero point stands among the inputs of a DequantizeLinear."""
+
+
+def _shares_zero_point(graph: Graph, node: Node) -> bool:
+    zero = node.inputs[_ZERO_POINT] if len(node.inputs) > _ZERO_POINT else ABSENT
+    if zero == ABSENT:
+        return False
+    value = graph.values[zero]
+    is_constant = value.constant is not None and value.dtype == "int8"
+    return is_constant and len(set(value.consumers)) > 1
+
+
+def _own_zero_point(graph: Graph, node: Node, proto: onnx.NodeProto, draft: RegionDraft) -> None:
+    zero = graph.values[node.inputs[_ZERO_POINT]].constant
+    assert zero is not None
+    own = draft.constant(zero.numpy(), "int8")
+    draft.keep(proto, [*proto.input[:_ZERO_POINT], own], list(proto.output))
+
+
 UNSIGNED_FACTORS = NodeRewrite(
     frozenset(_RIGHT_FACTORS),
     "without VNNI it sums products of uint8 and int8 in 16 bits, which saturate",
@@ -121,6 +142,12 @@ REWRITES = (
     BATCH_FIRST,
     SPACE_TO_DEPTH,
     WINDOWS,
+    NodeRewrite(
+        frozenset(("DequantizeLinear",)),
+        "where it makes weights uint8, a zero point that two nodes read is one too many",
+        _shares_zero_point,
+        _own_zero_point,
+    ),
     NodeRewrite(frozenset(("Max", "Min")), "it has no kernel of 16 bits", _is_short, _make_wide),
     NodeRewrite(
         frozenset(("Range",)),

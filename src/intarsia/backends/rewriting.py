@@ -8,7 +8,7 @@ lowered, where the older definitions say the same of the region's nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -174,7 +174,25 @@ def rewrite_artifact(
         needed = helper.find_min_ir_version_for(list(model.opset_import), ignore_unknown=True)
         model.ir_version = min(model.ir_version, needed)
     _apply(model.graph, region, found, opset)
-    return replace(artifact, payload=model.SerializeToString())
+    read = set(_names_read(model.graph))
+    constants = tuple(item for item in artifact.constants if item.name in read)
+    dropped = {item.name for item in artifact.constants} - read
+    for items in (model.graph.input, model.graph.initializer):
+        remaining = [item for item in items if item.name not in dropped]
+        del items[:]
+        items.extend(remaining)
+    return replace(artifact, payload=model.SerializeToString(), constants=constants)
+
+
+def _names_read(graph: onnx.GraphProto) -> Iterator[str]:
+    """Yield the names that a graph and those inside of its nodes read, repeats included."""
+    for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                yield from _names_read(body)
+    for output in graph.output:
+        yield output.name
 
 
 def _drop_unknown_attributes(proto: onnx.NodeProto, opset: int) -> None:
