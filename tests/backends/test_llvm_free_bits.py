@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 import intarsia
 from intarsia.codegen.kernels.window import Window
@@ -265,6 +266,36 @@ def test_weights_are_rounded_in_both_programs_or_in_none(bounds, dtype):
     for program in (exe.generic, exe.specialise({"rows": 1})):
         about = "".join(one.metadata["about"] for one in program.artifacts)
         assert ("float16 weights" in about) == (dtype == "float16")
+
+
+def test_products_of_codes_are_the_same_for_all_sizes():
+    """Static and dynamic codes one after the other, beside ONNX's definition."""
+    sketch = Sketch()
+
+    def codes(*shape: int) -> str:
+        return sketch.constant(sketch.rng.integers(-127, 128, shape, dtype=np.int8))
+
+    def single(number: float) -> str:
+        return sketch.constant(np.float32(number))
+
+    def between(value: str) -> str:
+        scales = single(0.05), sketch.constant(np.uint8(120))
+        return sketch.add("DequantizeLinear", sketch.add("QuantizeLinear", value, *scales), *scales)
+
+    scales = sketch.constant(sketch.rng.uniform(0.001, 0.002, 40).astype(np.float32))
+    weights = sketch.add("DequantizeLinear", codes(64, 40), scales, axis=1)
+    value = sketch.add("MatMul", between("x"), weights)
+    value = between(sketch.add("Relu", value))
+    parts = ["dynamic", "scale", "zero"]
+    sketch.nodes.append(helper.make_node("DynamicQuantizeLinear", [value], parts, "quantise"))
+    sums = sketch.add("MatMulInteger", parts[0], codes(40, 24), parts[2])
+    factor = sketch.add("Mul", parts[1], single(0.002))
+    value = sketch.add("Mul", sketch.add("Cast", sums, to=onnx.TensorProto.FLOAT), factor)
+    model = sketch.model({"x": ["batch", "seq", 64]}, [value])
+    exe = check(model, [{"batch": 1, "seq": 1}, {"batch": 2, "seq": 95}])
+    x = np.random.default_rng(2).standard_normal((3, 7, 64), dtype=np.float32)
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_allclose(exe.run({"x": x})[value], wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.exhaustive
