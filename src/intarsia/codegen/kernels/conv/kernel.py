@@ -53,7 +53,8 @@ def pack(spec: Conv, weights: Array) -> Array:
                 )
                 for channel in range(0, inputs, block):
                     item = columns[:, channel : channel + block]
-                    item = item.reshape(taps, -1, group, item.shape[2]).swapaxes(2, 3)
+                    steps = item.shape[1] // group  # said, as there may be no taps
+                    item = item.reshape(taps, steps, group, item.shape[2]).swapaxes(2, 3)
                     shape = (*item.shape[:2], run.size * lanes, group)
                     place, rest = np.split(rest, [math.prod(shape)])
                     place.reshape(shape)[:, :, : item.shape[2]] = item
