@@ -60,7 +60,7 @@ def test_blanks_around_json_do_not_matter():
         ("nvidia/v1000", "did you mean 'nvidia/v100'"),
         ("llvm -mcpuu=x", "did you mean 'mcpu'"),
         ("llvm -nosuch=1", "no attribute 'nosuch'"),
-        ("llvm -nosuch=1", "attributes of llvm: cl-opt, device"),
+        ("llvm -nosuch=1", "attributes of llvm: accuracy, cl-opt, device"),
         ("llvm -nosuch=1", "llvm -nosuch=1\n       ^^^^^^^"),
         ("llvm -mcpu=a -num-cores=x", "num-cores=x\n                          ^"),
         ("cuda -arch sm_", "cuda -arch sm_\n             ^^^"),
