@@ -158,6 +158,18 @@ def test_the_order_of_turns_reads_little_again(inputs, outputs, extent, batch, i
     assert schedule.is_channels_first is is_channels_first
 
 
+@pytest.mark.parametrize("taps", [1, 3])
+def test_tiles_of_codes_use_weights_more_than_once(taps):
+    window = Window((7, 7), (taps, taps), (2, 2), (1, 1))
+    border = 13 + taps - 1
+    x = Layout("int16", (0, border * border * 8, border * 8, 8, 1), 64)
+    y = Layout("int32", (0, 49 * 8, 7 * 8, 8, 1), 64)
+    spec = Conv(1, 1, 512, 512, window, x, y, unit=AVX2, weight_dtype="int16", x_block=8)
+    schedule = conv.schedule(spec)
+    assert schedule.pixels > 1
+    assert schedule.vectors > 1
+
+
 def test_schedules_give_enough_turns():
     for channels, size, taps in ((64, 56, 3), (256, 14, 3), (512, 7, 3), (1024, 14, 1)):
         border = size + taps - 1
