@@ -270,7 +270,6 @@ def test_an_output_that_is_wrong_everywhere_is_never_good_enough(parse_model):
     [
         ("squeezenet", {}),
         ("mobilenet_v2", {}),
-        ("minilm", {}),
     ],
 )
 def test_networks_hold_the_bound(name, options, quantize):
