@@ -38,6 +38,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+from attention import REST_SECONDS
 from onnx import helper, numpy_helper
 from quantised import Reader
 
@@ -167,7 +168,9 @@ def openvino(path: Path, feeds: Mapping[str, Any]) -> Run:
     }
 
 
-def race(runs: Mapping[str, Run], rounds: int, clock: Callable[[], float]) -> dict[str, Any]:
+def race(
+    runs: Mapping[str, Run], rounds: int, clock: Callable[[], float], threads: int = 1
+) -> dict[str, Any]:
     """Return the seconds of a run of each, by rounds in which they take turns."""
     counts = {}
     for name, run in runs.items():
@@ -177,6 +180,10 @@ def race(runs: Mapping[str, Run], rounds: int, clock: Callable[[], float]) -> di
         counts[name] = max(1, int(_LEAST_SECONDS / max(clock() - start, 1e-6)))
 
     def seconds(name: str) -> float:
+        if threads > 1:
+            # The threads of the side before still turn, on the cores of this one.
+            time.sleep(REST_SECONDS)
+            runs[name]()
         start = clock()
         for _ in range(counts[name]):
             runs[name]()

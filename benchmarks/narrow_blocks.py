@@ -25,16 +25,15 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+from narrow import race
 from onnx import helper, numpy_helper
 
 import intarsia
-from intarsia.measure.racing import paired_ratio, take_turns
+from intarsia.measure.racing import paired_ratio
 
 SHAPES = [(1, 4096, 4096), (1, 4096, 11008), (64, 4096, 4096), (64, 4096, 11008)]
 """Rows, columns of the left operand, columns of the right one."""
 BLOCK = 32
-_LEAST_SECONDS = 0.05
-"""Of a sample: shorter runs are repeated."""
 Run = Callable[[], Any]
 
 
@@ -142,23 +141,8 @@ def measure(shape: tuple[int, int, int], options: argparse.Namespace) -> dict[st
     results = runs["ours"]()
     want = exact(model, x, options.bits)
     error = np.sqrt(np.mean((results["y0"] - want) ** 2) / np.mean(want**2))
-    counts = {}
-    for name, run in runs.items():
-        run()
-        start = clock()
-        run()
-        counts[name] = max(1, int(_LEAST_SECONDS / max(clock() - start, 1e-6)))
-
-    def seconds(name: str) -> float:
-        start = clock()
-        for _ in range(counts[name]):
-            runs[name]()
-        return (clock() - start) / counts[name] / count
-
-    samples = {
-        name: taken[1:]
-        for name, taken in take_turns(list(runs), seconds, options.rounds + 1).items()
-    }
+    taken = race(runs, options.rounds, clock, options.threads)
+    samples = {name: [seconds / count for seconds in of_side] for name, of_side in taken.items()}
     figures = {}
     for name, taken in samples.items():
         figures[f"{name} ms"] = statistics.median(taken) * 1e3
