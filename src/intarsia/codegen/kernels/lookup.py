@@ -18,7 +18,7 @@ CODES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Lookup:
+class CodeLookup:
     """One kernel; its arguments are the codes, the table and the results.
 
     Attributes:
@@ -32,10 +32,10 @@ class Lookup:
     y: Layout
 
 
-SPECS = (Lookup,)
+SPECS = (CodeLookup,)
 
 
-def build(spec: Lookup) -> Function:
+def build(spec: CodeLookup) -> Function:
     """Return the kernel."""
     b = Builder("lookup")
     steps = [typical(step) for step in spec.y.strides]

@@ -14,7 +14,7 @@ from intarsia.codegen.body import Apply, Body, Fused
 from intarsia.codegen.halves import HALVES, SINGLE
 from intarsia.codegen.ir import row_major
 from intarsia.codegen.kernels.elementwise import Elementwise
-from intarsia.codegen.kernels.lookup import Lookup
+from intarsia.codegen.kernels.lookup import CodeLookup
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.conversions import convert_step
 from intarsia.codegen.lower.groups import KernelGroup
@@ -419,7 +419,7 @@ def lower_pointwise(assembler: Assembler, group: KernelGroup) -> None:
         for number, view in enumerate(views)
     ]
     _append_elementwise(assembler, group, chain.body, numbers, table, "table")
-    spec = Lookup(target.domain, x.layout, target.layout)
+    spec = CodeLookup(target.domain, x.layout, target.layout)
     assembler.call(spec, (x, table, target), group.names, "by table")
 
 

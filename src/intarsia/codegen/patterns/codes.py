@@ -22,6 +22,7 @@ from intarsia.codegen.lower.operators import find
 from intarsia.codegen.lower.qlinear import read_qlinear
 from intarsia.codegen.lower.quantization import refuse_quantization
 from intarsia.codegen.lower.recipes import is_elementwise
+from intarsia.codegen.patterns.dequantised import has_one_scale
 from intarsia.graph.extract import constant_array
 from intarsia.graph.graph import ABSENT, Graph, Node, Value
 from intarsia.graph.ops import operator_of
@@ -266,7 +267,7 @@ class _Draft:
         operation = self._operation(node)
         codes = operation.inputs[0] if op_type == "DequantizeLinear" else operation.output
         scale, zero = operation.value(1), operation.value(2)
-        is_one = all(item is None or item.shape in ((), (1,)) for item in (scale, zero))
+        is_one = has_one_scale(operation)
         if codes.dtype not in _CODES or not is_one or refuse_quantization(operation):
             return None
         assert scale is not None

@@ -53,7 +53,7 @@ def is_gguf(path: str | os.PathLike[str]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class GgufTensor:
     """A tensor of a file.
 
     Attributes:
@@ -96,7 +96,7 @@ class Container:
 
     path: Path
     settings: Mapping[str, Any]
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, GgufTensor]
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Container:
@@ -126,7 +126,7 @@ class Container:
             raise self.error(f"says no number under {key!r}", "convert the model again")
         return found
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
+    def tensor(self, name: str, *shape: int) -> GgufTensor:
         """Return a tensor of a shape, rows first.
 
         Raises:
@@ -212,7 +212,7 @@ def _read(path: Path) -> Container:
         raw = data[start + offset : start + offset + size]
         if raw.nbytes < size:
             raise ValueError(f"tensor {name!r} ends {size - raw.nbytes} bytes behind it")
-        found[name] = Tensor(name, kind, shape, raw.view(np.ndarray).reshape(rows, -1))
+        found[name] = GgufTensor(name, kind, shape, raw.view(np.ndarray).reshape(rows, -1))
     return Container(path, settings, found)
 
 

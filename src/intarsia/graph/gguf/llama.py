@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnx_ir import tape
 
 from intarsia.graph.gguf.blocks import DECODERS
-from intarsia.graph.gguf.container import Container, Tensor
+from intarsia.graph.gguf.container import Container, GgufTensor
 
 _ARCHITECTURE = "llama"
 _MICROSOFT = "com.microsoft"
@@ -141,7 +141,7 @@ class _Sheet:
         """Keep an array as a constant."""
         return self.tape.initializer(ir.tensor(np.ascontiguousarray(array), name=name))
 
-    def take(self, name: str, *shape: int) -> Tensor:
+    def take(self, name: str, *shape: int) -> GgufTensor:
         """Return a tensor of the file."""
         self.used.add(name)
         return self.file.tensor(name, *shape)
@@ -159,7 +159,9 @@ class _Sheet:
         tensor = self.take(f"{name}.weight", width, fan_in)
         return self.product(name, x, tensor, _rows_of_halves(heads, width))
 
-    def product(self, name: str, x: ir.Value, tensor: Tensor, order: Any = slice(None)) -> ir.Value:
+    def product(
+        self, name: str, x: ir.Value, tensor: GgufTensor, order: Any = slice(None)
+    ) -> ir.Value:
         """Multiply rows by a tensor, whose rows are taken in an order."""
         weight = f"{name}.weight"
         if not tensor.is_narrow:
@@ -258,7 +260,7 @@ def read_gguf(path: str | os.PathLike[str]) -> ir.Model:
     return _finish(sheet, inputs, [logits, *presents], words)
 
 
-def _embed(sheet: _Sheet, table: Tensor, ids: ir.Value) -> ir.Value:
+def _embed(sheet: _Sheet, table: GgufTensor, ids: ir.Value) -> ir.Value:
     """Gather rows of the table of words; narrow ones become float32 when they are gathered."""
     name = "token_embd"
 
