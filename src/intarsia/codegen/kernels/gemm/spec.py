@@ -13,7 +13,6 @@ from intarsia.codegen.ir import DOT_GROUPS, DOT_SUMS
 from intarsia.codegen.unit import AVX512, VectorUnit
 from intarsia.extents import Size
 
-_HALVES = ("float32", "float16")
 _NARROW = {"uint8": ("int8",), "int8": ("int8",), "int16": ("int8", "int16"), "uint16": ("uint16",)}
 """By a left operand's dtype, those of right ones that dot products of its groups take."""
 
@@ -69,8 +68,7 @@ class Panels:
     """A constant right operand, as `pack` packs it.
 
     Attributes:
-        dtype: Of its elements: that of the left operand, float16 for one of float32, or int8 for
-            one of narrow integers.
+        dtype: Of its elements: that of the left operand, or int8 for one of narrow integers.
         batch: Its own batch extents, aligned to the last ones of the product; each the product's
             or 1.
         split: How many groups of a panel are there twice, with parts of their weights each, so that
@@ -117,8 +115,7 @@ class Gemm:
 
     def __post_init__(self) -> None:
         """Check what the kernel relies on."""
-        is_half = isinstance(self.b, Panels) and (self.a.dtype, self.b.dtype) == _HALVES
-        is_right = is_half or self.group > 1 or self.a.dtype == self.b.dtype
+        is_right = self.group > 1 or self.a.dtype == self.b.dtype
         assert is_right, f"{self.a.dtype} times {self.b.dtype}"
         assert self.group == 1 or self.a.strides[-1] == 1, "groups lie apart"
         assert not self.has_small_pairs or (self.a.dtype == "uint8" and self.k % self.group == 0)
