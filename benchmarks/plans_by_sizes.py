@@ -49,8 +49,10 @@ def main() -> int:
     )
     assert isinstance(tuned, FreeExecutable)
     print(tuned.plans)
+    fallback = greedy.targets[-1]  # takes what a target leaves, such as one that is not complete
     singles = [
-        intarsia.compile(model, [one], placement="greedy", **common) for one in greedy.targets
+        intarsia.compile(model, list(dict.fromkeys((one, fallback))), placement="greedy", **common)
+        for one in greedy.targets
     ]
     names = ["greedy", *(target.partition(" ")[0] for target in greedy.targets)]
     print(
