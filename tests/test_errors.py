@@ -13,6 +13,7 @@ from intarsia.errors import (
     InputError,
     IntarsiaError,
     InternalError,
+    LinkError,
     LockError,
     ModelError,
     PackageError,
@@ -55,6 +56,7 @@ def test_every_error_carries_node_target_and_hint(error_class):
         (SettingError, 2),
         (BackendError, 3),
         (ExecutionError, 3),
+        (LinkError, 3),
         (InternalError, 4),
     ],
 )

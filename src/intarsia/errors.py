@@ -16,6 +16,7 @@ The class says whose fault it is::
     ├ AccuracyError              a bound on the error of a model cannot be held
     ├ BackendError               a backend is missing, or failed to load, compile or detect
     ├ ExecutionError             a backend failed while running
+    ├ LinkError                  the way to another machine failed; what was to run there did not
     └ InternalError              our bug
 
 `exit_code` is what the command line returns: 1 the answer is no, 2 bad input, 3 a backend failed,
@@ -226,6 +227,10 @@ class BackendError(IntarsiaError):
 
 class ExecutionError(BackendError):
     """A backend failed while running, or returned what it must not."""
+
+
+class LinkError(BackendError):
+    """The way to another machine failed: it says nothing about what was to run there."""
 
 
 class InternalError(IntarsiaError):

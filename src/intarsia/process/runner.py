@@ -1,0 +1,715 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way to a machine: this one, one that an emulator plays, or a host by SSH.
+
+A `Runner` says how a shell is reached there; everything else is made of that, alike for all: a
+folder, files put and got, programs run with limits or talked to. What fails on the way is a
+`LinkError`, which says nothing about the program that was to run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import IO, Protocol, Self
+from urllib.parse import unquote, urlsplit
+
+from intarsia.errors import BackendError, ExecutionError, LinkError, TargetError
+
+HERE = "here"
+"""The text of the runner that needs no way: this machine."""
+
+_SSH = "ssh://"
+_STATUS = "intarsia-status "
+_STDERR_BYTES = 4000
+_MOST_STATUS = 128
+"""A shell says of a program that a signal ended this and the signal's number."""
+_CONNECT_SECONDS = 10
+_SETUP_SECONDS = 60.0
+_SLOWEST_BYTES = 100e3
+"""A second; what sends fewer is taken for dead."""
+_GRACE_SECONDS = 2.0
+_CHUNK_BYTES = 1 << 16
+_SOCKET_FOLDER_LETTERS = 48
+"""The system allows 107 for a socket; the client adds a digest of 40 and, for a moment, 17 more."""
+
+
+class Runner(Protocol):
+    """How a shell on a machine is reached."""
+
+    @property
+    def text(self) -> str:
+        """What `parse_runner` makes it of."""
+
+    @property
+    def place(self) -> str:
+        """What machine it leads to, for people."""
+
+    @property
+    def emulator(self) -> tuple[str, ...]:
+        """What programs are given to in order to run; nothing where the machine runs them."""
+
+    @property
+    def parent(self) -> str:
+        """The folder in which folders are made; empty means the machine's own for such things."""
+
+    def shell(self, script: str) -> list[str]:
+        """Return the command that runs a script of a POSIX shell there, run here.
+
+        Raises:
+            LinkError: It cannot be run here.
+        """
+
+    def explain(self, said: str) -> tuple[str, str]:
+        """Return what is the matter with the way, and what to do about it, from what it said."""
+
+
+@dataclass(frozen=True, slots=True)
+class HereRunner:
+    """This machine."""
+
+    text: str = HERE
+    place: str = "this machine"
+    emulator: tuple[str, ...] = ()
+    parent: str = ""
+
+    def shell(self, script: str) -> list[str]:
+        """Return a command for this machine's shell."""
+        return ["/bin/sh", "-c", script]
+
+    def explain(self, said: str) -> tuple[str, str]:
+        """Return what the shell said."""
+        return _last_line(said) or "the shell ended", "look at the folder for temporary files"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixRunner:
+    """This machine, with a command before each program: an emulator of another CPU."""
+
+    emulator: tuple[str, ...]
+    parent: str = ""
+
+    @property
+    def text(self) -> str:
+        """The command."""
+        return shlex.join(self.emulator)
+
+    @property
+    def place(self) -> str:
+        """What plays the machine."""
+        return self.emulator[0]
+
+    def shell(self, script: str) -> list[str]:
+        """Return a command for this machine's shell.
+
+        Raises:
+            LinkError: The emulator is not here.
+        """
+        if shutil.which(self.emulator[0]) is None:
+            raise LinkError(
+                f"there is no {self.emulator[0]!r} here to run programs with",
+                hint="install it (Debian: qemu-user-static), or correct -runner",
+            )
+        return ["/bin/sh", "-c", script]
+
+    def explain(self, said: str) -> tuple[str, str]:
+        """Return what the shell said."""
+        return HereRunner().explain(said)
+
+
+@dataclass(frozen=True, slots=True)
+class SshRunner:
+    """A host by SSH: the system's client, so that the user's own settings and keys count.
+
+    Attributes:
+        host: Its name, its address, or what the client's settings call it.
+        user: Empty means what the client's settings say.
+        port: 0 likewise.
+        parent: Where folders are made there.
+    """
+
+    host: str
+    user: str = ""
+    port: int = 0
+    parent: str = ""
+
+    @property
+    def text(self) -> str:
+        """As an address: `ssh://user@host:port/folder`."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        user, port = f"{self.user}@" if self.user else "", f":{self.port}" if self.port else ""
+        return f"{_SSH}{user}{host}{port}{self.parent}"
+
+    @property
+    def place(self) -> str:
+        """The host as the client is given it."""
+        user, port = f"{self.user}@" if self.user else "", f":{self.port}" if self.port else ""
+        return f"{user}{self.host}{port}"
+
+    @property
+    def emulator(self) -> tuple[str, ...]:
+        """Nothing: the machine runs its own programs."""
+        return ()
+
+    def shell(self, script: str) -> list[str]:
+        """Return the client's command; the first one leaves a connection for those that follow.
+
+        Raises:
+            LinkError: There is no client here.
+        """
+        return [*self.client(), self.host, f"exec sh -c {shlex.quote(script)}"]
+
+    def client(self) -> list[str]:
+        """Return the client with its options, still without a host.
+
+        Raises:
+            LinkError: There is no client here.
+        """
+        client = shutil.which("ssh")
+        if client is None:
+            raise LinkError(
+                f"there is no SSH client here to reach {self.place} with",
+                hint="install OpenSSH's client (Debian: openssh-client)",
+            )
+        options = {
+            "BatchMode": "yes",
+            "ConnectTimeout": str(_CONNECT_SECONDS),
+            "ServerAliveInterval": "5",
+            "ServerAliveCountMax": "3",
+            "ControlMaster": "auto",
+            "ControlPersist": "60",
+            "ControlPath": f"{_socket_folder()}/%C",
+        }
+        command = [client, *(f"-o{name}={value}" for name, value in options.items())]
+        command += ["-l", self.user] if self.user else []
+        return command + (["-p", str(self.port)] if self.port else [])
+
+    def disconnect(self) -> None:
+        """End the connection that is kept, if there is one; else it ends a minute after its use."""
+        subprocess.run(
+            [*self.client(), "-O", "exit", self.host],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+        )
+
+    def explain(self, said: str) -> tuple[str, str]:
+        """Return what is the matter by the client's words."""
+        lowered = said.lower()
+        for sign, problem, hint in _SSH_PROBLEMS:
+            if sign in lowered:
+                by_hand = " ".join(["ssh", *(["-p", str(self.port)] if self.port else [])])
+                name = f"{self.user}@{self.host}" if self.user else self.host
+                return problem, hint.format(by_hand=f"{by_hand} {name}")
+        return _last_line(said) or "the connection broke", "check the network and the machine"
+
+
+_SSH_PROBLEMS = (
+    (
+        "identification has changed",
+        "its host key is not the one that is known",
+        "make sure that it is the same machine, then remove the old key: ssh-keygen -R HOST",
+    ),
+    (
+        "host key verification failed",
+        "its host key is unknown",
+        "connect once by hand and compare the key: {by_hand}",
+    ),
+    (
+        "permission denied",
+        "it refused your key",
+        "try {by_hand}; ssh-copy-id brings a key there, ~/.ssh/config says which one is used",
+    ),
+    (
+        "connection refused",
+        "it refused the connection",
+        "start an SSH server there, or name its port: ssh://HOST:PORT",
+    ),
+    (
+        "could not resolve",
+        "no machine of that name is known",
+        "correct the name, or define it in ~/.ssh/config",
+    ),
+    ("no route to host", "there is no route to it", "check the network and the machine"),
+    ("timed out", "it does not answer", "check the network and the machine"),
+    ("not responding", "it stopped answering", "check the network and the machine"),
+)
+"""What the client says, what that means, and what to do."""
+
+
+def parse_runner(text: str) -> Runner:
+    """Return the runner that a text names.
+
+    Args:
+        text: `here`; `ssh://user@host:port/folder`, of which only the host is needed; or the
+            command that programs are given to: `qemu-aarch64-static -L /usr/aarch64-linux-gnu`.
+
+    Raises:
+        TargetError: It names none.
+    """
+    if text.strip() == HERE:
+        return HereRunner()
+    if text.strip().startswith(_SSH):
+        return _parse_ssh(text.strip())
+    scheme, sign, _ = text.strip().partition("://")
+    if sign and scheme.isalnum():
+        raise TargetError(
+            f"runner: {text!r} is an address of {scheme}, which is not a way to a machine",
+            hint=_FORMS,
+        )
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise TargetError(f"runner: {text!r} is not a command: {error}", hint=_FORMS) from error
+    if not words:
+        raise TargetError("runner: the text is empty", hint=_FORMS)
+    return PrefixRunner(tuple(words))
+
+
+_FORMS = "give ssh://user@host:port/folder, a command such as qemu-aarch64-static, or here"
+
+
+def _parse_ssh(text: str) -> SshRunner:
+    try:
+        parts = urlsplit(text)
+        port = parts.port or 0
+    except ValueError as error:
+        raise TargetError(f"runner: {text!r} is not an address: {error}", hint=_FORMS) from error
+    host, user = unquote(parts.hostname or ""), unquote(parts.username or "")
+    # The client would take a host that begins with a dash for an option.
+    if not host or host.startswith("-") or user.startswith("-"):
+        raise TargetError(f"runner: {text!r} names no host", hint=_FORMS)
+    if parts.password is not None:
+        raise TargetError(
+            f"runner: the address of {host} holds a password",
+            hint="leave it out: keys are what opens the way, and others read targets",
+        )
+    if parts.query or parts.fragment:
+        raise TargetError(f"runner: {text!r} has more than a folder behind the host", hint=_FORMS)
+    if not parts.netloc.rpartition("@")[2].startswith("["):  # names in settings have capitals
+        host = unquote(parts.netloc.rpartition("@")[2].partition(":")[0])
+    return SshRunner(host, user, port, unquote(parts.path.rstrip("/")))
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A program that ran to its end.
+
+    Attributes:
+        code: What it returned.
+        stdout: What it wrote.
+        stderr: The end of what it wrote there.
+        seconds: How long that took seen from here, the way there and back counted in.
+    """
+
+    code: int
+    stdout: bytes
+    stderr: str
+    seconds: float
+
+
+class RemoteFolder:
+    """A folder on a machine that is removed in the end.
+
+    Args:
+        runner: The way there.
+
+    Raises:
+        LinkError: The machine is out of reach, or has no place for a folder.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self._started = count()
+        parent = shlex.quote(runner.parent) if runner.parent else '"${TMPDIR:-/tmp}"'
+        made = f'mkdir -p {parent} && cd {parent} && mktemp -d "$PWD/intarsia.XXXXXX"'
+        answer = self._shell(made, doing="make a folder")
+        self.path = answer.decode(errors="replace").strip()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def put(self, name: str, content: bytes) -> None:
+        """Write a file; it may be run.
+
+        Args:
+            name: Without a folder.
+            content: What is in it.
+
+        Raises:
+            LinkError: That failed.
+        """
+        path = shlex.quote(f"{self.path}/{name}")
+        script = f"cat > {path}.part && chmod 700 {path}.part && mv {path}.part {path}"
+        self._shell(script, content, doing=f"put {name} ({len(content)} bytes)")
+
+    def get(self, name: str) -> bytes:
+        """Return what is in a file.
+
+        Raises:
+            LinkError: That failed.
+        """
+        return self._shell(f"cat {shlex.quote(f'{self.path}/{name}')}", doing=f"get {name}")
+
+    def run(
+        self,
+        *command: str,
+        stdin: bytes = b"",
+        seconds: float | None = None,
+        memory_bytes: int | None = None,
+    ) -> Finished:
+        """Run a program in the folder, to its end.
+
+        Args:
+            command: The program, `./NAME` for one that was put there, and its arguments.
+            stdin: What it reads.
+            seconds: How long it may take, seen from here; None for no limit.
+            memory_bytes: How much it may address there, the emulator's own counted in; None for no
+                limit.
+
+        Raises:
+            LinkError: The way there failed.
+            ExecutionError: It could not be started, took too long, or a signal ended it.
+        """
+        begin = time.monotonic()
+        with self._start(command, memory_bytes, is_last=False) as started:
+            try:
+                stdout = started.exchange(stdin, seconds)
+            except TimeoutError:
+                self._kill(started)
+                raise ExecutionError(
+                    f"{_named(self.runner, command)} took more than {seconds:g} s and was killed",
+                    hint="give it more time, or less to do",
+                ) from None
+            said = started.last_words()
+        code = _check_ended(self.runner, command, said)
+        said = said.rpartition(_STATUS)[0].removesuffix("\n")
+        return Finished(code, stdout, said, time.monotonic() - begin)
+
+    def talk(self, *command: str) -> Conversation:
+        """Start a program in the folder and talk to it; the folder goes when it ends.
+
+        Whatever becomes of this process or of the way, nothing is left behind there.
+
+        Args:
+            command: As of `run`.
+
+        Raises:
+            LinkError: The way there cannot be tried at all.
+        """
+        started = self._start(command, None, is_last=True)
+        return Conversation(self.runner, command, started, self._kill)
+
+    def close(self) -> None:
+        """Remove the folder; says nothing if it cannot be reached any more."""
+        with contextlib.suppress(BackendError):
+            self._shell(f"rm -rf {shlex.quote(self.path)}", doing="remove a folder")
+
+    def _start(
+        self, command: Sequence[str], memory_bytes: int | None, *, is_last: bool
+    ) -> _Started:
+        pid = f".pid{next(self._started)}"
+        limit = f"ulimit -v {memory_bytes // 1024}; " if memory_bytes else ""
+        words = shlex.join([*self.runner.emulator, *command])
+        inner = shlex.quote(f'{limit}echo $$ > {pid}; exec "$@"')
+        folder = shlex.quote(self.path)
+        script = f"cd {folder} || exit; sh -c {inner} sh {words}; code=$?; "
+        if is_last:
+            script += f"cd /; rm -rf {folder}; "
+        script += f'printf "\\n{_STATUS}%s\\n" $code >&2'
+        return _Started(self.runner.shell(script), pid)
+
+    def _kill(self, started: _Started) -> None:
+        """Kill a program there; what leads to it ends by itself then, and tidies up."""
+        with contextlib.suppress(BackendError):
+            self._shell(f"kill -9 $(cat {shlex.quote(f'{self.path}/{started.pid}')})", doing="kill")
+
+    def _shell(self, script: str, stdin: bytes = b"", *, doing: str) -> bytes:
+        """Run a script there and return what it wrote.
+
+        Raises:
+            LinkError: It failed.
+        """
+        script = f'({script}); printf "\\n{_STATUS}%s\\n" $? >&2'
+        seconds = _SETUP_SECONDS + len(stdin) / _SLOWEST_BYTES
+        with _Started(self.runner.shell(script), "") as started:
+            try:
+                stdout = started.exchange(stdin, seconds)
+            except TimeoutError:
+                started.kill()
+                raise LinkError(
+                    f"cannot {doing} on {self.runner.place}: no answer in {seconds:.0f} s",
+                    hint="check the network and the machine",
+                ) from None
+            said = started.last_words()
+        if _status(said) != 0:
+            raise _broken(self.runner, f"cannot {doing} on", said)
+        return stdout
+
+
+class Conversation:
+    """A program on another machine that is asked and answers; made by `RemoteFolder.talk`."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        command: Sequence[str],
+        started: _Started,
+        kill: Callable[[_Started], None],
+    ) -> None:
+        self._runner = runner
+        self._command = command
+        self._started = started
+        self._kill = kill
+
+    def send(self, *parts: bytes | memoryview, seconds: float | None = None) -> None:
+        """Send bytes.
+
+        Raises:
+            LinkError: The way there failed.
+            ExecutionError: The program has ended, or takes too long to read.
+        """
+        try:
+            for part in parts:
+                self._started.write(part, _deadline(seconds))
+        except TimeoutError:
+            raise self._late(seconds) from None
+        except OSError:
+            raise self._ended() from None
+
+    def receive(self, nbytes: int, seconds: float | None = None) -> bytes:
+        """Return so many bytes that the program writes.
+
+        Raises:
+            LinkError: The way there failed.
+            ExecutionError: The program ended first, or takes longer than so many seconds.
+        """
+        try:
+            return self._started.read(nbytes, _deadline(seconds))
+        except TimeoutError:
+            raise self._late(seconds) from None
+        except (EOFError, OSError):
+            raise self._ended() from None
+
+    def close(self) -> None:
+        """End the program: close what it reads, and kill it if it goes on."""
+        self._started.close()
+
+    def _late(self, seconds: float | None) -> ExecutionError:
+        self._kill(self._started)
+        self._started.close()
+        return ExecutionError(
+            f"{_named(self._runner, self._command)} did not answer in {seconds:g} s",
+            hint="it hangs, or the machine is slower than was thought",
+        )
+
+    def _ended(self) -> BackendError:
+        """Return why there is no answer."""
+        said = self._started.last_words(_GRACE_SECONDS)
+        self._started.close()
+        try:
+            code = _check_ended(self._runner, self._command, said)
+        except BackendError as error:
+            return error
+        last = _last_line(said.rpartition(_STATUS)[0])
+        return ExecutionError(
+            f"{_named(self._runner, self._command)} ended with {code} instead of an answer"
+            + (f": {last}" if last else "")
+        )
+
+
+class _Started:
+    """A process here whose input and output lead to another machine."""
+
+    def __init__(self, command: Sequence[str], pid: str) -> None:
+        self.pid = pid
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - need not be drained
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                start_new_session=True,  # Ctrl-C is for the owner to handle
+            )
+        except OSError as error:
+            self._stderr.close()
+            raise LinkError(f"cannot start {command[0]!r}: {error}") from error
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._in, False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def exchange(self, stdin: bytes, seconds: float | None) -> bytes:
+        """Write all, and return all that comes until the end.
+
+        Raises:
+            TimeoutError: It took longer.
+        """
+        try:
+            stdout, _ = self._process.communicate(stdin, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError from None
+        return stdout
+
+    def write(self, data: bytes | memoryview, deadline: float | None) -> None:
+        """Write all of it.
+
+        Raises:
+            TimeoutError: It took longer.
+            OSError: The other end is closed.
+        """
+        left = memoryview(data).cast("B")
+        while left:
+            self._wait(deadline, writing=True)
+            left = left[os.write(self._in, left[:_CHUNK_BYTES]) :]
+
+    def read(self, nbytes: int, deadline: float | None) -> bytes:
+        """Read so many bytes.
+
+        Raises:
+            TimeoutError: It took longer.
+            EOFError: There are fewer.
+        """
+        received = bytearray()
+        while len(received) < nbytes:
+            self._wait(deadline, writing=False)
+            part = os.read(self._out, min(nbytes - len(received), 16 * _CHUNK_BYTES))
+            if not part:
+                raise EOFError
+            received += part
+        return bytes(received)
+
+    def _wait(self, deadline: float | None, *, writing: bool) -> None:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        reads, writes = ([], [self._in]) if writing else ([self._out], [])
+        if not any(select.select(reads, writes, [], left)[:2]):
+            raise TimeoutError
+
+    def last_words(self, seconds: float = 0.0) -> str:
+        """Return the end of what it wrote to its error output; first wait so long for its end."""
+        if seconds:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+        size = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, size - _STDERR_BYTES))
+        return self._stderr.read().decode(errors="replace")
+
+    def kill(self) -> None:
+        """Kill the process here and what it has started here."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End it: by the end of its input, else by force."""
+        if self._process.poll() is None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+            try:
+                self._process.wait(_GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._stderr):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+def _broken(runner: Runner, what: str, said: str) -> LinkError:
+    if _status(said) is None:
+        problem, hint = runner.explain(said)
+    else:
+        problem = _last_line(said.rpartition(_STATUS)[0]) or "its shell failed"
+        hint = "choose a folder that can be written: ssh://HOST/FOLDER"
+    return LinkError(f"{what} {runner.place}: {problem}", hint=hint)
+
+
+def _named(runner: Runner, command: Sequence[str]) -> str:
+    return f"{shlex.join(command)} on {runner.place}"
+
+
+def _check_ended(runner: Runner, command: Sequence[str], said: str) -> int:
+    """Return what a program returned.
+
+    Raises:
+        LinkError: The way there failed.
+        ExecutionError: It could not be started, or a signal ended it.
+    """
+    code = _status(said)
+    if code is None:
+        raise _broken(runner, f"lost {shlex.join(command)} on", said)
+    last = _last_line(said.rpartition(_STATUS)[0])
+    if code in (126, 127):
+        raise ExecutionError(
+            f"{_named(runner, command)} cannot be started: {last or 'not found'}",
+            hint="is it for that machine? -mtriple says what code is for, -runner what runs it",
+        )
+    if code > _MOST_STATUS:
+        number = code - _MOST_STATUS
+        known = {item.value: item.name for item in signal.Signals}
+        raise ExecutionError(
+            f"{_named(runner, command)} was ended by {known.get(number, f'signal {number}')}"
+            + (f": {last}" if last else ""),
+            hint="SIGILL: -mcpu or -mattr promise instructions that the machine lacks"
+            if number == signal.SIGILL
+            else "SIGKILL: the machine may be out of memory"
+            if number == signal.SIGKILL
+            else None,
+        )
+    return code
+
+
+def _deadline(seconds: float | None) -> float | None:
+    return None if seconds is None else time.monotonic() + seconds
+
+
+def _status(said: str) -> int | None:
+    """Return what a program returned, by the last line of a script's errors; None without one."""
+    _, sign, rest = said.rpartition(f"\n{_STATUS}")
+    text = rest.strip()
+    return int(text) if sign and text.isdigit() else None
+
+
+def _last_line(said: str) -> str:
+    return next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "")
+
+
+def _socket_folder() -> Path:
+    """Return the folder of the sockets of kept connections, which nobody else may enter.
+
+    Raises:
+        LinkError: It belongs to somebody else.
+    """
+    name = f"intarsia-ssh-{os.getuid()}"
+    folder = Path(tempfile.gettempdir()) / name
+    if len(str(folder)) > _SOCKET_FOLDER_LETTERS:
+        folder = Path("/tmp") / name  # looked at below
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077 or folder.is_symlink():
+        raise LinkError(
+            f"{str(folder)!r} is not a folder that is yours alone",
+            hint="remove it, or set TMPDIR to another folder",
+        )
+    return folder

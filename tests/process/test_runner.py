@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runners: files come and go, programs run and are talked to, alike here, emulated and by SSH."""
+
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from tests.ssh_server import SERVER, SshServer
+
+from intarsia.errors import ExecutionError, LinkError, TargetError
+from intarsia.process.runner import (
+    HereRunner,
+    PrefixRunner,
+    RemoteFolder,
+    SshRunner,
+    parse_runner,
+)
+
+EMULATOR, COMPILER = "qemu-aarch64-static", "aarch64-linux-gnu-gcc-12"
+
+ECHO = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int main(int argc, char **argv)
+{
+    int byte;
+    const char *what = argc > 1 ? argv[1] : "";
+    if (!strcmp(what, "abort"))
+        abort();
+    if (!strcmp(what, "spin"))
+        for (;;)
+            ;
+    if (!strcmp(what, "fail")) {
+        fputs("last words\n", stderr);
+        return 7;
+    }
+    if (!strcmp(what, "take"))
+        return malloc((size_t)1 << 34) == NULL ? 9 : 0;
+    while ((byte = getchar()) != EOF) {
+        putchar(byte ^ 1);
+        fflush(stdout);
+    }
+    return 0;
+}
+"""
+
+
+def build(folder: Path, compiler: str, *options: str) -> bytes:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    (folder / "echo.c").write_text(ECHO)
+    command = [compiler, "-O1", *options, "-o", str(folder / "echo"), str(folder / "echo.c")]
+    subprocess.run(command, check=True)
+    return (folder / "echo").read_bytes()
+
+
+@pytest.fixture(scope="session")
+def native(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("echo"), "cc")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    if not Path(SERVER).exists():
+        pytest.skip(f"{SERVER} is not installed")
+    served = SshServer(tmp_path_factory.mktemp("ssh"))
+    yield served
+    served.close()
+
+
+@pytest.fixture
+def by_ssh(server, monkeypatch):
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("tempfile.tempdir", None)
+    server.configure()
+    runner = parse_runner(server.text)
+    yield runner
+    runner.disconnect()
+
+
+@pytest.fixture(params=["here", "ssh", EMULATOR])
+def way(request, tmp_path):
+    """A runner with a program that runs there."""
+    if request.param == "here":
+        return HereRunner(), request.getfixturevalue("native")
+    if request.param == "ssh":
+        return request.getfixturevalue("by_ssh"), request.getfixturevalue("native")
+    if shutil.which(EMULATOR) is None:
+        pytest.skip(f"{EMULATOR} is not installed")
+    return parse_runner(EMULATOR), build(tmp_path, COMPILER, "-static")
+
+
+@pytest.mark.parametrize(
+    ("text", "runner"),
+    [
+        ("here", HereRunner()),
+        ("qemu-aarch64-static -L '/a b'", PrefixRunner(("qemu-aarch64-static", "-L", "/a b"))),
+        ("ssh://board", SshRunner("board")),
+        ("ssh://me@Board:2222/data/x/", SshRunner("Board", "me", 2222, "/data/x")),
+        ("ssh://[::1]:22", SshRunner("::1", port=22)),
+    ],
+)
+def test_a_text_names_a_runner_which_prints_as_it(text, runner):
+    assert parse_runner(text) == runner
+    assert parse_runner(runner.text) == runner
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("  ", "empty"),
+        ("qemu 'x", "not a command"),
+        ("telnet://board", "address of telnet"),
+        ("ssh://", "names no host"),
+        ("ssh://-oProxyCommand=x", "names no host"),
+        ("ssh://me:secret@board", "holds a password"),
+        ("ssh://board:99999", "not an address"),
+        ("ssh://board/x?y", "more than a folder"),
+    ],
+)
+def test_a_text_that_names_none_is_refused(text, problem):
+    with pytest.raises(TargetError, match=problem) as caught:
+        parse_runner(text)
+    assert "secret" not in str(caught.value)
+
+
+def test_every_way_carries_files_and_programs(way):
+    runner, program = way
+    with RemoteFolder(runner) as folder:
+        folder.put("echo it", program)
+        folder.put("data", bytes(range(256)) * 1000)
+        assert folder.get("data") == bytes(range(256)) * 1000
+        done = folder.run("./echo it", stdin=b"abc", seconds=60)
+        assert (done.code, done.stdout) == (0, b"`cb")
+        done = folder.run("./echo it", "fail", seconds=60)
+        assert (done.code, done.stderr.strip()) == (7, "last words")
+        with pytest.raises(ExecutionError, match=f"abort on {runner.place} was ended by SIGABRT"):
+            folder.run("./echo it", "abort")
+        with pytest.raises(ExecutionError, match=r"took more than 0\.3 s and was killed"):
+            folder.run("./echo it", "spin", seconds=0.3)
+        if not runner.emulator:
+            assert folder.run("./echo it", "take", memory_bytes=1 << 30).code == 9
+            with pytest.raises(ExecutionError, match=r"\./absent on .* cannot be started"):
+                folder.run("./absent")
+        path = folder.path
+    again = RemoteFolder(runner)
+    assert not Path(path).exists()
+    again.close()
+
+
+def test_every_way_leads_to_a_program_that_answers_and_takes_its_folder_along(way):
+    runner, program = way
+    folder = RemoteFolder(runner)
+    folder.put("echo", program)
+    talk = folder.talk("./echo")
+    for size in (1, 1000, 20_000):
+        for start in range(0, size, 4096):  # the program answers byte by byte
+            part = bytes([6]) * min(4096, size - start)
+            talk.send(part, seconds=60)
+            assert talk.receive(len(part), seconds=60) == bytes([7]) * len(part)
+    with pytest.raises(ExecutionError, match=r"did not answer in 0\.2 s"):
+        talk.receive(1, seconds=0.2)
+    other = RemoteFolder(runner)
+    other.put("echo", program)
+    ended = other.talk("./echo", "fail")
+    with pytest.raises(ExecutionError, match="ended with 7 instead of an answer: last words"):
+        ended.receive(1)
+    assert not Path(other.path).exists()
+    wait_until(lambda: not Path(folder.path).exists())
+
+
+def test_a_program_for_another_machine_is_told_as_that(tmp_path):
+    program = bytearray(build(tmp_path, COMPILER, "-static"))
+    program[18] ^= 0x55  # the machine in an ELF file's header: one that nothing is registered for
+    with RemoteFolder(HereRunner()) as folder:
+        folder.put("echo", bytes(program))
+        with pytest.raises(ExecutionError, match="cannot be started") as caught:
+            folder.run("./echo")
+    assert "-runner what runs it" in caught.value.hint
+
+
+def test_a_missing_emulator_is_told_by_name():
+    with pytest.raises(LinkError, match="no 'qemu-none' here") as caught:
+        RemoteFolder(parse_runner("qemu-none -L x"))
+    assert "install it" in caught.value.hint
+
+
+def test_one_connection_is_kept(by_ssh, server):
+    def connections():
+        main = server._process.pid
+        return Path(f"/proc/{main}/task/{main}/children").read_text().split()
+
+    with RemoteFolder(by_ssh) as folder:
+        first = connections()
+        folder.put("x", b"1")
+        folder.get("x")
+        assert connections() == first
+        assert len(first) == 1
+
+
+def test_a_connection_that_breaks_is_one_error_and_the_next_is_new(by_ssh, server, native):
+    folder = RemoteFolder(by_ssh)
+    folder.put("echo", native)
+    talk = folder.talk("./echo")
+    talk.send(b"a")
+    assert talk.receive(1) == b"`"
+    server.cut()
+    with pytest.raises(LinkError, match=rf"lost ./echo on 127.0.0.1:{server.port}"):
+        talk.receive(1)
+    wait_until(lambda: not Path(folder.path).exists())  # the program saw its input end
+    with RemoteFolder(by_ssh) as other:
+        other.put("echo", native)
+        assert other.run("./echo", stdin=b"a").stdout == b"`"
+
+
+def test_what_is_wrong_with_the_way_is_told_with_the_host_and_a_remedy(by_ssh, server):
+    by_ssh.disconnect()
+    for change, problem, remedy in (
+        ({"key": "other_key"}, "it refused your key", "ssh-copy-id"),
+        ({"known": "nobody"}, "its host key is unknown", "connect once by hand"),
+    ):
+        server.configure(**change)
+        with pytest.raises(LinkError, match=rf"127.0.0.1:{server.port}: {problem}") as caught:
+            RemoteFolder(by_ssh)
+        assert remedy in caught.value.hint
+    server.configure()
+    with pytest.raises(LinkError, match=r"cannot make a folder on .*/proc/none"):
+        RemoteFolder(parse_runner(f"ssh://127.0.0.1:{server.port}/proc/none"))
+    by_ssh.disconnect()
+    server.stop()
+    try:
+        with pytest.raises(LinkError, match="it refused the connection") as caught:
+            RemoteFolder(by_ssh)
+        assert "start an SSH server there" in caught.value.hint
+    finally:
+        server.start()
+    with pytest.raises(LinkError, match=r"no-such-host\.invalid: no machine of that name"):
+        RemoteFolder(parse_runner("ssh://no-such-host.invalid"))
+
+
+def wait_until(is_so):
+    for _ in range(6000):
+        if is_so():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came true")
