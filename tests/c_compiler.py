@@ -8,11 +8,12 @@ from pathlib import Path
 
 STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror")
 _COMMAND = (sys.executable, "-m", "ziglang", "cc")
-_CACHE = Path(__file__).parents[1] / ".zig_cache"
+CACHE = Path(__file__).parents[1] / ".zig_cache"
+"""Of zig: what is built for a target when it is first linked for stays there."""
 
 
 def _environment():
-    return {"ZIG_GLOBAL_CACHE_DIR": str(_CACHE), **os.environ}
+    return {"ZIG_GLOBAL_CACHE_DIR": str(CACHE), **os.environ}
 
 
 def compile_c(*arguments):

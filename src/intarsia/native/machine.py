@@ -92,6 +92,21 @@ def llvm_version() -> str:
     return ".".join(map(str, driver().llvm_version_info))
 
 
+def triple_words(triple: str) -> tuple[str, str, str]:
+    """Return the architecture, the system and the environment that LLVM reads in a triple.
+
+    Returns:
+        LLVM's words, as in `("arm", "linux", "gnueabihf")`; empty where the triple says nothing.
+
+    Raises:
+        BackendError: llvmlite is not installed.
+    """
+    parts = driver().get_triple_parts(triple)
+    words = (parts.Arch, parts.OS, parts.Env)
+    architecture, system, environment = ("" if word == "unknown" else word for word in words)
+    return architecture, system, environment
+
+
 @cache
 def target_machine(cpu: NativeCpu) -> Any:
     """Return LLVM's target machine for position-independent code.

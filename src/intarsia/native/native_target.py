@@ -181,7 +181,7 @@ returns a number."""
 
 def _to_blame(target: Target, cpu: NativeCpu) -> str:
     """Return which attribute says what this machine is not."""
-    if cpu.triple and _platform(cpu.triple) != _platform(host_cpu().triple):
+    if not is_platform_here(cpu.triple):
         return "mtriple" if "mtriple" in target.attrs else "mcpu"
     family = find_family(cpu.triple or host_triple(), None)
     needed = load_table(family).features(cpu.name) if family else frozenset()
@@ -277,7 +277,7 @@ _M_CORES = (
 def why_not_here(cpu: NativeCpu) -> str:
     """Say why this machine cannot run code for a CPU; empty if it can."""
     here = host_cpu()
-    if cpu.triple and _platform(cpu.triple) != _platform(here.triple):
+    if not is_platform_here(cpu.triple):
         return f"it is for {cpu.triple}, and this machine is {here.triple}"
     family = find_family(cpu.triple or here.triple, None)
     flags = [flag for flag in cpu.features.split(",") if flag]
@@ -286,6 +286,11 @@ def why_not_here(cpu: NativeCpu) -> str:
     if not missing:
         return ""
     return f"it is for {cpu.name}, and this CPU ({here.name}) lacks {', '.join(missing)}"
+
+
+def is_platform_here(triple: str) -> bool:
+    """Tell whether a triple has this machine's architecture and system; an empty one has."""
+    return not triple or _platform(triple) == _platform(host_cpu().triple)
 
 
 def _platform(triple: str) -> tuple[str | None, bool, str]:
