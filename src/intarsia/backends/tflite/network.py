@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A TFLite network as values, and as the flat buffer that TFLite's tools read.
+
+The schema's bindings are those of the `tflite` package; nothing else here knows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from intarsia.arrays import Array
+from intarsia.errors import BackendError
+
+_SCHEMA_VERSION = 3
+_BYTE_CODES = 127
+"""Operators from this number on stand in a field of 32 bits; older readers see this number."""
+
+_OPTIONS: Mapping[str, tuple[str, int]] = {
+    "ADD": ("AddOptions", 2),
+    "AVERAGE_POOL_2D": ("Pool2DOptions", 2),
+    "CONCATENATION": ("ConcatenationOptions", 2),
+    "CONV_2D": ("Conv2DOptions", 3),
+    "DEPTHWISE_CONV_2D": ("DepthwiseConv2DOptions", 3),
+    "FULLY_CONNECTED": ("FullyConnectedOptions", 5),
+    "LEAKY_RELU": ("LeakyReluOptions", 2),
+    "LOGISTIC": ("", 2),
+    "MAX_POOL_2D": ("Pool2DOptions", 2),
+    "MEAN": ("ReducerOptions", 2),
+    "MUL": ("MulOptions", 2),
+    "PAD": ("PadOptions", 2),
+    "PADV2": ("PadV2Options", 2),
+    "QUANTIZE": ("QuantizeOptions", 2),
+    "RELU": ("", 2),
+    "RELU6": ("", 2),
+    "RELU_N1_TO_1": ("", 1),
+    "RESHAPE": ("ReshapeOptions", 1),
+    "RESIZE_BILINEAR": ("ResizeBilinearOptions", 3),
+    "RESIZE_NEAREST_NEIGHBOR": ("ResizeNearestNeighborOptions", 3),
+    "SLICE": ("SliceOptions", 2),
+    "SOFTMAX": ("SoftmaxOptions", 2),
+    "SUB": ("SubOptions", 2),
+    "TANH": ("", 2),
+    "TRANSPOSE": ("TransposeOptions", 2),
+}
+"""By operator, the table of its options, and the version that takes int8."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """How integers stand for numbers: `scale * (code - zero)`.
+
+    Attributes:
+        scales: One, or one for each place of an axis.
+        zeros: As many zero points.
+        axis: The axis; 0 where there is one scale.
+    """
+
+    scales: tuple[float, ...]
+    zeros: tuple[int, ...]
+    axis: int = 0
+
+    @property
+    def scale(self) -> float:
+        """The one scale."""
+        (scale,) = self.scales
+        return scale
+
+    @property
+    def zero(self) -> int:
+        """The one zero point."""
+        (zero,) = self.zeros
+        return zero
+
+    def shifted(self, by: int) -> Quantity:
+        """Return what codes mean that are larger by a number."""
+        return Quantity(self.scales, tuple(zero + by for zero in self.zeros), self.axis)
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """A tensor of a network.
+
+    Attributes:
+        name: For people.
+        shape: Its extents, in the order of TFLite: channels last where it is an image.
+        dtype: Its numpy name.
+        quantity: What its codes mean; None for what is not quantised.
+        data: Of a constant.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    quantity: Quantity | None = None
+    data: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator of a network.
+
+    Attributes:
+        code: TFLite's name of it, such as `CONV_2D`.
+        inputs: Numbers of tensors.
+        outputs: Likewise.
+        options: As the schema calls them; numbers, truth values and names of `Padding` and
+            `ActivationFunctionType`.
+        node: Name of the node of the model that it is for.
+    """
+
+    code: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A TFLite network.
+
+    Attributes:
+        tensors: All tensors.
+        operators: In the order in which they run.
+        inputs: Numbers of tensors.
+        outputs: Likewise.
+    """
+
+    tensors: tuple[Tensor, ...]
+    operators: tuple[Operator, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+def write_network(network: Network) -> bytes:
+    """Return a network as a flat buffer; the same network gives the same bytes.
+
+    Raises:
+        BackendError: The package `tflite` is not installed.
+    """
+    return _Writer(_schema()).write(network)
+
+
+def _schema() -> ModuleType:
+    try:
+        import tflite
+    except ImportError as error:
+        raise BackendError(
+            f"TFLite networks cannot be written: {error}",
+            hint="pip install 'intarsia[ethos-u]'",
+        ) from error
+    schema: ModuleType = tflite
+    return schema
+
+
+class _Writer:
+    """Writes one flat buffer, inner tables before those that refer to them."""
+
+    def __init__(self, schema: ModuleType) -> None:
+        import flatbuffers
+
+        self._schema = schema
+        self._builder: Any = flatbuffers.Builder(1024)
+
+    def write(self, network: Network) -> bytes:
+        """Return the bytes."""
+        builder = self._builder
+        constants = [tensor for tensor in network.tensors if tensor.data is not None]
+        buffers = {id(tensor): number for number, tensor in enumerate(constants, 1)}
+        written = [self._table("Buffer")]  # the first buffer is empty: that of computed tensors
+        written += [self._buffer(tensor) for tensor in constants]
+        codes = list(dict.fromkeys(operator.code for operator in network.operators))
+        subgraph = self._table(
+            "SubGraph",
+            Tensors=self._offsets(
+                [self._tensor(tensor, buffers.get(id(tensor), 0)) for tensor in network.tensors]
+            ),
+            Inputs=self._numbers(network.inputs),
+            Outputs=self._numbers(network.outputs),
+            Operators=self._offsets(
+                [self._operator(operator, codes) for operator in network.operators]
+            ),
+        )
+        model = self._table(
+            "Model",
+            Version=_SCHEMA_VERSION,
+            OperatorCodes=self._offsets([self._code(code) for code in codes]),
+            Subgraphs=self._offsets([subgraph]),
+            Buffers=self._offsets(written),
+        )
+        builder.Finish(model, file_identifier=b"TFL3")
+        return bytes(builder.Output())
+
+    def _table(self, kind: str, **fields: Any) -> int:
+        getattr(self._schema, f"{kind}Start")(self._builder)
+        for name, item in fields.items():
+            getattr(self._schema, f"{kind}Add{name}")(self._builder, item)
+        return int(getattr(self._schema, f"{kind}End")(self._builder))
+
+    def _numbers(self, numbers: Sequence[int]) -> int:
+        return int(self._builder.CreateNumpyVector(np.asarray(numbers, dtype="<i4")))
+
+    def _offsets(self, offsets: Sequence[int]) -> int:
+        self._builder.StartVector(4, len(offsets), 4)
+        for offset in reversed(offsets):
+            self._builder.PrependUOffsetTRelative(offset)
+        return int(self._builder.EndVector())
+
+    def _buffer(self, tensor: Tensor) -> int:
+        assert tensor.data is not None
+        data = np.frombuffer(np.ascontiguousarray(tensor.data).tobytes(), np.uint8)
+        self._builder.StartVector(1, len(data), 16)  # TFLite maps constants: aligned to 16 bytes
+        self._builder.head -= len(data)
+        self._builder.Bytes[self._builder.Head() : self._builder.Head() + len(data)] = bytes(data)
+        return self._table("Buffer", Data=self._builder.EndVector())
+
+    def _tensor(self, tensor: Tensor, buffer: int) -> int:
+        name, shape = self._builder.CreateString(tensor.name), self._numbers(tensor.shape)
+        more = {}
+        if tensor.quantity is not None:
+            quantity = tensor.quantity
+            scales = self._builder.CreateNumpyVector(np.asarray(quantity.scales, dtype="<f4"))
+            zeros = self._builder.CreateNumpyVector(np.asarray(quantity.zeros, dtype="<i8"))
+            more["Quantization"] = self._table(
+                "QuantizationParameters",
+                Scale=scales,
+                ZeroPoint=zeros,
+                QuantizedDimension=quantity.axis,
+            )
+        dtype = getattr(self._schema.TensorType, tensor.dtype.upper())
+        return self._table("Tensor", Shape=shape, Type=dtype, Buffer=buffer, Name=name, **more)
+
+    def _code(self, code: str) -> int:
+        number = getattr(self._schema.BuiltinOperator, code)
+        return self._table(
+            "OperatorCode",
+            DeprecatedBuiltinCode=min(number, _BYTE_CODES),
+            Version=_OPTIONS[code][1],
+            BuiltinCode=number,
+        )
+
+    def _operator(self, operator: Operator, codes: Sequence[str]) -> int:
+        kind, _ = _OPTIONS[operator.code]
+        more = {}
+        if kind:
+            fields = {name: self._value(item) for name, item in operator.options.items()}
+            more["BuiltinOptions"] = self._table(kind, **fields)
+            more["BuiltinOptionsType"] = getattr(self._schema.BuiltinOptions, kind)
+        inputs, outputs = self._numbers(operator.inputs), self._numbers(operator.outputs)
+        return self._table(
+            "Operator",
+            OpcodeIndex=codes.index(operator.code),
+            Inputs=inputs,
+            Outputs=outputs,
+            **more,
+        )
+
+    def _value(self, item: Any) -> Any:
+        if not isinstance(item, str):
+            return item
+        enum = "Padding" if item in ("SAME", "VALID") else "ActivationFunctionType"
+        return getattr(getattr(self._schema, enum), item)
