@@ -13,6 +13,7 @@ import onnx
 import onnx.reference
 import onnx_ir as ir
 import pytest
+from tests.ssh_server import by_ssh, ssh_server  # noqa: F401 - fixtures
 
 from intarsia.backends.registry import load_backends
 from intarsia.cache import make_cache_folder

@@ -10,6 +10,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from intarsia.process.runner import parse_runner
+
 SERVER = "/usr/sbin/sshd"
 
 
@@ -103,3 +107,23 @@ def _servers_below(pid: int) -> Iterator[int]:
                 yield int(child)
     except OSError:  # gone meanwhile
         return
+
+
+@pytest.fixture(scope="module")
+def ssh_server(tmp_path_factory):
+    if not Path(SERVER).exists():
+        pytest.skip(f"{SERVER} is not installed")
+    served = SshServer(tmp_path_factory.mktemp("ssh"))
+    yield served
+    served.close()
+
+
+@pytest.fixture
+def by_ssh(ssh_server, monkeypatch):
+    for name, value in ssh_server.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("tempfile.tempdir", None)
+    ssh_server.configure()
+    runner = parse_runner(ssh_server.text)
+    yield runner
+    runner.disconnect()

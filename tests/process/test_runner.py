@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.ssh_server import SERVER, SshServer
 
 from intarsia.errors import ExecutionError, LinkError, TargetError
 from intarsia.process.runner import (
@@ -61,26 +60,6 @@ def build(folder: Path, compiler: str, *options: str) -> bytes:
 @pytest.fixture(scope="session")
 def native(tmp_path_factory):
     return build(tmp_path_factory.mktemp("echo"), "cc")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    if not Path(SERVER).exists():
-        pytest.skip(f"{SERVER} is not installed")
-    served = SshServer(tmp_path_factory.mktemp("ssh"))
-    yield served
-    served.close()
-
-
-@pytest.fixture
-def by_ssh(server, monkeypatch):
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr("tempfile.tempdir", None)
-    server.configure()
-    runner = parse_runner(server.text)
-    yield runner
-    runner.disconnect()
 
 
 @pytest.fixture(params=["here", "ssh", EMULATOR])
@@ -190,9 +169,9 @@ def test_a_missing_emulator_is_told_by_name():
     assert "install it" in caught.value.hint
 
 
-def test_one_connection_is_kept(by_ssh, server):
+def test_one_connection_is_kept(by_ssh, ssh_server):
     def connections():
-        main = server._process.pid
+        main = ssh_server._process.pid
         return Path(f"/proc/{main}/task/{main}/children").read_text().split()
 
     with RemoteFolder(by_ssh) as folder:
@@ -203,14 +182,14 @@ def test_one_connection_is_kept(by_ssh, server):
         assert len(first) == 1
 
 
-def test_a_connection_that_breaks_is_one_error_and_the_next_is_new(by_ssh, server, native):
+def test_a_connection_that_breaks_is_one_error_and_the_next_is_new(by_ssh, ssh_server, native):
     folder = RemoteFolder(by_ssh)
     folder.put("echo", native)
     talk = folder.talk("./echo")
     talk.send(b"a")
     assert talk.receive(1) == b"`"
-    server.cut()
-    with pytest.raises(LinkError, match=rf"lost ./echo on 127.0.0.1:{server.port}"):
+    ssh_server.cut()
+    with pytest.raises(LinkError, match=rf"lost ./echo on 127.0.0.1:{ssh_server.port}"):
         talk.receive(1)
     wait_until(lambda: not Path(folder.path).exists())  # the program saw its input end
     with RemoteFolder(by_ssh) as other:
@@ -218,27 +197,27 @@ def test_a_connection_that_breaks_is_one_error_and_the_next_is_new(by_ssh, serve
         assert other.run("./echo", stdin=b"a").stdout == b"`"
 
 
-def test_what_is_wrong_with_the_way_is_told_with_the_host_and_a_remedy(by_ssh, server):
+def test_what_is_wrong_with_the_way_is_told_with_the_host_and_a_remedy(by_ssh, ssh_server):
     by_ssh.disconnect()
     for change, problem, remedy in (
         ({"key": "other_key"}, "it refused your key", "ssh-copy-id"),
         ({"known": "nobody"}, "its host key is unknown", "connect once by hand"),
     ):
-        server.configure(**change)
-        with pytest.raises(LinkError, match=rf"127.0.0.1:{server.port}: {problem}") as caught:
+        ssh_server.configure(**change)
+        with pytest.raises(LinkError, match=rf"127.0.0.1:{ssh_server.port}: {problem}") as caught:
             RemoteFolder(by_ssh)
         assert remedy in caught.value.hint
-    server.configure()
+    ssh_server.configure()
     with pytest.raises(LinkError, match=r"cannot make a folder on .*/proc/none"):
-        RemoteFolder(parse_runner(f"ssh://127.0.0.1:{server.port}/proc/none"))
+        RemoteFolder(parse_runner(f"ssh://127.0.0.1:{ssh_server.port}/proc/none"))
     by_ssh.disconnect()
-    server.stop()
+    ssh_server.stop()
     try:
         with pytest.raises(LinkError, match="it refused the connection") as caught:
             RemoteFolder(by_ssh)
         assert "start an SSH server there" in caught.value.hint
     finally:
-        server.start()
+        ssh_server.start()
     with pytest.raises(LinkError, match=r"no-such-host\.invalid: no machine of that name"):
         RemoteFolder(parse_runner("ssh://no-such-host.invalid"))
 

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Regions that run on another machine: tensors lie here, and travel with each call.
+
+A call takes as long here as the way there and back too. `RemoteClock` knows how much of the time
+was that, so that what is measured is what the machine itself takes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from intarsia.backends.device import Buffer, Step
+from intarsia.errors import ExecutionError
+from intarsia.native.agent import Agent
+
+if TYPE_CHECKING:
+    from intarsia.arrays import Array
+    from intarsia.native.agent import Kept
+    from intarsia.process.runner import Runner
+
+
+@runtime_checkable
+class Away(Protocol):
+    """What an executable has that runs elsewhere."""
+
+    def away_seconds(self) -> float:
+        """Return how much of the time of all calls so far was spent on the way."""
+
+
+class RemoteRegion:
+    """A region of an agent, and how much time went by on the way to it.
+
+    Args:
+        agent: The program that holds it, open or not.
+        target: Text of the target, for errors.
+        number: Which of its regions it is.
+    """
+
+    def __init__(self, agent: Agent, target: str, number: int = 0) -> None:
+        self.agent = agent
+        self._target = target
+        self._number = number
+        self._away = 0.0
+
+    def run(
+        self, inputs: Sequence[Array | Kept], outputs: Sequence[Array | int], rounds: int = 1
+    ) -> tuple[float, ...]:
+        """Run it and return the seconds of each round, by the clock of that machine.
+
+        Args:
+            inputs: As `Agent.run`.
+            outputs: Likewise.
+            rounds: How often; outputs are those of the last time.
+
+        Raises:
+            LinkError: The way to the machine failed; the next call tries anew.
+            ExecutionError: It failed there.
+        """
+        begin = time.perf_counter()
+        try:
+            done = self.agent.run(self._number, inputs, outputs, rounds)
+        except ExecutionError as error:
+            error.target = self._target
+            raise
+        self._away += time.perf_counter() - begin - sum(done.seconds)
+        if done.status:
+            raise ExecutionError(
+                f"the region on {self.agent.runner.place} failed with {done.status}",
+                target=self._target,
+            )
+        return done.seconds
+
+    def away_seconds(self) -> float:
+        """Return how much of the time of all calls so far was spent on the way."""
+        return self._away
+
+
+class RemoteExecutable:
+    """A region whose function takes its inputs and outputs as they are, and nothing else.
+
+    Args:
+        program: An executable for that machine: an agent that is linked with the region.
+        runner: The way to the machine.
+        target: Text of the target, for errors.
+        number: Which of the agent's regions it is.
+    """
+
+    scratch_bytes = 0
+
+    def __init__(self, program: bytes, runner: Runner, target: str, number: int = 0) -> None:
+        self._region = RemoteRegion(Agent(program, runner), target, number)
+
+    def bind(
+        self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
+    ) -> Step:
+        """Return the call that runs the region there on these arrays."""
+        return partial(self._region.run, tuple(inputs), tuple(outputs))
+
+    def away_seconds(self) -> float:
+        """Return how much of the time of all calls so far was spent on the way."""
+        return self._region.away_seconds()
+
+
+class RemoteClock:
+    """The time that goes by without that spent on the way to other machines.
+
+    Args:
+        executables: Of a plan; those that are not away count as they are.
+    """
+
+    def __init__(self, executables: Iterable[object]) -> None:
+        self._away = [each for each in executables if isinstance(each, Away)]
+
+    def __bool__(self) -> bool:
+        """Tell whether any is away."""
+        return bool(self._away)
+
+    def __call__(self) -> float:
+        """Return it, in seconds since some moment."""
+        return time.perf_counter() - sum(each.away_seconds() for each in self._away)

@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The agent: a program that is carried to a machine, holds regions, runs them and times them.
+
+   It reads requests from its input and writes answers to its output: numbers of 64 bits with the
+   low byte first, then bytes. C99, and POSIX for the clock; no other library.
+
+   It says  magic, version, bytes of a pointer, 1 if the low byte of a number comes first
+   KEEP     block, bytes, then these: memory that stays, an input of calls that follow
+            -> 0
+   RUN      region, rounds, inputs, outputs,
+            for each input 0 and its bytes, or 1 and the block that it is,
+            for each output its bytes and whether it is wanted back, then inputs as they are
+            -> what the region returned, nanoseconds of each round, then what is wanted back
+   BYE      -> the end
+
+   A region is `int32_t NAME_call(const void *const *inputs, void *const *outputs)`; 0 means done. */
+
+#ifndef _POSIX_C_SOURCE
+#define _POSIX_C_SOURCE 199309L
+#endif
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+typedef int32_t (*agent_region)(const void *const *inputs, void *const *outputs);
+
+/* These two are generated. */
+extern const agent_region agent_regions[];
+extern const uint64_t agent_count;
+
+enum { KEEP = 1, RUN = 2, BYE = 3 };
+
+#define MAGIC UINT64_C(0x746e656761736e69)
+#define VERSION 1
+#define ALIGN 64
+
+struct block {
+    uint8_t *memory;
+    uint8_t *data;
+    uint64_t room;
+};
+
+struct list {
+    struct block *blocks;
+    uint64_t count;
+};
+
+static struct list kept, inputs, outputs;
+
+static void fail(const char *what, uint64_t number)
+{
+    fprintf(stderr, "agent: %s %llu\n", what, (unsigned long long)number);
+    exit(3);
+}
+
+static void receive(uint8_t *data, uint64_t nbytes)
+{
+    while (nbytes != 0) {
+        size_t part = nbytes > (UINT32_C(1) << 30) ? (size_t)1 << 30 : (size_t)nbytes;
+        size_t count = fread(data, 1, part, stdin);
+        if (count == 0)
+            exit(0); /* who asked is gone */
+        data += count;
+        nbytes -= count;
+    }
+}
+
+static uint64_t number(void)
+{
+    uint8_t bytes[8];
+    uint64_t value = 0;
+    int i;
+    receive(bytes, 8);
+    for (i = 7; i >= 0; --i)
+        value = value << 8 | bytes[i];
+    return value;
+}
+
+static void answer(const uint8_t *data, uint64_t nbytes)
+{
+    if (nbytes != 0 && fwrite(data, 1, (size_t)nbytes, stdout) != (size_t)nbytes)
+        exit(0);
+}
+
+static void answer_number(uint64_t value)
+{
+    uint8_t bytes[8];
+    int i;
+    for (i = 0; i < 8; ++i)
+        bytes[i] = (uint8_t)(value >> 8 * i);
+    answer(bytes, 8);
+}
+
+static void *memory_of(uint64_t nbytes)
+{
+    void *memory;
+    if (nbytes > (uint64_t)SIZE_MAX || (memory = malloc((size_t)nbytes)) == NULL) {
+        fail("no memory left for bytes:", nbytes);
+        return NULL;
+    }
+    return memory;
+}
+
+/* Makes room for a block of a list, and gives it. */
+static struct block *block_of(struct list *list, uint64_t index, uint64_t nbytes)
+{
+    struct block *block;
+    if (index >= list->count) {
+        uint64_t count = 2 * index + 8, i;
+        struct block *blocks = memory_of(count * sizeof *blocks);
+        for (i = 0; i < count; ++i) {
+            struct block none = {NULL, NULL, 0};
+            blocks[i] = i < list->count ? list->blocks[i] : none;
+        }
+        free(list->blocks);
+        list->blocks = blocks;
+        list->count = count;
+    }
+    block = &list->blocks[index];
+    if (block->memory == NULL || nbytes > block->room) {
+        free(block->memory);
+        block->memory = NULL;
+        block->memory = memory_of(nbytes + ALIGN);
+        block->data = block->memory + (ALIGN - (uintptr_t)block->memory % ALIGN) % ALIGN;
+        block->room = nbytes;
+    }
+    return block;
+}
+
+static uint64_t nanoseconds(void)
+{
+    struct timespec now;
+    if (clock_gettime(CLOCK_MONOTONIC, &now) != 0)
+        fail("this machine has no clock", 0);
+    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+static void run(void)
+{
+    uint64_t region = number(), rounds = number();
+    uint64_t in_count = number(), out_count = number(), i;
+    uint64_t *is_kept = memory_of((in_count + 1) * sizeof *is_kept);
+    uint64_t *sizes = memory_of((in_count + 1) * sizeof *sizes);
+    uint64_t *out_sizes = memory_of((out_count + 1) * sizeof *out_sizes);
+    uint64_t *is_wanted = memory_of((out_count + 1) * sizeof *is_wanted);
+    const void **in_data = memory_of((in_count + 1) * sizeof *in_data);
+    void **out_data = memory_of((out_count + 1) * sizeof *out_data);
+    uint64_t *times = memory_of((rounds + 1) * sizeof *times);
+    int32_t status = 0;
+    if (region >= agent_count)
+        fail("there is no region", region);
+    for (i = 0; i < in_count; ++i) {
+        is_kept[i] = number();
+        sizes[i] = number();
+    }
+    for (i = 0; i < out_count; ++i) {
+        out_sizes[i] = number();
+        is_wanted[i] = number();
+    }
+    for (i = 0; i < in_count; ++i) {
+        struct block *block;
+        if (is_kept[i]) {
+            if (sizes[i] >= kept.count || kept.blocks[sizes[i]].memory == NULL)
+                fail("there is no block", sizes[i]);
+            block = &kept.blocks[sizes[i]];
+        } else {
+            block = block_of(&inputs, i, sizes[i]);
+            receive(block->data, sizes[i]);
+        }
+        in_data[i] = block->data;
+    }
+    for (i = 0; i < out_count; ++i)
+        out_data[i] = block_of(&outputs, i, out_sizes[i])->data;
+    for (i = 0; i < rounds; ++i) {
+        uint64_t begin = nanoseconds();
+        int32_t returned = agent_regions[region](in_data, out_data);
+        times[i] = nanoseconds() - begin;
+        if (status == 0)
+            status = returned;
+    }
+    answer_number((uint32_t)status);
+    for (i = 0; i < rounds; ++i)
+        answer_number(times[i]);
+    for (i = 0; i < out_count; ++i)
+        if (is_wanted[i])
+            answer(out_data[i], out_sizes[i]);
+    free(is_kept);
+    free(sizes);
+    free(out_sizes);
+    free(is_wanted);
+    free(in_data);
+    free(out_data);
+    free(times);
+}
+
+int main(void)
+{
+    const uint16_t one = 1;
+    answer_number(MAGIC);
+    answer_number(VERSION);
+    answer_number(sizeof(void *));
+    answer_number(*(const uint8_t *)&one);
+    for (;;) {
+        uint64_t request, block, nbytes;
+        fflush(stdout);
+        switch (request = number()) {
+        case KEEP:
+            block = number();
+            nbytes = number();
+            receive(block_of(&kept, block, nbytes)->data, nbytes);
+            answer_number(0);
+            break;
+        case RUN:
+            run();
+            break;
+        case BYE:
+            return 0;
+        default:
+            fail("there is no request", request);
+        }
+    }
+}

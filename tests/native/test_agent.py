@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent: regions on another machine run, are timed there, and survive a way that breaks."""
+
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from intarsia.backends.remote import RemoteClock, RemoteExecutable
+from intarsia.errors import BackendError, ExecutionError, LinkError
+from intarsia.native.agent import Agent, agent_sources
+from intarsia.process.runner import parse_runner
+
+EMULATOR, COMPILER = "qemu-aarch64-static", "aarch64-linux-gnu-gcc-12"
+
+REGIONS = r"""
+#include <stdint.h>
+#include <stdlib.h>
+
+int32_t scale_call(const void *const *inputs, void *const *outputs)
+{
+    const float *x = inputs[0], *factor = inputs[1];
+    float *y = outputs[0];
+    for (int i = 0; i < 1000; ++i)
+        y[i] = x[i] * factor[0];
+    return 0;
+}
+
+int32_t break_call(const void *const *inputs, void *const *outputs)
+{
+    (void)outputs;
+    switch (*(const int8_t *)inputs[0]) {
+    case 0:
+        return -5;
+    case 1:
+        abort();
+    default:
+        exit(4);
+    }
+}
+"""
+
+
+def build(folder, compiler="cc", *options):
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    sources = {**agent_sources(("scale", "break")), "regions.c": REGIONS}
+    for name, text in sources.items():
+        (folder / name).write_text(text)
+    command = [compiler, "-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", *options]
+    subprocess.run([*command, *sources, "-o", "program"], cwd=folder, check=True)
+    return (folder / "program").read_bytes()
+
+
+@pytest.fixture(params=["here", "ssh", EMULATOR])
+def agent(request, tmp_path):
+    if request.param == EMULATOR and shutil.which(EMULATOR) is None:
+        pytest.skip(f"{EMULATOR} is not installed")
+    if request.param == "ssh":
+        runner = request.getfixturevalue("by_ssh")
+    else:
+        runner = parse_runner(request.param)
+    options = (COMPILER, "-static") if request.param == EMULATOR else ()
+    agent = Agent(build(tmp_path, *options), runner)
+    yield agent
+    agent.close()
+
+
+def test_a_region_runs_on_what_is_sent_and_what_is_kept_and_is_timed_there(agent):
+    rng = np.random.default_rng(0)
+    x, y = rng.random((10, 100), np.float32), np.empty((10, 100), np.float32)
+    factor = agent.keep(np.float32([3]))
+    for _ in range(2):
+        done = agent.run(0, [x, factor], [y], rounds=5)
+        np.testing.assert_array_equal(y, x * np.float32(3))
+        assert done.status == 0
+        assert len(done.seconds) == 5
+        assert all(0 < seconds < 1 for seconds in done.seconds)
+    other = agent.keep(np.float32([-1]))
+    agent.run(0, [x, other], [y])
+    np.testing.assert_array_equal(y, -x)
+    agent.run(0, [x, factor], [4000])  # the result is not wanted
+    agent.run(0, [x, factor], [y])
+    np.testing.assert_array_equal(y, x * np.float32(3))
+    assert agent.starts == 1
+
+
+def test_what_fails_there_is_one_error_and_the_next_call_starts_anew(agent):
+    x, y = np.ones(1000, np.float32), np.empty(1000, np.float32)
+    factor = agent.keep(np.float32([2]))
+    assert agent.run(1, [np.int8([0])], []).status == -5
+    with pytest.raises(ExecutionError, match="was ended by SIGABRT"):
+        agent.run(1, [np.int8([1])], [])
+    agent.run(0, [x, factor], [y])
+    assert y.tolist() == [2.0] * 1000
+    with pytest.raises(ExecutionError, match="ended with 4 instead of an answer"):
+        agent.run(1, [np.int8([2])], [])
+    with pytest.raises(ExecutionError, match=r"ended with 3 .*no memory left for bytes"):
+        agent.run(0, [x, factor], [1 << 62])
+    with pytest.raises(ExecutionError, match="there is no region 7"):
+        agent.run(7, [x], [y])
+    agent.run(0, [x, factor], [y])
+    assert agent.starts == 5
+
+
+def test_a_way_that_breaks_costs_one_call(by_ssh, ssh_server, tmp_path):
+    region = RemoteExecutable(build(tmp_path), by_ssh, "llvm")
+    x, y = np.ones(1000, np.float32), np.empty(1000, np.float32)
+    step = region.bind([x, np.float32([2])], [y], None)
+    step()
+    ssh_server.cut()
+    with pytest.raises(LinkError, match=r"on 127\.0\.0\.1"):
+        step()
+    y.fill(0)
+    step()
+    assert y.tolist() == [2.0] * 1000
+
+
+def test_a_region_that_refuses_names_its_target(tmp_path):
+    region = RemoteExecutable(build(tmp_path), parse_runner("here"), "llvm -runner=here", 1)
+    with pytest.raises(BackendError, match="on this machine failed with -5") as caught:
+        region.bind([np.int8([0])], [], None)()
+    assert caught.value.target == "llvm -runner=here"
+
+
+def test_a_program_that_is_no_agent_is_told(tmp_path):
+    with pytest.raises(ExecutionError, match="is not an agent of this version"):
+        Agent(b"#!/bin/sh\ncat /dev/zero\n", parse_runner("here")).run(0, [], [])
+
+
+def test_the_clock_leaves_out_the_way(tmp_path):
+    region = RemoteExecutable(build(tmp_path), parse_runner("here"), "llvm")
+    assert not RemoteClock([object()])
+    clock = RemoteClock([object(), region])
+    step = region.bind([np.ones(1000, np.float32), np.float32([2])], [np.empty(1000, "f4")], None)
+    begin = clock()
+    step()
+    took = clock() - begin
+    assert took + region.away_seconds() > 0
+    assert region.away_seconds() > 0
