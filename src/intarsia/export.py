@@ -298,6 +298,7 @@ def _lower(request: Request, registers: int | None = None) -> Native:
         half_weights=options.half_weights,
         accuracy=options.accuracy,
         is_bf16=options.is_bf16,
+        requantise=options.requantise,
     )
     inputs = [i for i in graph.inputs if i in region.inputs]
     outputs = list(dict.fromkeys(graph.outputs))

@@ -461,6 +461,7 @@ class LlvmBackend(ConfiguredBackend):
                 half_weights=options.half_weights,
                 accuracy=options.accuracy,
                 is_bf16=options.is_bf16,
+                requantise=options.requantise,
                 chooser=chooser,
                 threads=threads,
                 borders=borders,

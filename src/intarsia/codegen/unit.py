@@ -90,6 +90,13 @@ class Accuracy(StrEnum):
     FAST = "fast"  # activations become int8, by block
 
 
+class Requantise(StrEnum):
+    """How sums of codes become codes: values of `-requantise`."""
+
+    ONNX = "onnx"  # as ONNX defines Q and DQ: in floats
+    TFLITE = "tflite"  # as LiteRT's reference kernels do it (`codegen/fixed_point.py`)
+
+
 @dataclass(frozen=True, slots=True)
 class LoweringOptions:
     """What a target says of how regions are lowered for it.
@@ -100,6 +107,7 @@ class LoweringOptions:
         half_weights: Whether large weights of products with few rows may be kept as float16.
         accuracy: What products with weights of few bits do with activations.
         is_bf16: Whether products and convolutions of float32 may take bfloat16.
+        requantise: How sums of codes become codes.
     """
 
     unit: VectorUnit
@@ -107,3 +115,4 @@ class LoweringOptions:
     half_weights: bool
     accuracy: Accuracy = Accuracy.MODEL
     is_bf16: bool = False
+    requantise: Requantise = Requantise.ONNX

@@ -6,7 +6,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NoReturn
 
-from intarsia.codegen.unit import DOT_FEATURES, Accuracy, LoweringOptions, VectorUnit, WinogradMode
+from intarsia.codegen.unit import (
+    DOT_FEATURES,
+    Accuracy,
+    LoweringOptions,
+    Requantise,
+    VectorUnit,
+    WinogradMode,
+)
 from intarsia.errors import TargetError
 from intarsia.native.machine import NativeCpu
 from intarsia.target import Target
@@ -217,7 +224,8 @@ def lowering_options(target: Target) -> LoweringOptions:
     accuracy = Accuracy(target.attrs.get("accuracy") or Accuracy.MODEL)
     is_bf16 = target.attrs.get("precision") == "bf16"
     half_weights = _has_half_weights(target, unit)
-    return LoweringOptions(unit, winograd, half_weights, accuracy, is_bf16)
+    requantise = Requantise(target.attrs.get("requantise") or Requantise.ONNX)
+    return LoweringOptions(unit, winograd, half_weights, accuracy, is_bf16, requantise)
 
 
 def _has_half_weights(target: Target, unit: VectorUnit) -> bool:

@@ -22,11 +22,12 @@ from intarsia.codegen.patterns import FUSED_SHAPES, SPELLINGS
 from intarsia.codegen.patterns.attention import read_attention
 from intarsia.codegen.patterns.blocks import read_blocks
 from intarsia.codegen.patterns.codes import read_codes
+from intarsia.codegen.patterns.fixed_point import read_fixed_point
 from intarsia.codegen.patterns.quantised import read_quantised
 from intarsia.codegen.patterns.quantised_convolutions import read_quantised_convolutions
 from intarsia.codegen.patterns.shape import FusedChain, find_chains
 from intarsia.codegen.patterns.spelling import read_operations
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import Requantise, VectorUnit
 from intarsia.graph.graph import ABSENT, Graph, item_bytes
 from intarsia.graph.region import Region
 from intarsia.graph.state import can_block
@@ -47,26 +48,36 @@ class FusedRegion:
     chains: Mapping[int, FusedChain]
 
 
-def fuse_region(region: Region, unit: VectorUnit, borders: Borders | None = None) -> FusedRegion:
+def fuse_region(
+    region: Region,
+    unit: VectorUnit,
+    borders: Borders | None = None,
+    requantise: Requantise = Requantise.ONNX,
+) -> FusedRegion:
     """Return which operators of a region run as one.
 
     Args:
         region: Nodes that are all taken.
         unit: The vector unit of the target.
         borders: Which inputs and outputs are blocked; None for none.
+        requantise: How sums of codes become codes.
     """
     graph, outputs = region.graph, frozenset(region.outputs)
-    groups, wishes = group_region(region, unit)
+    groups, wishes = group_region(region, unit, requantise)
     inputs = borders.inputs if borders else None
     layouts = plan_layouts(graph, groups, wishes, outputs, unit.lanes(), inputs)
     chains = find_chains(FUSED_SHAPES, graph, groups, layouts, outputs, unit)
     return FusedRegion(tuple(groups), layouts, chains)
 
 
-def group_region(region: Region, unit: VectorUnit) -> tuple[list[KernelGroup], list[Wish]]:
+def group_region(
+    region: Region, unit: VectorUnit, requantise: Requantise = Requantise.ONNX
+) -> tuple[list[KernelGroup], list[Wish]]:
     """Return the groups of a region, and what each wants of layouts."""
     graph = region.graph
     operations = read_attention(region, read_operations(region, SPELLINGS))
+    if requantise is Requantise.TFLITE:
+        operations = read_fixed_point(region, operations)
     operations = read_quantised(region, operations)
     operations = read_quantised_convolutions(region, operations)
     operations = read_blocks(region, operations)

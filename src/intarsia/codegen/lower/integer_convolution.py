@@ -24,6 +24,7 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.codegen.body import Apply
+from intarsia.codegen.fixed_point import factor_of
 from intarsia.codegen.ir import DOT_GROUPS
 from intarsia.codegen.kernels.conv import Conv
 from intarsia.codegen.kernels.conv_plain import PlainConv
@@ -36,6 +37,7 @@ from intarsia.codegen.kernels.winograd.schedules import fits_winograd
 from intarsia.codegen.kernels.winograd.transform import EXACT_FACTOR
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.conversions import convert_step
+from intarsia.codegen.lower.fixed_point import Steps, bias_of, factors_of
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.integer_products import BYTES
 from intarsia.codegen.lower.layouts import Wish
@@ -214,7 +216,7 @@ def _centred(operation: Operation, at: _Places) -> Array:
 
 def lower_conv_integer(assembler: Assembler, group: KernelGroup) -> None:
     """Append a convolution of codes without their zero points, as int32."""
-    _append(assembler, group, _Steps())
+    _append(assembler, group, None, _Steps().recipe)
 
 
 def lower_qlinear_conv(assembler: Assembler, group: KernelGroup) -> None:
@@ -230,13 +232,13 @@ def lower_qlinear_conv(assembler: Assembler, group: KernelGroup) -> None:
     zero = 0 if operation.value(_Q_ZERO) is None else int(operation.array(_Q_ZERO).reshape(()))
     bias = operation.array(_Q_B) if operation.value(_Q_B) is not None else None
     limits = np.iinfo(operation.output.dtype)
-    steps = _Steps(bias)
+    steps = _Steps()
     steps.convert(_SUM, wide)
     steps.apply("Mul", "factor", factor)
     if zero:
         steps.apply("Add", "offset", np.array([zero], wide))
     steps.round(float(limits.min), float(limits.max), operation.output.dtype)
-    _append(assembler, group, steps)
+    _append(assembler, group, bias, steps.recipe)
 
 
 def lower_dequantized_conv(assembler: Assembler, group: KernelGroup) -> None:
@@ -248,7 +250,7 @@ def lower_dequantized_conv(assembler: Assembler, group: KernelGroup) -> None:
     bias = _bias(operation)
     if bias is not None:
         steps.apply("Add", "bias", bias.astype(np.float32))
-    _append(assembler, group, steps)
+    _append(assembler, group, None, steps.recipe)
 
 
 def lower_requantized_conv(assembler: Assembler, group: KernelGroup) -> None:
@@ -276,7 +278,7 @@ def lower_requantized_conv(assembler: Assembler, group: KernelGroup) -> None:
     if zero:
         steps.apply("Add", "offset", np.array([zero], _SUM))
     steps.convert(_SUM, dtype)
-    _append(assembler, group, steps)
+    _append(assembler, group, None, steps.recipe)
 
 
 def _scales(operation: Operation) -> Array:
@@ -298,15 +300,26 @@ def _bias(operation: Operation) -> Array | None:
     return bias
 
 
+def lower_fixed_conv(assembler: Assembler, group: KernelGroup) -> None:
+    """Append a convolution of codes whose sums become codes as TFLite defines it."""
+    operation = group.anchor
+
+    def recipe(name: str, rank: int, before: Array | None) -> Recipe:
+        steps = Steps(name, (ANCHOR,), rank, CHANNELS)
+        total = steps.source(0)
+        if before is not None:
+            total = steps.apply("Add", total, steps.constant("sums", before))
+        total = steps.scaled(total, "factor", *map(factor_of, factors_of(operation)))
+        steps.as_codes(total, operation, _Y_SCALE)
+        return Recipe(*steps.finish())
+
+    _append(assembler, group, bias_of(operation), recipe)
+
+
 class _Steps:
-    """Steps from the sums on, each of what the one before makes.
+    """Steps from the sums on, each of what the one before makes."""
 
-    Args:
-        bias: What is added to the sums of each channel; None for nothing.
-    """
-
-    def __init__(self, bias: Array | None = None) -> None:
-        self.bias = bias
+    def __init__(self) -> None:
         self._operands: list[tuple[str, Array]] = []
         self._steps: list[tuple[Apply, int | None]] = []
         self._dtype = _SUM
@@ -356,17 +369,30 @@ class _Steps:
         return Recipe(tuple(sources), tuple(out))
 
 
-def _append(assembler: Assembler, group: KernelGroup, steps: _Steps) -> None:
-    """Append the call of the kernel that a convolution of codes is for."""
+def _append(
+    assembler: Assembler,
+    group: KernelGroup,
+    bias: Array | None,
+    recipe: Callable[[str, int, Array | None], Recipe],
+) -> None:
+    """Append the call of the kernel that a convolution of codes is for.
+
+    Args:
+        assembler: Of the program.
+        group: What the convolution anchors.
+        bias: What is added to the sums of each channel; None for nothing.
+        recipe: Returns what is done with the sums, from the node's name, the dimensions of its
+            result, and what is added to the sums before, int32.
+    """
     operation = group.anchor
     at = _places(operation)
     reading = _Reading.of(operation, assembler.unit)
     weights, name = reading.weights, operation.node.name
-    before = None if steps.bias is None else steps.bias.astype(np.int32)
+    before = None if bias is None else bias.astype(np.int32)
     if reading.dtype in BYTES and _zero(operation, at):
         sums = weights.astype(np.int32).reshape(len(weights), -1).sum(-1, dtype=np.int32)
         before = (0 if before is None else before) - sums * np.int32(_zero(operation, at))
-    first = steps.recipe(name, len(operation.output_shape), before)
+    first = recipe(name, len(operation.output_shape), before)
     fused, operands = fuse(assembler, group, _SUM, first)
     y = assembler.target(group.result)
     x = _read(assembler, operation, at, reading)

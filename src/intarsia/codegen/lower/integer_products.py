@@ -26,6 +26,7 @@ from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.kernels.gemm import Gemm, Panels
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.conversions import convert_step
+from intarsia.codegen.lower.fixed_point import Steps, bias_of, factors_of
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import ANCHOR, Recipe, Source, fuse, operand, over
@@ -172,6 +173,23 @@ def lower_dequantized_product(assembler: Assembler, group: KernelGroup) -> None:
     _append(assembler, group, _QUANTIZED, Recipe(tuple(sources), tuple(steps)))
 
 
+def lower_fixed_product(assembler: Assembler, group: KernelGroup) -> None:
+    """Append a product of codes whose sums become codes as TFLite's fully connected layer does it.
+
+    LiteRT's reference multiplies them by a float64, and rounds once.
+    """
+    operation = group.anchor
+    steps = Steps(operation.node.name, (ANCHOR,), 2, 1)
+    total, bias = steps.source(0), bias_of(operation)
+    if bias is not None:
+        total = steps.apply("Add", total, steps.constant("bias", bias))
+    total = steps.rounded_once(total, np.array(factors_of(operation)))
+    steps.as_codes(total, operation, _Y_SCALE)
+    _append(assembler, group, _QUANTIZED, Recipe(*steps.finish()))
+
+
+_Y_SCALE = 9
+"""The position of the scale of a product in fixed point."""
 _ADDEND = 6
 """The position of what a Gemm adds."""
 

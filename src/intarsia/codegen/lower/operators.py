@@ -19,6 +19,7 @@ from intarsia.codegen.lower import (
     decoder_masked,
     dynamic_quantization,
     embedding,
+    fixed_point,
     found,
     group_query,
     indices,
@@ -243,6 +244,19 @@ OPERATORS: dict[str, Operator] = {
     ),
     "Expand": Operator(movement.lower_expand, WITH_NARROW),
     **dict.fromkeys(GATES, _RECURRENT),
+    fixed_point.FIXED_AVERAGE_POOL: Operator(
+        reductions.lower_fixed_average_pool, BYTES, wish=_follow, has_epilogue=True
+    ),
+    fixed_point.FIXED_CONV: Operator(
+        integer_convolution.lower_fixed_conv,
+        BYTES,
+        wish=integer_convolution.wish_integer_conv,
+        has_epilogue=True,
+    ),
+    fixed_point.FIXED_PRODUCT: Operator(
+        integer_products.lower_fixed_product, BYTES, has_epilogue=True
+    ),
+    fixed_point.FIXED_SOFTMAX: Operator(reductions.lower_fixed_softmax, BYTES),
     "Gather": Operator(indices.lower_gather, WITH_NARROW, indices.refuse_gather),
     "GatherElements": Operator(
         indices.lower_gather_elements, WITH_NARROW, indices.refuse_gather, has_epilogue=True

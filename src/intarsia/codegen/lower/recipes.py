@@ -17,6 +17,7 @@ from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.kernels.lookup import CodeLookup
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.conversions import convert_step
+from intarsia.codegen.lower.fixed_point import FIXED_ADD, FIXED_MUL, fixed_binary
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.halves import model_dtype
 from intarsia.codegen.lower.operation import Operation
@@ -196,6 +197,8 @@ _SPECIAL: dict[str, Callable[[Operation], Recipe]] = {
     **dict.fromkeys(names_of(lambda operator: operator.casts), _cast),
     "Dropout": _first_input,
     "DequantizeLinear": lambda operation: Recipe(*dequantize(operation)),
+    FIXED_ADD: lambda operation: Recipe(*fixed_binary(operation)),
+    FIXED_MUL: lambda operation: Recipe(*fixed_binary(operation)),
     "Identity": _first_input,
     "MatMul": lambda operation: _plain(operation, "Mul"),
     "QuantizeLinear": lambda operation: Recipe(*quantize(operation)),

@@ -13,7 +13,9 @@ from typing import TypeVar
 import numpy as np
 
 from intarsia.codegen.body import Apply, Body, Fused
+from intarsia.codegen.fixed_point import exponentials
 from intarsia.codegen.kernels import lrn
+from intarsia.codegen.kernels.code_softmax import CodeSoftmax
 from intarsia.codegen.kernels.domain import SumOrder
 from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.kernels.global_pool import GlobalPool
@@ -25,6 +27,8 @@ from intarsia.codegen.kernels.reduce import sum_order as reduction_order
 from intarsia.codegen.kernels.rows import Rows
 from intarsia.codegen.kernels.rows import sum_order as rows_order
 from intarsia.codegen.lower.assembler import Assembler
+from intarsia.codegen.lower.conversions import convert_step
+from intarsia.codegen.lower.fixed_point import limits_of
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.layouts import Wish
 from intarsia.codegen.lower.operation import Operation
@@ -206,16 +210,66 @@ def lower_pool(assembler: Assembler, group: KernelGroup) -> None:
 _Kernel = TypeVar("_Kernel", bound=ImageKernel)
 
 
+def lower_fixed_average_pool(assembler: Assembler, group: KernelGroup) -> None:
+    """Append an average of codes as TFLite rounds it: halves away from zero, of sums in int32."""
+    operation = group.anchor
+    block = assembler.plan.blocks.get(group.result, 0)
+    spatial = len(operation.shape()) - 2
+    pads = ((0, 0),) * spatial
+    x = assembler.read_less(operation.node.inputs[0], None, _SUM, block, pads)
+    low, high = limits_of(operation, _POOL_SCALE)
+    limits = Apply("Clip", (0,), (("max", high), ("min", low)), _SUM)
+    steps = (limits, convert_step(1, _SUM, operation.output.dtype))
+    first = Recipe((ANCHOR,), steps)
+    is_global = operation.attribute("kernel_shape") is None
+    if is_global:
+        make, views = _on_images(assembler, group, GlobalPool, x, first)
+        spec: GlobalPool | Pool = make(kind=PoolKind.AVERAGE)
+    else:
+        make_pool, views = _on_images(assembler, group, Pool, x, first)
+        window = read_window(operation, operation.attribute("kernel_shape"))
+        at = window.at(operation.output_shape[2:])
+        spec = make_pool(kind=PoolKind.AVERAGE, window=at, pads=window.pads)
+    assembler.call(spec, views, group.names)
+
+
+_SUM = "int32"
+_POOL_SCALE = 3
+"""The position of the scale of an average in fixed point."""
+
+
+def lower_fixed_softmax(assembler: Assembler, group: KernelGroup) -> None:
+    """Append a softmax of codes along the last dimension, as TFLite computes it."""
+    operation = group.anchor
+    x, y = assembler.read(operation.node.inputs[0]), assembler.target(group.result)
+    scale = float(operation.array(1).item())
+    table = assembler.packed(f"exponentials by {scale!r}", lambda: exponentials(scale))
+    *rows, entries = y.shape
+    spec = CodeSoftmax(tuple(rows), entries, x.layout, y.layout)
+    assembler.call(spec, (x, table, y), group.names)
+
+
 def _on_images(
-    assembler: Assembler, group: KernelGroup, kernel: Callable[..., _Kernel]
+    assembler: Assembler,
+    group: KernelGroup,
+    kernel: Callable[..., _Kernel],
+    x: View | None = None,
+    first: Recipe | None = None,
 ) -> tuple[Callable[..., _Kernel], list[View]]:
     """Return how to describe a kernel in the layout that its operand has, and its arguments.
 
     What is returned takes the rest of the description by name.
+
+    Args:
+        assembler: Of the program.
+        group: What is lowered.
+        kernel: Describes the kernel.
+        x: Its operand, if that is not input 0 as it is.
+        first: What else belongs to the anchor.
     """
     block = assembler.plan.blocks.get(group.result, 0)
-    x = assembler.read(group.anchor.node.inputs[0], block)
-    fused, operands = fuse(assembler, group, x.dtype)
+    x = x or assembler.read(group.anchor.node.inputs[0], block)
+    fused, operands = fuse(assembler, group, x.dtype, first)
     views = [view.as_blocks() for view in (x, assembler.target(group.result), *operands)]
     shape, unit = (x.shape[0], x.shape[CHANNELS], x.shape[2:]), assembler.unit
     layouts = [view.layout for view in views]

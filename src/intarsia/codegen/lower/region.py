@@ -22,7 +22,7 @@ from intarsia.codegen.lower.operators import entry_of, refuse_operation
 from intarsia.codegen.lower.program import Program
 from intarsia.codegen.lower.schedules import HEURISTICS, Chooser
 from intarsia.codegen.patterns.codes import read_codes
-from intarsia.codegen.unit import Accuracy, VectorUnit, WinogradMode
+from intarsia.codegen.unit import Accuracy, Requantise, VectorUnit, WinogradMode
 from intarsia.graph.graph import Graph, Node
 from intarsia.graph.region import Region
 
@@ -53,6 +53,7 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
     half_weights: bool = False,
     accuracy: Accuracy = Accuracy.MODEL,
     is_bf16: bool = False,
+    requantise: Requantise = Requantise.ONNX,
     chooser: Chooser = HEURISTICS,
     threads: int = 1,
     borders: Borders | None = None,
@@ -68,6 +69,7 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
         half_weights: Whether large weights of products with few rows may be kept as float16.
         accuracy: What products with weights of few bits do with activations.
         is_bf16: Whether products and convolutions of float32 may take bfloat16.
+        requantise: How sums of codes become codes.
         chooser: Says how kernels run that have a choice.
         threads: Of a run; they decide how kernels are cut, and no result.
         borders: Which inputs and outputs are blocked, by as many channels as the unit has lanes;
@@ -85,7 +87,7 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
     else:
         region = read_codes(region)
         nominal = region.graph
-    fused = fuse_region(region, unit, borders)
+    fused = fuse_region(region, unit, borders, requantise)
     assembler = Assembler(
         graph=region.graph,
         region=region,

@@ -33,11 +33,17 @@ def read_quantised(region: Region, operations: Sequence[Operation]) -> list[Oper
         operations: What they compute as they are, in order.
     """
     makers = dequantisers(operations)
-    read = (_read(operation, makers) for operation in operations if not operation.spelling)
+    read = (read_product(operation, makers) for operation in operations if not operation.spelling)
     return put_on_codes(region, operations, {one.node.id: one for one in read if one is not None})
 
 
-def _read(operation: Operation, makers: Mapping[int, Operation]) -> OnCodes | None:
+def read_product(operation: Operation, makers: Mapping[int, Operation]) -> OnCodes | None:
+    """Return the product of codes that a `MatMul` or `Gemm` is, or None.
+
+    Args:
+        operation: Any.
+        makers: What dequantises, by the values that it makes.
+    """
     node = operation.node
     if operation.op_type not in ("MatMul", "Gemm"):
         return None

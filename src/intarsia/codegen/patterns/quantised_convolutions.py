@@ -40,14 +40,20 @@ def read_quantised_convolutions(region: Region, operations: Sequence[Operation])
     makers = dequantisers(operations)
     meant = {}
     for operation in by_node.values():
-        conv = _read(operation, makers)
+        conv = read_convolution(operation, makers)
         if conv is not None:
-            conv = _with_quantisation(region, operation, conv, by_node)
+            conv = with_quantisation(region, operation, conv, by_node, REQUANTIZED_CONV)
             meant[conv.node.id] = conv
     return put_on_codes(region, operations, meant)
 
 
-def _read(operation: Operation, makers: Mapping[int, Operation]) -> OnCodes | None:
+def read_convolution(operation: Operation, makers: Mapping[int, Operation]) -> OnCodes | None:
+    """Return the convolution of codes that a `Conv` is, or None.
+
+    Args:
+        operation: Any.
+        makers: What dequantises, by the values that it makes.
+    """
     if operation.op_type != "Conv":
         return None
     node = operation.node
@@ -72,10 +78,23 @@ def _read(operation: Operation, makers: Mapping[int, Operation]) -> OnCodes | No
     return OnCodes(conv, tuple(item.node for item in before), (node,), operation.attributes)
 
 
-def _with_quantisation(
-    region: Region, operation: Operation, conv: OnCodes, by_node: Mapping[int, Operation]
+def with_quantisation(
+    region: Region,
+    operation: Operation,
+    meant: OnCodes,
+    by_node: Mapping[int, Operation],
+    op_type: str,
 ) -> OnCodes:
-    """Return a convolution with what quantises its result, if that is all that reads it."""
+    """Return what codes are computed by with what quantises its result, if that alone reads it.
+
+    Args:
+        region: Of the operations.
+        operation: What computes in floats.
+        meant: What that is of codes.
+        by_node: All operations, by their nodes.
+        op_type: What it is with the quantisation: the inputs 1 and 2 of that are behind its own,
+            and the attributes `low` and `high` are what an activation in between leaves.
+    """
     reader = _only_reader(region, operation.node, by_node)
     low, high, after = -math.inf, math.inf, []
     limits = None if reader is None else _limits(reader)
@@ -84,16 +103,16 @@ def _with_quantisation(
         low, high = limits
         reader = _only_reader(region, reader.node, by_node)
     if reader is None or reader.op_type != "QuantizeLinear" or refuse_quantization(reader):
-        return conv
+        return meant
     has_known_scale = all(reader.value(i) is None or reader.is_constant(i) for i in (1, 2))
     if not has_known_scale or not has_one_scale(reader) or reader.output.dtype not in BYTES:
-        return conv
-    inputs = (*conv.node.inputs, *operands_of(reader)[1:])
+        return meant
+    inputs = (*meant.node.inputs, *operands_of(reader)[1:])
     return OnCodes(
-        replace(reader.node, op_type=REQUANTIZED_CONV, inputs=inputs),
-        conv.before,
-        (*conv.own, *after, reader.node),
-        {**conv.attributes, "low": low, "high": high},
+        replace(reader.node, op_type=op_type, inputs=inputs),
+        meant.before,
+        (*meant.own, *after, reader.node),
+        {**meant.attributes, "low": low, "high": high},
     )
 
 

@@ -10,10 +10,18 @@ from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import IrValue
 from intarsia.codegen.scalar_ops.arithmetic import ACTIVATIONS, ARITHMETIC, LOGIC
 from intarsia.codegen.scalar_ops.conversion import CONVERSIONS
+from intarsia.codegen.scalar_ops.fixed_point import FIXED_POINT
 from intarsia.codegen.scalar_ops.narrow import CASTS
 from intarsia.codegen.scalar_ops.operator import ScalarOp
 
-SCALAR_OPS: Mapping[str, ScalarOp] = {**ARITHMETIC, **ACTIVATIONS, **LOGIC, **CONVERSIONS, **CASTS}
+SCALAR_OPS: Mapping[str, ScalarOp] = {
+    **ARITHMETIC,
+    **ACTIVATIONS,
+    **LOGIC,
+    **CONVERSIONS,
+    **CASTS,
+    **FIXED_POINT,
+}
 """All elementwise operators, by name."""
 
 

@@ -138,6 +138,7 @@ def _record(setting: Setting) -> dict[Target, Recorder]:
             half_weights=options.half_weights,
             accuracy=options.accuracy,
             is_bf16=options.is_bf16,
+            requantise=options.requantise,
             chooser=recorder,
             threads=target_threads(target.target, setting.num_threads),
         )

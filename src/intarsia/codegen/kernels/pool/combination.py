@@ -70,11 +70,20 @@ class Combination:
     def close(self, total: IrValue, divisor: Index) -> IrValue:
         """Return the result of all entries, of which there are so many."""
         b = self.builder
+        if self.kind is PoolKind.AVERAGE and not total.type.is_float:
+            return self._rounded(total, b.cast(b.index(divisor), total.type.dtype))
         if self.kind is PoolKind.AVERAGE:
             return b.div(total, b.cast(b.index(divisor), total.type.dtype))
         if self.kind is PoolKind.LP:
             return self._root(total)
         return total
+
+    def _rounded(self, total: IrValue, divisor: IrValue) -> IrValue:
+        """Return a quotient of integers, halves away from zero as TFLite has them."""
+        b = self.builder
+        half = b.splat(b.binary("shr", divisor, 1), total.type.lanes)
+        away = b.select(b.compare("gt", total, 0), half, b.unary("neg", half))
+        return b.div(b.add(total, away), divisor)
 
     def _root(self, total: IrValue) -> IrValue:
         """Return the p-th root; of powers of two by square roots."""
