@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random int8 layers: TFLite's requantisation in our kernels beside LiteRT and ONNX Runtime.
 
-    python benchmarks/tflite_layers.py --layers 1000
+    python benchmarks/tflite_layers.py --layers 1000 --target c
 
 For each operator, as many random layers are written twice: as a TFLite model, which LiteRT's
 reference kernels run (`OpResolverType.BUILTIN_REF`), and as ONNX with Q and DQ nodes. What our
@@ -12,13 +12,18 @@ definition of Q and DQ (ONNX Runtime without fusion) the differences are counted
 from __future__ import annotations
 
 import argparse
+import ctypes
+import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx.compose
 from onnx import TensorProto, helper, numpy_helper
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -54,7 +59,6 @@ class Layer:
         tflite: The flat buffer.
         model: Of ONNX, codes in and out, images NCHW.
         feeds: Inputs of the ONNX model, in its order.
-        limits: What the sums are bounded by: LiteRT's result is for these inputs.
     """
 
     name: str
@@ -217,7 +221,12 @@ class _Onnx:
         return f"{name}_f"
 
     def finish(
-        self, op_type: str, inputs: list[str], codes: Codes, shape: tuple[int, ...], **attributes: Any
+        self,
+        op_type: str,
+        inputs: list[str],
+        codes: Codes,
+        shape: tuple[int, ...],
+        **attributes: Any,
     ) -> onnx.ModelProto:
         """Return the model."""
         result = "f"
@@ -232,9 +241,7 @@ class _Onnx:
         self.nodes.append(helper.make_node("QuantizeLinear", [result, scale, zero], ["y"], "q"))
         output = helper.make_tensor_value_info("y", TensorProto.INT8, shape)
         graph = helper.make_graph(self.nodes, "layer", self.inputs, [output], self.constants)
-        return helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8
-        )
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 # Random layers
@@ -467,13 +474,61 @@ OPERATORS: Mapping[str, Callable[[_Rng], Layer]] = {
 # Comparing
 
 
-def run_native(layer: Layer, requantise: str) -> Array:
-    """Return what our kernels make of a layer, on this machine."""
+def join(items: Sequence[Layer]) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """Return one model of several layers side by side, and its inputs."""
+    nodes, constants, inputs, outputs, feeds = [], [], [], [], {}
+    for number, layer in enumerate(items):
+        graph = onnx.compose.add_prefix_graph(layer.model.graph, f"l{number}_")
+        nodes += graph.node
+        constants += graph.initializer
+        inputs += graph.input
+        outputs += graph.output
+        feeds.update({f"l{number}_{name}": feed for name, feed in layer.feeds.items()})
+    graph = helper.make_graph(nodes, "layers", inputs, outputs, constants)
+    opset = helper.make_opsetid("", 17)
+    return helper.make_model(graph, opset_imports=[opset], ir_version=8), feeds
+
+
+def run_llvm(items: Sequence[Layer]) -> list[Array]:
+    """Return what the kernels of `llvm` make of layers, on this machine."""
     import intarsia
 
-    target = f"llvm -requantise={requantise}"
-    program = intarsia.compile(layer.model, target=target, strict=True, cache=False)
-    return np.asarray(program.run(dict(layer.feeds))["y"])
+    model, feeds = join(items)
+    target = "llvm -requantise=tflite"
+    program = intarsia.compile(model, target=target, strict=True, cache=False)
+    results = program.run(feeds)
+    return [np.asarray(results[f"l{number}_y"]) for number in range(len(items))]
+
+
+def run_c(items: Sequence[Layer]) -> list[Array]:
+    """Return what the kernels of `c` make of layers, compiled by this machine's compiler."""
+    from intarsia.export import export_c
+
+    model, feeds = join(items)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        onnx.save(model, folder / "layers.onnx")
+        export_c(folder / "layers.onnx", folder, target="c -requantise=tflite")
+        library = folder / "layers.so"
+        command = ["cc", "-std=c99", "-O0", "-fPIC", "-shared", "layers.c", "-lm", "-o", library]
+        subprocess.run(command, cwd=folder, check=True)
+        code = ctypes.CDLL(str(library))
+        weights = folder / "layers.bin"
+        if weights.exists() and code.layers_init(str(weights).encode()):
+            raise RuntimeError("its weights were not read")
+        results = [np.zeros(_shape(output), np.int8) for output in model.graph.output]
+        arrays = [*(np.ascontiguousarray(feed) for feed in feeds.values()), *results]
+        if code.layers_run(*(array.ctypes.data_as(ctypes.c_void_p) for array in arrays)):
+            raise RuntimeError("it failed")
+    return results
+
+
+def _shape(value: onnx.ValueInfoProto) -> tuple[int, ...]:
+    return tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+
+
+RUNS: Mapping[str, Callable[[Sequence[Layer]], list[Array]]] = {"c": run_c, "llvm": run_llvm}
+"""What computes layers, by kind."""
 
 
 def run_onnxruntime(layer: Layer) -> Array:
@@ -495,25 +550,44 @@ def layers(name: str, count: int, seed: int = 0) -> Iterator[Layer]:
         yield OPERATORS[name](np.random.default_rng((seed, key, number)))
 
 
-def compare(name: str, count: int, run: Callable[[Layer], Array]) -> tuple[int, int, int, int, int]:
-    """Return how results of random layers differ.
+@dataclass(frozen=True)
+class Differences:
+    """How results of random layers differ.
 
-    Returns:
-        Numbers compared; those that are not LiteRT's, and by how much at most; those that are not
-        ONNX's, and by how much at most.
+    Attributes:
+        numbers: That were compared.
+        litert: That are not LiteRT's.
+        onnx: That are not what ONNX defines.
+        farthest: How many steps those are from it at most.
     """
-    total = wrong = other = 0
-    farthest, most = 0, 0
-    for layer in layers(name, count):
-        ours, theirs, defined = (
-            result.astype(np.int32)
-            for result in (run(layer), layer.reference(), run_onnxruntime(layer))
-        )
-        off, apart = np.abs(ours - theirs), np.abs(ours - defined)
-        total += off.size
-        wrong, other = wrong + int((off > 0).sum()), other + int((apart > 0).sum())
-        farthest, most = max(farthest, int(off.max())), max(most, int(apart.max()))
-    return total, wrong, farthest, other, most
+
+    numbers: int = 0
+    litert: int = 0
+    onnx: int = 0
+    farthest: int = 0
+
+
+def compare(
+    name: str, count: int, run: Callable[[Sequence[Layer]], list[Array]], seed: int = 0
+) -> Differences:
+    """Return how results of random layers of an operator differ, computed in batches."""
+    found = Differences()
+    items = list(layers(name, count, seed))
+    for first in range(0, count, _BATCH):
+        batch = items[first : first + _BATCH]
+        for layer, result in zip(batch, run(batch), strict=True):
+            ours = result.astype(np.int32)
+            apart = np.abs(ours - run_onnxruntime(layer))
+            found = Differences(
+                found.numbers + ours.size,
+                found.litert + int((ours != layer.reference()).sum()),
+                found.onnx + int((apart > 0).sum()),
+                max(found.farthest, int(apart.max())),
+            )
+    return found
+
+
+_BATCH = 50
 
 
 def main() -> int:
@@ -521,15 +595,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=1000, help="random layers of each operator")
     parser.add_argument("--only", choices=list(OPERATORS), action="append")
+    parser.add_argument("--target", choices=list(RUNS), default="c")
     given = parser.parse_args()
-    print(f"{'operator':16} {'layers':>7} {'numbers':>9} {'not LiteRT':>11} {'not ONNX':>9} {'by':>3}")
+    print(
+        f"{'operator':16} {'layers':>7} {'numbers':>9} {'not LiteRT':>11} {'not ONNX':>9} {'by':>3}"
+    )
     is_wrong = False
     for name in given.only or OPERATORS:
-        total, wrong, _, other, most = compare(
-            name, given.layers, lambda layer: run_native(layer, "tflite")
-        )
-        is_wrong |= wrong > 0
-        print(f"{name:16} {given.layers:7} {total:9} {wrong:11} {other:9} {most:3}", flush=True)
+        found = compare(name, given.layers, RUNS[given.target])
+        is_wrong |= found.litert > 0
+        ends = f"{found.numbers:9} {found.litert:11} {found.onnx:9} {found.farthest:3}"
+        print(f"{name:16} {given.layers:7} {ends}", flush=True)
     return int(is_wrong)
 
 

@@ -32,6 +32,7 @@ ELSEWHERE = {
     "special_values": "the rules of each backend: test_defects",
     "quantize": "test_quantize_fused",
     "accuracy": "needs weights in blocks: test_block_products",
+    "requantise": "needs codes: test_fixed_point",
     "from_device": "is replaced by what the device says: test_kinds",
 }
 EFFECTS = {

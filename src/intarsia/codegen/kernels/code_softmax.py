@@ -100,7 +100,7 @@ def _leading_zeros(b: Builder, number: IrValue) -> IrValue:
 
 
 def _inverse(b: Builder, total: IrValue, zeros: IrValue) -> IrValue:
-    """Return 1 / (1 + x), 31 bits after the point, where the bits of a sum after its first are x."""
+    """Return 1 / (1 + x), 31 bits after the point; x is what follows the first bit of a sum."""
     wide = b.binary("shl", b.cast(total, "int64"), b.cast(zeros, "int64"))
     rest = b.sub(wide, 1 << _SIGN_BITS)
     # The mean of x and 1, halves up: both are positive (RoundingHalfSum).

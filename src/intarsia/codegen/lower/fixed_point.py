@@ -176,14 +176,20 @@ def fixed_binary(operation: Operation) -> SourcesAndSteps:
     scales = [float(operation.array(i).item()) for i in (1, 4, 6)]
     numbers = []
     for number, place in enumerate((0, 3)):
-        item = steps.convert(steps.source(number), operation.graph.values[node.inputs[place]].dtype, _SUM)
+        item = steps.convert(
+            steps.source(number), operation.graph.values[node.inputs[place]].dtype, _SUM
+        )
         zero = _zero(operation, place + 2)
         if zero:
-            item = steps.apply("Sub", item, steps.constant(f"zero {number}", np.array([zero], _SUM)))
+            item = steps.apply(
+                "Sub", item, steps.constant(f"zero {number}", np.array([zero], _SUM))
+            )
         numbers.append(item)
     if operation.op_type == FIXED_MUL:
         total = steps.apply("Mul", *numbers)
-        factor = factor_of(float(np.float32(scales[0]) * np.float32(scales[1]) / np.float32(scales[2])))
+        factor = factor_of(
+            float(np.float32(scales[0]) * np.float32(scales[1]) / np.float32(scales[2]))
+        )
         result = steps.scaled(total, "factor", factor)
     elif operation.op_type == FIXED_ADD:
         twice = 2 * max(scales[:2])

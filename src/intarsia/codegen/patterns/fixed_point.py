@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators between Q and DQ nodes as TFLite computes them: in integers, with factors in fixed point.
+"""Operators between Q and DQ nodes as TFLite computes them: in integers, by factors in fixed point.
 
 Convolutions, products with constant weights, average pooling, sums, products and softmax of codes
 of 8 bits, with what quantises their results. What TFLite has no operator for (a softmax whose step
@@ -76,9 +76,7 @@ def _convolution(operation: Operation, makers: Mapping[int, Operation]) -> OnCod
     return read_convolution(operation, makers)
 
 
-def _qlinear_convolution(
-    operation: Operation, _makers: Mapping[int, Operation]
-) -> OnCodes | None:
+def _qlinear_convolution(operation: Operation, _makers: Mapping[int, Operation]) -> OnCodes | None:
     """Return what a QLinearConv means; its bias has the scale of the sums, and so none here."""
     inputs = (*operation.node.inputs, ABSENT)
     order = (*inputs[:6], inputs[8], ABSENT, ABSENT, *inputs[6:8])

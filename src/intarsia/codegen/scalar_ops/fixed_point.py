@@ -24,7 +24,7 @@ def high_product(b: Builder, left: IrValue, right: IrValue) -> IrValue:
 
 
 def divide(b: Builder, number: IrValue, exponent: IrValue) -> IrValue:
-    """Return gemmlowp's RoundingDivideByPOT: a quotient by a power of 2, up to its last bit but one.
+    """Return gemmlowp's RoundingDivideByPOT: a quotient by a power of 2, halves away from zero.
 
     Args:
         b: Of the kernel.
