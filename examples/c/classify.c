@@ -32,7 +32,7 @@ int main(int count, char **arguments)
     }
     for (int i = 0; count <= 1 && i < PIXELS; ++i)
         image[i] = 2.0f * (float)i / (PIXELS - 1) - 1.0f;
-#ifdef WEIGHTS /* of `--emit c`; a shared library has its weights inside */
+#ifdef WEIGHTS /* of -weights-in=file; else the weights are inside */
     if (squeezenet_init(WEIGHTS) != 0) {
         fprintf(stderr, "cannot read %s\n", WEIGHTS);
         return EXIT_FAILURE;

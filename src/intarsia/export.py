@@ -16,18 +16,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from intarsia.compiler import read_setting
-from intarsia.errors import BackendError, SettingError, UnsupportedError
+from intarsia.errors import BackendError, SettingError, TargetError, UnsupportedError
 from intarsia.place.request import Request
 
 if TYPE_CHECKING:
     from intarsia.backends.registry import Backends
+    from intarsia.codegen.emit.c_memory import Footprint
+    from intarsia.codegen.emit.c_program import Layout as CLayout
     from intarsia.codegen.emit.c_program import Sources, Tensor
     from intarsia.codegen.lower.program import Program
     from intarsia.codegen.unit import VectorUnit
@@ -42,6 +44,9 @@ DEFAULT_TARGET = "llvm"
 
 _C_REGISTERS = 8
 """Vector registers that C is written for: with larger tiles, C compilers take minutes."""
+
+_WIDEST_SCALAR = 8
+"""Bytes: all that memory has to be aligned to where there are no vectors."""
 
 _NAMED = 5
 """How many nodes in the way a message names."""
@@ -69,7 +74,7 @@ def export_c(
     shapes: Mapping[str, Sequence[int]] | None = None,
     backends: Backends | None = None,
 ) -> tuple[Path, ...]:
-    """Write a model as C99: `NAME.c`, `NAME.h`, and `NAME.bin` if its weights are large.
+    """Write a model as C99: `NAME.c`, `NAME.h`, and `NAME.bin` if its weights are in a file.
 
     Args:
         model: The ONNX file.
@@ -88,8 +93,19 @@ def export_c(
     return write_c(request, folder, name)
 
 
-def write_c(request: Request, folder: str | Path, name: str | None = None) -> tuple[Path, ...]:
+def write_c(
+    request: Request,
+    folder: str | Path,
+    name: str | None = None,
+    tell: Callable[[Footprint], None] | None = None,
+) -> tuple[Path, ...]:
     """Write what a request asks for as C, as `export_c` does.
+
+    Args:
+        request: What is asked for.
+        folder: Where to.
+        name: What files and functions are called; None means the model's name.
+        tell: Told how much memory the program needs.
 
     Raises:
         IntarsiaError: As `export_c`.
@@ -97,13 +113,41 @@ def write_c(request: Request, folder: str | Path, name: str | None = None) -> tu
     from intarsia.codegen.emit.c_program import emit_c_program, write_weights
 
     native, name = _lower(request, registers=_C_REGISTERS), _name(request.model, name)
-    sources = emit_c_program(name, native.program, native.inputs, native.outputs)
+    layout = _c_layout(native.target, native.unit)
+    sources = emit_c_program(name, native.program, native.inputs, native.outputs, layout)
+    if tell is not None:
+        tell(sources.footprint)
     with _writing(folder):
         files = _write(Path(folder), name, sources)
         if sources.weights:
             files.append(Path(folder) / f"{name}.bin")
             write_weights(files[-1], sources.weights)
     return tuple(files)
+
+
+def _c_layout(target: Target, unit: VectorUnit) -> CLayout:
+    """Return where a program in C for a target keeps its data.
+
+    Raises:
+        TargetError: An alignment is no power of two.
+    """
+    from intarsia.codegen.emit.c_program import ALIGN, Layout, WeightsIn
+
+    for name in ("workspace-byte-alignment", "constants-byte-alignment"):
+        given = target.attrs.get(name)
+        if given is not None and given & (given - 1):
+            raise TargetError(
+                f"{name}: {given} is no power of two",
+                target=str(target),
+                hint=f"give {1 << given.bit_length()}",
+            )
+    widest = ALIGN if unit.bits else _WIDEST_SCALAR
+    scratch = target.attrs.get("workspace-byte-alignment") or widest
+    return Layout(
+        WeightsIn(target.attrs.get("weights-in") or WeightsIn.AUTO),
+        scratch,
+        target.attrs.get("constants-byte-alignment") or scratch,
+    )
 
 
 def export_shared(

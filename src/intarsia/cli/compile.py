@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +23,9 @@ from intarsia.cli.options import (
 )
 from intarsia.cli.output import show, show_json, size_text, write
 from intarsia.errors import SettingError
+
+if TYPE_CHECKING:
+    from intarsia.codegen.emit.c_memory import Footprint
 
 
 class Emit(StrEnum):
@@ -121,10 +124,17 @@ def _write_program(
         )
     writable_folder(folder or Path())
     request = make_request(model, choices, None, target=choices.target or DEFAULT_TARGET)
-    files = (write_c if emit is Emit.C else write_shared)(request, folder or Path())
+    needs: list[Footprint] = []
+    if emit is Emit.C:
+        files = write_c(request, folder or Path(), tell=needs.append)
+    else:
+        files = write_shared(request, folder or Path())
     sizes = [(str(file), file.stat().st_size) for file in files]
     if json:
-        show_json({"files": [{"file": file, "nbytes": nbytes} for file, nbytes in sizes]})
+        listed = [{"file": file, "nbytes": nbytes} for file, nbytes in sizes]
+        show_json({"files": listed, **({"memory": needs[0]} if needs else {})})
         return
     for file, nbytes in sizes:
         write(f"wrote {file} ({size_text(nbytes)})\n")
+    for need in needs:
+        write(f"{need}\n")

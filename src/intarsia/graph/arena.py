@@ -53,6 +53,34 @@ def assign_offsets(lives: Sequence[tuple[int, int, int]]) -> tuple[list[int], in
     return offsets, end
 
 
+def pack_offsets(lives: Sequence[tuple[int, int, int]], alignment: int) -> tuple[list[int], int]:
+    """Return an offset for each block and the bytes that all need together, as few as we can.
+
+    Places the largest blocks first, each at the lowest offset that is free while it lives
+    (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020: greedy
+    by size). It takes quadratic time.
+
+    Args:
+        lives: As of `assign_offsets`.
+        alignment: Bytes to which blocks are aligned.
+    """
+    offsets = [0] * len(lives)
+    placed: list[tuple[int, int, int, int]] = []  # (offset, end, first, last), by offset
+    for number in sorted(range(len(lives)), key=lambda item: (-lives[item][2], item)):
+        first, last, nbytes = lives[number]
+        size, offset = -(-nbytes // alignment) * alignment, 0
+        for start, end, other_first, other_last in placed:
+            if other_last < first or last < other_first:
+                continue
+            if offset + size <= start:
+                break
+            offset = max(offset, end)
+        offsets[number] = offset
+        placed.append((offset, offset + size, first, last))
+        placed.sort()
+    return offsets, max((end for _, end, _, _ in placed), default=0)
+
+
 def _merge_gaps(gaps: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return gaps in order, those that touch as one."""
     merged: list[tuple[int, int]] = []

@@ -214,8 +214,9 @@ def lowering_options(target: Target) -> LoweringOptions:
     if target.kind.is_native:
         _, unit = target_cpu(target)
     else:
+        width = target.features.vector_width
         unit = VectorUnit(
-            vector_bits(target) or _PLAIN_BITS,
+            _PLAIN_BITS if width is None else width,
             vector_registers(target) or _PLAIN_REGISTERS,
             l1_bytes=target.features.l1_bytes or _L1_BYTES,
             l2_bytes=target.features.l2_bytes or _L2_BYTES,

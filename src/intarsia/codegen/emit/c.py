@@ -9,6 +9,7 @@ of a load and a store.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from intarsia.codegen import ir
 from intarsia.codegen.emit import c_text as text
 from intarsia.codegen.emit.c_family import CFamily, spell
+from intarsia.codegen.emit.c_maths import helpers
 from intarsia.codegen.emit.live import prune
 
 _SPELLING = text.CSpelling()
@@ -36,6 +38,8 @@ _LANEWISE = (
 def emit_c(functions: Sequence[ir.Function]) -> str:
     """Return a C99 source with a static function for each kernel; it includes what they need.
 
+    It needs no library: nothing but what a freestanding compiler has (ISO/IEC 9899:1999, 4).
+
     Args:
         functions: Kernels of different names: verified and expanded.
     """
@@ -53,19 +57,39 @@ def parameters(function: ir.Function) -> list[tuple[str, str]]:
 def _helpers(functions: Sequence[ir.Function]) -> Iterator[str]:
     dtypes: set[str] = set()
     casts: set[tuple[str, str]] = set()
+    calls: set[tuple[str, str]] = set()
     for function in functions:
         dtypes |= {buffer.dtype for buffer in (*function.buffers, *function.locals)}
         for operation in ir.walk(function.body):
             dtypes |= {value.type.dtype for value in ir.results(operation)}
+            calls |= _called(operation)
             if isinstance(operation, ir.Bitcast):
                 casts.add((operation.operand.type.dtype, operation.result.type.dtype))
             if isinstance(operation, ir.Dot) and operation.result.type.is_float:
                 casts.add(("uint32", "float32"))
-    if "float16" in dtypes:
-        yield text.HALF_HELPERS
+    yield helpers(calls, has_halves="float16" in dtypes)
     for source, target in sorted(casts):
         if f"{source}_bits" in _SPELLING.bitcast("x", source, target):
             yield text.bitcast_helper(source, target)
+
+
+def _called(operation: ir.Operation) -> set[tuple[str, str]]:
+    """Return the helpers that the spelling of an operation calls."""
+    match operation:
+        case ir.Unary(name=name, operand=value) if value.type.is_float:
+            names = () if name in ("neg", "isnan", "not") else (name,)
+        case ir.Binary(name=("copysign" | "rem") as name, left=value) if value.type.is_float:
+            names = (name,)
+        case ir.Fma(left=value) if value.type.dtype in ("float32", "float64"):
+            names = ("fma",)
+        case ir.Dot(result=value) if value.type.is_float:
+            names = ("fma",)
+        case ir.Constant(result=value, value=number) if value.type.is_float:
+            names = () if math.isfinite(number) else ("special",)
+        case _:
+            return set()
+    dtype = "float64" if value.type.dtype == "float64" else "float32"
+    return {(name, dtype) for name in names}
 
 
 @dataclass(slots=True)
@@ -95,7 +119,7 @@ class _Run:
 
 
 class _Kernel(CFamily):
-    integer = "int64_t"
+    integer = "ptrdiff_t"  # of 32 bits where addresses are
     reserved = text.KEYWORDS | {"begin", "end", "turn", "l"}
 
     def __init__(self, function: ir.Function) -> None:
@@ -123,7 +147,7 @@ class _Kernel(CFamily):
             element = text.MEMORY[buffer.dtype]
             out.append((f"{const}{element} *restrict", self.buffers[buffer]))
         out += [("int64_t", name) for size in self.function.sizes for name in self.names[size]]
-        return [*out, ("int64_t", "begin"), ("int64_t", "end")]
+        return [*out, (self.integer, "begin"), (self.integer, "end")]
 
     def source(self) -> str:
         """Return the function."""
@@ -138,7 +162,7 @@ class _Kernel(CFamily):
         ignored = "".join(f"    (void){name};\n" for name in unused)
         notes = "".join(f"/* {note} */\n" for note in function.notes)
         listed = ",\n    ".join(f"{type_} {name}" for type_, name in self.parameters())
-        return f"{notes}static void {function.name}(\n    {listed})\n{{\n{ignored}{body}\n}}\n"
+        return f"{notes}KERNEL void {function.name}(\n    {listed})\n{{\n{ignored}{body}\n}}\n"
 
     # Statements: those on lanes wait until one comes that cannot share their loop
 
@@ -171,7 +195,7 @@ class _Kernel(CFamily):
     def parallel(self, loop: ir.Loop) -> None:
         step = "++turn" if loop.step == 1 else f"turn += {loop.step}"
         self.names[loop.variable] = ("turn",)
-        self.open(f"for (int64_t turn = begin; turn < end; {step})")
+        self.open(f"for ({self.integer} turn = begin; turn < end; {step})")
         self.body(loop.body)
         self.close()
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A whole program in C99: one plain function, its header, and its weights.
 
-Weights up to `INLINE_BYTES` stand in the source; more lie in a file beside it, which a generated
-function reads. The function calls kernels in order on inputs, outputs, weights and one block of
-scratch memory; how a kernel is called is the caller's (`emit_c_program`: functions of the same
-source; `emit_driver`: object files).
+It is freestanding (`-ffreestanding`): no library, no allocation, no files. Weights are constants of
+the source, in a section that the user may name; or they are in a file beside it, which a generated
+function reads, for hosts. The function calls kernels in order on inputs, outputs, weights and one
+block of scratch memory, the arena; how a kernel is called is the caller's (`emit_c_program`:
+functions of the same source; `emit_driver`: object files). A step may be a call into a library
+(`c_function`).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,8 @@ import numpy as np
 
 from intarsia.codegen.emit import c_text as text
 from intarsia.codegen.emit.c import emit_c
+from intarsia.codegen.emit.c_function import CFunction
+from intarsia.codegen.emit.c_memory import Footprint, stack_bytes, with_tight_arena
 from intarsia.codegen.ir import Function
 from intarsia.codegen.lower.program import Argument, Call, Program
 from intarsia.codegen.storage import StorageKind
@@ -26,15 +31,41 @@ from intarsia.errors import BackendError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# C99 promises no larger objects (5.2.4.1: 65,535 bytes).
-INLINE_BYTES = 64 << 10
-"""Up to this many bytes of weights are written into the source."""
+INLINE_BYTES = 8 << 20
+"""Up to this many bytes of weights are written into the source unless it is said where: gcc takes
+half a second for each megabyte of them."""
 
 ALIGN = 64
-"""Bytes to which weights and scratch memory are aligned."""
+"""Bytes to which weights in a file are aligned; scratch memory too unless the target says less."""
 
-_PER_LINE = 8
-"""Numbers of a weight in a line of source."""
+_WORD = 8
+"""Bytes of the words that weights in the source are: compilers take their time by the number."""
+
+_PER_LINE = 5
+"""Words of a weight in a line of source."""
+
+
+class WeightsIn(StrEnum):
+    """Where weights are: values of `-weights-in`."""
+
+    AUTO = "auto"  # up to `INLINE_BYTES` in the source, else in a file
+    SOURCE = "source"
+    FILE = "file"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where a program in C keeps its data.
+
+    Attributes:
+        weights_in: Where weights are.
+        scratch_align: Bytes to which blocks of scratch memory are aligned: a power of two.
+        weights_align: Bytes to which weights in the source are aligned: a power of two.
+    """
+
+    weights_in: WeightsIn = WeightsIn.AUTO
+    scratch_align: int = ALIGN
+    weights_align: int = ALIGN
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +91,15 @@ class Sources:
         header: What callers include.
         source: The program.
         weights: What `write_weights` puts into a file beside it; empty if nothing is.
+        footprint: The memory that it needs.
+        files: Sources of others that are compiled with it.
     """
 
     header: str
     source: str
     weights: tuple[Array, ...]
+    footprint: Footprint
+    files: tuple[Path, ...] = ()
 
 
 def write_weights(path: Path, arrays: Sequence[Array]) -> None:
@@ -76,17 +111,23 @@ def write_weights(path: Path, arrays: Sequence[Array]) -> None:
 
 
 def emit_c_program(
-    name: str, program: Program, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+    name: str,
+    program: Program,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    layout: Layout = Layout(),
 ) -> Sources:
     """Return a program as one C99 source that needs nothing but a C compiler.
 
     Args:
         name: What its functions' names begin with: a C identifier.
-        program: Calls of kernels.
+        program: Calls of kernels and of functions of others.
         inputs: In the order of the region's inputs.
         outputs: In the order of the region's outputs.
+        layout: Where it keeps its data.
     """
-    return _Writer(name, program, inputs, outputs, is_native=False).sources()
+    program = with_tight_arena(program, layout.scratch_align)
+    return _Writer(name, program, inputs, outputs, layout, is_native=False).sources()
 
 
 def emit_driver(
@@ -96,7 +137,7 @@ def emit_driver(
 
     Its weights are the symbol `<name>_weights`. See `emit_c_program`.
     """
-    return _Writer(name, program, inputs, outputs, is_native=True).sources()
+    return _Writer(name, program, inputs, outputs, Layout(), is_native=True).sources()
 
 
 def identifier(name: str) -> str:
@@ -112,10 +153,12 @@ class _Writer:
         program: Program,
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
+        layout: Layout,
         *,
         is_native: bool,
     ) -> None:
         self._name = name
+        self._layout = layout
         self._program = program
         self._inputs = inputs
         self._outputs = outputs
@@ -129,7 +172,7 @@ class _Writer:
         self._kernels = {number: program.kernels[number] for number in used}
         taken = {kernel.name for kernel in self._kernels.values()}
         taken |= {"scratch", "memory", "weights", "block", "arguments", "l"}
-        taken |= {"faults", "any_of"}
+        taken |= {"faults", "any_of", "arena"}
         self._names: list[str] = []
         for tensor in (*inputs, *outputs):
             candidate = identifier(tensor.name)
@@ -139,18 +182,37 @@ class _Writer:
             self._names.append(candidate)
         self._weights = tuple(program.constants.values())
         self._offsets, self._size = _laid_out(self._weights)
-        self._is_inline = self._size <= INLINE_BYTES and not is_native
-        self._has_file = not self._is_inline and not is_native
+        self._has_file = not is_native and (
+            layout.weights_in is WeightsIn.FILE
+            or (layout.weights_in is WeightsIn.AUTO and self._size > INLINE_BYTES)
+        )
+        self._is_inline = not self._has_file and not is_native
+        self._footprint = Footprint(
+            program.scratch_bytes + (layout.scratch_align if program.scratch_bytes else 0),
+            stack_bytes(program),
+            sum(array.nbytes for array in self._weights),
+        )
 
     def sources(self) -> Sources:
         """Return all texts."""
-        return Sources(self._header(), self._source(), () if self._is_inline else self._weights)
+        files = dict.fromkeys(
+            file
+            for kernel in self._kernels.values()
+            if isinstance(kernel, CFunction)
+            for file in kernel.files
+        )
+        return Sources(
+            self._header(),
+            self._source(),
+            () if self._is_inline else self._weights,
+            self._footprint,
+            tuple(files),
+        )
 
     # The header
 
     def _header(self) -> str:
         name, guard = self._name, f"{self._name.upper()}_H"
-        size = self._program.scratch_bytes + ALIGN
         lines = [
             f"/* Generated by Intarsia: {name}. */",
             f"#ifndef {guard}",
@@ -164,14 +226,11 @@ class _Writer:
             "#endif",
             "",
             *self._described(),
-            f"/* Bytes of memory that {name}_run_in works in. */",
-            f"#define {name.upper()}_SCRATCH_BYTES {size}u",
-            "",
+            *self._bounds(),
         ]
-        if not self._is_native:
-            where = f"{name}.bin" if self._has_file else "nothing: the weights are in the source"
+        if self._has_file:
             lines += [
-                f"/* Call it once, before all else; it reads {where}.",
+                f"/* Call it once, before all else; it reads {name}.bin.",
                 "   Returns 0, or -1 if it cannot be read, is another file, or memory is short. */",
                 f"int {name}_init(const char *path);",
                 "",
@@ -196,6 +255,23 @@ class _Writer:
         ]
         return "\n".join(lines)
 
+    def _bounds(self) -> list[str]:
+        """Return what the header says of memory."""
+        name, need = self._name.upper(), self._footprint
+        lines = [
+            f"/* Bytes of memory that {self._name}_run_in works in. */",
+            f"#define {name}_SCRATCH_BYTES {need.arena}u",
+            "",
+        ]
+        if not self._is_native:
+            lines += [
+                "/* Bytes of the stack that a run takes at most, and of its constants. */",
+                f"#define {name}_STACK_BYTES {need.stack}u",
+                f"#define {name}_WEIGHT_BYTES {need.weights}u",
+                "",
+            ]
+        return lines
+
     def _described(self) -> list[str]:
         lines = ["/* Tensors are dense and row-major."]
         for number, tensor in enumerate((*self._inputs, *self._outputs)):
@@ -206,9 +282,12 @@ class _Writer:
 
     def _results(self) -> list[str]:
         """Return the end of a comment: what a run returns."""
-        if not self._program.checks:
+        calls_others = any(isinstance(item, CFunction) for item in self._kernels.values())
+        if not self._program.checks and not calls_others:
             return ["Returns 0. */"]
         lines = ["Returns 0, or what is wrong; then no output is to be used:"]
+        if calls_others:
+            lines.append("-1: a function of a library has failed")
         for number, check in enumerate(self._program.checks, 1):
             line = f"{number}: an index in {check.indices!r} is out of bounds: "
             line += f"node {check.node!r} has {check.extent} entries"
@@ -228,9 +307,8 @@ class _Writer:
     # The source
 
     def _source(self) -> str:
-        name = self._name
-        size = self._program.scratch_bytes + ALIGN
-        parts = [f'#include "{name}.h"\n', "#include <stdio.h>\n#include <stdlib.h>\n"]
+        name, need = self._name, self._footprint
+        parts = [f'#include "{name}.h"\n']
         kernels = list(self._kernels.values())
         if self._is_native:
             parts.append(f"extern const uint8_t {name}_weights[];\n")
@@ -239,29 +317,47 @@ class _Writer:
                 for kernel in kernels
             ]
         else:
-            parts += [emit_c(kernels), *self._weight_parts()]
+            others = [kernel for kernel in kernels if isinstance(kernel, CFunction)]
+            headers = dict.fromkeys(item for kernel in others for item in kernel.includes)
+            parts += [f"#include {header}\n" for header in headers]
+            parts.append(emit_c([item for item in kernels if not isinstance(item, CFunction)]))
+            parts += [f"{kernel.source.rstrip()}\n" for kernel in others]
+            parts += self._weight_parts()
         if self._program.checks:
             parts.append(_ANY)
         parts.append(self._run_in())
         names = ", ".join(self._names)
+        if not need.arena:
+            parts.append(
+                f"int {name}_run({self._signature()})\n{{\n"
+                f"    return {name}_run_in(NULL, {names});\n}}\n"
+            )
+            return "\n".join(parts)
+        macro = f"{name.upper()}_ARENA"
         parts.append(
+            f"/* Define it to say where the arena lies; or define {name.upper()}_NO_ARENA to have\n"
+            f"   none, and no {name}_run. */\n"
+            f"#ifndef {macro}\n#define {macro}\n#endif\n"
+            f"#ifndef {name.upper()}_NO_ARENA\n"
             f"int {name}_run({self._signature()})\n{{\n"
-            f"    static uint8_t memory[{size}];\n"
-            f"    return {name}_run_in(memory, {names});\n}}\n"
+            f"    static {macro} uint8_t arena[{need.arena}];\n"
+            f"    return {name}_run_in(arena, {names});\n}}\n#endif\n"
         )
         return "\n".join(parts)
 
     def _weight_parts(self) -> list[str]:
-        name = self._name
-        if self._is_inline:
-            arrays = [
-                _array(f"weights{number}", array)
-                for number, array in enumerate(self._weights)
-                if array.size
-            ]
-            empty = f"int {name}_init(const char *path)\n{{\n    (void)path;\n    return 0;\n}}\n"
-            return [*arrays, empty, f"void {name}_free(void)\n{{\n}}\n"]
-        return [_READER.replace("NAME", name).replace("SIZE", str(self._size))]
+        if self._has_file:
+            return [_READER.replace("NAME", self._name).replace("SIZE", str(self._size))]
+        if not self._weights:
+            return []
+        place = _PLACE.replace("NAME", self._name.upper()).replace("SECTION", self._name)
+        place = place.replace("ALIGNMENT", str(self._layout.weights_align))
+        arrays = [
+            _array(f"weights{number}", array, f"{self._name.upper()}_WEIGHTS")
+            for number, array in enumerate(self._weights)
+            if array.size
+        ]
+        return [place, *arrays]
 
     def _run_in(self) -> str:
         lines = [f"int {self._name}_run_in(void *scratch, {self._signature()})", "{"]
@@ -272,7 +368,7 @@ class _Writer:
             lines.append(f"    int64_t faults[{sum(sizes) // _FAULT_BYTES}];")
         lines += [
             "    uint8_t *memory = (uint8_t *)scratch;",
-            f"    memory += ({ALIGN} - (uintptr_t)memory % {ALIGN}) % {ALIGN};",
+            *self._aligning(),
             "    (void)memory;",
             *(f"    (void){name};" for name in self._names),
         ]
@@ -289,6 +385,13 @@ class _Writer:
                     lines.append(f"    if ({pointer}) return {faults[argument.storage]};")
         return "\n".join((*lines, "    return 0;", "}", ""))
 
+    def _aligning(self) -> list[str]:
+        """Return what rounds the address of scratch memory up; NULL may come where none is used."""
+        if not self._footprint.arena:
+            return []
+        align = self._layout.scratch_align
+        return [f"    memory += ({align} - (uintptr_t)memory % {align}) % {align};"]
+
     def _call(self, kernel: Function, call: Call) -> list[str]:
         pairs = zip(kernel.buffers, call.arguments, strict=True)
         if not self._is_native:
@@ -297,6 +400,9 @@ class _Writer:
                 const = "" if buffer.is_written else "const "
                 element = text.MEMORY[buffer.dtype]
                 passed.append(f"({const}{element} *)({self._pointer(argument)})")
+            if isinstance(kernel, CFunction):
+                listed = ",\n        ".join(passed)
+                return [f"    if ({kernel.name}(\n        {listed}) != 0)", "        return -1;"]
             listed = "".join(f"\n        {item}," for item in passed)
             return [f"    {kernel.name}({listed}", f"        0, {call.extent});"]
         listed = ", ".join(f"(void *)({self._pointer(argument)})" for _, argument in pairs)
@@ -319,7 +425,9 @@ class _Writer:
         elif storage.kind is StorageKind.OUTPUT:
             base, cast = self._names[len(self._inputs) + storage.index], "(uint8_t *)"
         elif self._is_inline:
-            base = f"weights{storage.index}"
+            # An empty tensor has no array, and nobody reads it.
+            base = f"weights{storage.index}.bytes" if self._weights[storage.index].size else "NULL"
+            cast = ""
         else:
             base = f"{self._name}_weights" if self._is_native else "weights"
             offset, cast = offset + self._offsets[storage.index], ""
@@ -341,6 +449,9 @@ static int any_of(const int64_t *faults, int64_t count)
 
 # It asks for one byte more than it wants: a longer file is another model's.
 _READER = """\
+#include <stdio.h>
+#include <stdlib.h>
+
 static uint8_t *block;
 static const uint8_t *weights;
 
@@ -387,19 +498,36 @@ def _laid_out(arrays: Sequence[Array]) -> tuple[list[int], int]:
     return offsets, size
 
 
-def _array(name: str, array: Array) -> str:
-    """Return a constant array as source."""
-    dtype = array.dtype.name
-    held = array.reshape(-1)
-    # C99 has no type for it: kernels take its bits apart.
-    if dtype == "float16":
-        held, dtype = held.view(np.uint16), "uint16"
-    elif dtype == "bool":
-        held, dtype = held.view(np.uint8), "uint8"
-    numbers = [text.literal(number, dtype) for number in held]
+_PLACE = """\
+/* Define NAME_WEIGHTS to say where weights lie: a section of flash memory, say. */
+#ifndef NAME_WEIGHTS
+#if defined(__GNUC__) && defined(__ELF__)
+#define NAME_WEIGHTS __attribute__((section(".rodata.SECTION_weights"), aligned(ALIGNMENT)))
+#else
+#define NAME_WEIGHTS
+#endif
+#endif
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the weights are written for a machine with the lowest byte first"
+#endif
+"""
+
+
+def _array(name: str, array: Array, place: str) -> str:
+    """Return a constant array as source: its bytes as words, and the type that kernels read."""
+    element = text.MEMORY[array.dtype.name]
+    held = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    count = -(-held.size // _WORD)
+    words = np.pad(held, (0, count * _WORD - held.size)).view("<u8")
+    numbers = [f"{word:#x}" for word in words.tolist()]
     rows = [
-        "    " + ", ".join(numbers[first : first + _PER_LINE]) + ","
+        ",".join(numbers[first : first + _PER_LINE]) + ","
         for first in range(0, len(numbers), _PER_LINE)
     ]
     listed = "\n".join(rows)
-    return f"static const {text.MEMORY[dtype]} {name}[{len(numbers)}] = {{\n{listed}\n}};\n"
+    return (
+        f"static const {place} union {{\n"
+        f"    uint64_t words[{count}];\n    uint8_t bytes[{held.size}];\n"
+        f"    {element} items[{array.size}];\n"
+        f"}} {name} = {{{{\n{listed}\n}}}};\n"
+    )

@@ -29,18 +29,17 @@ auto break case char const continue default do double else enum extern float for
 int long register restrict return short signed sizeof static struct switch bool typedef union
 unsigned void volatile while true false j0 j1 jn y0 y1 yn gamma exp log pow sin cos tan floor
 ceil trunc rint sqrt fabs fma div abs remainder class new delete this template operator private
-public main
+public main KERNEL INFINITE NOT_A_NUMBER
 """
 KEYWORDS = frozenset(_KEYWORDS.split())
 """Names that have a meaning in C, in its headers, or in C++, which reads our headers."""
 
 # gcc knows no FP_CONTRACT pragma, and under -std=c99 it contracts nothing anyway; clang does unless
-# told.
+# told. Kernels stay functions: the bound of the stack is that of one at a time.
 PRELUDE = """\
-#include <math.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
-#include <string.h>
 
 #ifdef __clang__
 #pragma STDC FP_CONTRACT OFF
@@ -51,65 +50,12 @@ PRELUDE = """\
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wbool-compare"
 #endif
-#endif
-
-/* A product and sum, rounded once where that is fast or EXACT_FMA is defined, else twice. */
-#if defined(FP_FAST_FMAF) || defined(EXACT_FMA)
-#define FMA_F32(a, b, c) fmaf(a, b, c)
+#define KERNEL static __attribute__((noinline))
 #else
-#define FMA_F32(a, b, c) ((a) * (b) + (c))
-#endif
-#if defined(FP_FAST_FMA) || defined(EXACT_FMA)
-#define FMA_F64(a, b, c) fma(a, b, c)
-#else
-#define FMA_F64(a, b, c) ((a) * (b) + (c))
+#define KERNEL static
 #endif
 """
 """The source text before the kernels."""
-
-# 65520 is the middle between the largest float16 and what would be the next, 65536; 6.1e-5 is
-# 2^-14.
-HALF_HELPERS = """\
-/* The number of a float16 (IEEE 754 binary16) by its bits. */
-static inline float half_to_float(uint16_t bits)
-{
-    const int exponent = (bits >> 10) & 31;
-    const float fraction = (float)(bits & 1023);
-    float number;
-    if (exponent == 31)
-        number = fraction != 0.0f ? NAN : INFINITY;
-    else if (exponent == 0)
-        number = ldexpf(fraction, -24);
-    else
-        number = ldexpf(fraction + 1024.0f, exponent - 25);
-    return bits & 0x8000 ? -number : number;
-}
-
-/* The bits of the float16 that is next to a number, the even one of two. */
-static inline uint16_t float_to_half(double number)
-{
-    const uint16_t sign = signbit(number) ? 0x8000 : 0;
-    const double size = fabs(number);
-    int exponent;
-    if (isnan(number))
-        return 0x7e00;
-    if (size >= 65520.0)
-        return (uint16_t)(sign | 0x7c00);
-    if (size < 6.103515625e-05) /* subnormal, or what rounds up to the least normal number */
-        return (uint16_t)(sign | (uint16_t)rint(ldexp(size, 24)));
-    (void)frexp(size, &exponent);
-    /* A carry out of the fraction goes into the exponent, as it should. */
-    return (uint16_t)(sign | (uint16_t)(((exponent + 13) << 10)
-                                        + (int)rint(ldexp(size, 11 - exponent))));
-}
-
-/* The float16 that is next to a number. */
-static inline float round_half(double number)
-{
-    return half_to_float(float_to_half(number));
-}
-"""
-"""The helper functions for float16."""
 
 _WRAPPING = ("add", "sub", "mul", "shl")
 _WORD = 4
@@ -140,9 +86,9 @@ def _float(value: float, dtype: str) -> str:
     number = np.dtype(dtype).type(value)
     wide = f"({ELEMENTS[dtype]})"
     if math.isnan(number):
-        return f"({wide}NAN)" if dtype == "float64" else "NAN"
+        return f"({wide}NOT_A_NUMBER)" if dtype == "float64" else "NOT_A_NUMBER"
     if math.isinf(number):
-        text = f"{wide}INFINITY" if dtype == "float64" else "INFINITY"
+        text = f"{wide}INFINITE" if dtype == "float64" else "INFINITE"
         return f"(-{text})" if number < 0 else text
     text = str(np.float32(number) if dtype == "float16" else number)  # reads back the same
     if not {".", "e"}.intersection(text):
@@ -156,8 +102,8 @@ def bitcast_helper(source: str, target: str) -> str:
     old, new = ELEMENTS[source], ELEMENTS[target]
     return (
         f"static inline {new} {source}_bits_as_{target}({old} number)\n{{\n"
-        f"    {new} result;\n    memcpy(&result, &number, sizeof result);\n"
-        "    return result;\n}\n"
+        f"    union {{ {old} number; {new} result; }} both;\n    both.number = number;\n"
+        "    return both.result;\n}\n"
     )
 
 
@@ -175,7 +121,7 @@ def to_memory(a: str, dtype: str) -> str:
 
 
 def _function(name: str, dtype: str) -> str:
-    return name if dtype == "float64" else f"{name}f"
+    return f"{name}_{'f64' if dtype == 'float64' else 'f32'}"
 
 
 def _rounded(text: str, dtype: str) -> str:
@@ -191,7 +137,7 @@ def dot_step(x: str, y: str, total: str, dtype: str, sums: str) -> str:
     """Spell what a product of two neighbours, of a dtype, adds to a dot product of another."""
     if dtype == "uint16":  # bfloat16: the upper half of a float32
         wide = (f"uint32_bits_as_float32((uint32_t){item} << 16)" for item in (x, y))
-        return f"FMA_F32({', '.join(wide)}, {total})"
+        return f"fma_f32({', '.join(wide)}, {total})"
     if sums == "int16":
         return f"(int16_t)({total} + {x} * {y})"
     # The product of two int16 fits an int; sums wrap.
@@ -204,13 +150,13 @@ class CSpelling(Spelling):
     def unary(self, name: str, a: str, dtype: str) -> str:
         """Spell one of `ir.UNARY`."""
         if name == "isnan":
-            return f"isnan({a})"
+            return f"{a} != {a}"
         if name == "not":
             return f"!{a}" if dtype == "bool" else _narrow(f"~{a}", dtype)
         if dtype.startswith("float"):
             if name == "neg":
                 return f"-{a}"
-            return _rounded(f"{_function('fabs' if name == 'abs' else name, dtype)}({a})", dtype)
+            return _rounded(f"{_function(name, dtype)}({a})", dtype)
         negated = self.binary("sub", literal(0, dtype), a, dtype)
         if name == "neg":
             return negated
@@ -224,7 +170,7 @@ class CSpelling(Spelling):
             return f"{a} {'<' if name == 'min' else '>'} {b} ? {a} : {b}"
         if dtype.startswith("float"):
             if name in ("copysign", "rem"):
-                text = f"{_function('fmod' if name == 'rem' else name, dtype)}({a}, {b})"
+                text = f"{_function(name, dtype)}({a}, {b})"
             else:
                 text = f"{a} {SYMBOLS[name]} {b}"
             return _rounded(text, dtype)
@@ -244,7 +190,7 @@ class CSpelling(Spelling):
     def fused(self, a: str, b: str, c: str, dtype: str) -> str:
         """Spell a multiply-add."""
         if dtype in ("float32", "float64"):
-            return f"FMA_F{dtype[-2:]}({a}, {b}, {c})"
+            return f"fma_f{dtype[-2:]}({a}, {b}, {c})"
         if dtype == "float16":
             # A product of two float16 has 22 bits and is exact in a double: one rounding counts.
             return f"round_half((double){a} * {b} + {c})"

@@ -13,7 +13,7 @@ import numpy as np
 from intarsia.codegen.ir import Function
 from intarsia.codegen.storage import StorageKind
 from intarsia.extents import Size, is_free
-from intarsia.graph.arena import assign_offsets
+from intarsia.graph.arena import assign_offsets, pack_offsets
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -201,9 +201,16 @@ class Program:
 
 
 def place_scratch(
-    storages: list[MemoryBlock], calls: tuple[Call, ...]
+    storages: list[MemoryBlock], calls: tuple[Call, ...], alignment: int | None = None
 ) -> tuple[tuple[MemoryBlock, ...], int]:
-    """Give every scratch storage its offset, and return the storages and the arena's bytes."""
+    """Give every scratch storage its offset, and return the storages and the arena's bytes.
+
+    Args:
+        storages: All memory.
+        calls: What uses it, in order.
+        alignment: Bytes to which blocks are aligned in an arena that is as small as we can make it;
+            None for one of whole cache lines that is planned quickly.
+    """
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for when, call in enumerate(calls):
@@ -220,7 +227,7 @@ def place_scratch(
     lives = [(first[i], last[i], storages[i].nbytes) for i in first]
     # From the first call that uses it to the last, both included: a kernel may not write where it
     # reads.
-    offsets, size = assign_offsets(lives)
+    offsets, size = pack_offsets(lives, alignment) if alignment else assign_offsets(lives)
     placed = [  # what no call uses takes no memory
         replace(item, nbytes=0) if item.kind is StorageKind.SCRATCH else item for item in storages
     ]
