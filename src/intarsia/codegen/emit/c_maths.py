@@ -73,14 +73,14 @@ _OF_LIBRARY |= {"sqrt": "sqrt", "rem": "fmod"}
 _TEXTS = {
     "bits": """\
 /* Bits as a number, and a number as its bits: C99 reads another member of a union so. */
-static inline $BITS bits_$SUFFIX($REAL number)
+HELPER $BITS bits_$SUFFIX($REAL number)
 {
     union { $REAL number; $BITS bits; } both;
     both.number = number;
     return both.bits;
 }
 
-static inline $REAL from_bits_$SUFFIX($BITS bits)
+HELPER $REAL from_bits_$SUFFIX($BITS bits)
 {
     union { $BITS bits; $REAL number; } both;
     both.bits = bits;
@@ -88,19 +88,19 @@ static inline $REAL from_bits_$SUFFIX($BITS bits)
 }
 """,
     "abs": """\
-static inline $REAL abs_$SUFFIX($REAL x)
+HELPER $REAL abs_$SUFFIX($REAL x)
 {
     return from_bits_$SUFFIX(bits_$SUFFIX(x) & ~$SIGN);
 }
 """,
     "copysign": """\
-static inline $REAL copysign_$SUFFIX($REAL x, $REAL sign)
+HELPER $REAL copysign_$SUFFIX($REAL x, $REAL sign)
 {
     return from_bits_$SUFFIX((bits_$SUFFIX(x) & ~$SIGN) | (bits_$SUFFIX(sign) & $SIGN));
 }
 """,
     "trunc": """\
-static inline $REAL trunc_$SUFFIX($REAL x)
+HELPER $REAL trunc_$SUFFIX($REAL x)
 {
     /* Larger numbers are whole; so that no cast overflows, they become 0 first. */
     const bool is_small = abs_$SUFFIX(x) < $LARGE;
@@ -109,14 +109,14 @@ static inline $REAL trunc_$SUFFIX($REAL x)
 }
 """,
     "floor": """\
-static inline $REAL floor_$SUFFIX($REAL x)
+HELPER $REAL floor_$SUFFIX($REAL x)
 {
     const $REAL whole = trunc_$SUFFIX(x);
     return whole > x ? whole - $ONE : whole;
 }
 """,
     "ceil": """\
-static inline $REAL ceil_$SUFFIX($REAL x)
+HELPER $REAL ceil_$SUFFIX($REAL x)
 {
     const $REAL whole = trunc_$SUFFIX(x);
     return whole < x ? copysign_$SUFFIX(whole + $ONE, x) : whole;
@@ -124,7 +124,7 @@ static inline $REAL ceil_$SUFFIX($REAL x)
 """,
     "rint": """\
 /* The nearest whole number, the even one of two. */
-static inline $REAL rint_$SUFFIX($REAL x)
+HELPER $REAL rint_$SUFFIX($REAL x)
 {
     const $REAL whole = trunc_$SUFFIX(x);
     const $REAL rest = abs_$SUFFIX(x - whole);
@@ -134,7 +134,7 @@ static inline $REAL rint_$SUFFIX($REAL x)
 """,
     "sqrt": """\
 /* The square root, rounded once: an instruction where we know it, else digit by digit. */
-static inline $REAL sqrt_$SUFFIX($REAL x)
+HELPER $REAL sqrt_$SUFFIX($REAL x)
 {
 #if defined(__GNUC__) && defined(__arm__) && defined(__ARM_FP) && $WIDTH_TEST
     $REAL root;
@@ -172,7 +172,7 @@ static inline $REAL sqrt_$SUFFIX($REAL x)
 """,
     "rem": """\
 /* What is left of x after the whole multiples of y; exact. */
-static inline $REAL rem_$SUFFIX($REAL x, $REAL y)
+HELPER $REAL rem_$SUFFIX($REAL x, $REAL y)
 {
     const $BITS sign = bits_$SUFFIX(x) & $SIGN;
     $BITS a = bits_$SUFFIX(x) ^ sign, b = bits_$SUFFIX(y) & ~$SIGN;
@@ -184,11 +184,13 @@ static inline $REAL rem_$SUFFIX($REAL x, $REAL y)
     if (first)
         a = (a & ((($BITS)1 << $FRACTION) - 1)) | ($BITS)1 << $FRACTION;
     else
-        first = 1;
+        for (first = 1; !(a >> $FRACTION); --first)
+            a <<= 1;
     if (last)
         b = (b & ((($BITS)1 << $FRACTION) - 1)) | ($BITS)1 << $FRACTION;
     else
-        last = 1;
+        for (last = 1; !(b >> $FRACTION); --last)
+            b <<= 1;
     for (; first > last; --first) {
         a = a >= b ? a - b : a;
         a <<= 1;
@@ -196,10 +198,9 @@ static inline $REAL rem_$SUFFIX($REAL x, $REAL y)
     a = a >= b ? a - b : a;
     if (a == 0)
         return from_bits_$SUFFIX(sign);
-    for (; first > 1 && !(a >> $FRACTION); --first)
+    for (; !(a >> $FRACTION); --first)
         a <<= 1;
-    if (a >> $FRACTION)
-        a += ($BITS)(first - 1) << $FRACTION;
+    a = first > 0 ? a + (($BITS)(first - 1) << $FRACTION) : a >> (1 - first);
     return from_bits_$SUFFIX(sign | a);
 }
 """,
@@ -233,7 +234,7 @@ _SPECIAL = """\
 
 _HALVES = """\
 /* The number of a float16 (IEEE 754 binary16) by its bits. */
-static inline float half_to_float(uint16_t bits)
+HELPER float half_to_float(uint16_t bits)
 {
     const uint32_t sign = (uint32_t)(bits & 0x8000) << 16, fraction = bits & 1023;
     const uint32_t exponent = (bits >> 10) & 31;
@@ -245,7 +246,7 @@ static inline float half_to_float(uint16_t bits)
 }
 
 /* The bits of the float16 that is next to a number, the even one of two. */
-static inline uint16_t float_to_half(double number)
+HELPER uint16_t float_to_half(double number)
 {
     const uint64_t bits = bits_f64(number), size = bits & ~((uint64_t)1 << 63);
     const uint16_t sign = (uint16_t)(bits >> 48 & 0x8000);
@@ -269,7 +270,7 @@ static inline uint16_t float_to_half(double number)
 }
 
 /* The float16 that is next to a number. */
-static inline float round_half(double number)
+HELPER float round_half(double number)
 {
     return half_to_float(float_to_half(number));
 }

@@ -29,7 +29,7 @@ auto break case char const continue default do double else enum extern float for
 int long register restrict return short signed sizeof static struct switch bool typedef union
 unsigned void volatile while true false j0 j1 jn y0 y1 yn gamma exp log pow sin cos tan floor
 ceil trunc rint sqrt fabs fma div abs remainder class new delete this template operator private
-public main KERNEL INFINITE NOT_A_NUMBER
+public main KERNEL HELPER INFINITE NOT_A_NUMBER
 """
 KEYWORDS = frozenset(_KEYWORDS.split())
 """Names that have a meaning in C, in its headers, or in C++, which reads our headers."""
@@ -51,8 +51,10 @@ PRELUDE = """\
 #pragma GCC diagnostic ignored "-Wbool-compare"
 #endif
 #define KERNEL static __attribute__((noinline))
+#define HELPER static inline __attribute__((unused))
 #else
 #define KERNEL static
+#define HELPER static inline
 #endif
 """
 """The source text before the kernels."""
@@ -101,7 +103,7 @@ def bitcast_helper(source: str, target: str) -> str:
     """Return the function that a spelling of `bitcast` calls."""
     old, new = ELEMENTS[source], ELEMENTS[target]
     return (
-        f"static inline {new} {source}_bits_as_{target}({old} number)\n{{\n"
+        f"HELPER {new} {source}_bits_as_{target}({old} number)\n{{\n"
         f"    union {{ {old} number; {new} result; }} both;\n    both.number = number;\n"
         "    return both.result;\n}\n"
     )
