@@ -274,6 +274,15 @@ def test_a_name_must_be_one(saved, tmp_path):
         export_c(saved, tmp_path, name="9 lives")
 
 
+def test_alignments_are_the_users(saved, tmp_path):
+    with pytest.raises(TargetError, match="constants-byte-alignment: 24 is no power of two"):
+        export_c(saved, tmp_path, "c -constants-byte-alignment=24")
+    text = "c -constants-byte-alignment=128 -workspace-byte-alignment=16"
+    source, _ = export_c(saved, tmp_path, text)
+    assert "aligned(128)" in source.read_text()
+    assert "memory += (16 - (uintptr_t)memory % 16) % 16;" in source.read_text()
+
+
 @pytest.mark.exhaustive
 def test_squeezenet_as_c(tmp_path):
     model = zoo.build("squeezenet")

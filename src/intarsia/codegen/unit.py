@@ -22,6 +22,8 @@ class VectorUnit:
         l2_bytes: What one core has of the second cache.
         dots: LLVM's names of the features that it has of those with dot products of narrow
             numbers (`DOT_FEATURES`).
+        is_small: Whether memory counts first, as in a microcontroller: weights of convolutions of
+            codes stay bytes, and are not filled up to blocks.
     """
 
     bits: int = 512
@@ -31,6 +33,7 @@ class VectorUnit:
     l1_bytes: int = 32 << 10
     l2_bytes: int = 1 << 20
     dots: tuple[str, ...] = ()
+    is_small: bool = False
 
     @property
     def has_byte_dots(self) -> bool:

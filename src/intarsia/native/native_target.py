@@ -220,6 +220,7 @@ def lowering_options(target: Target) -> LoweringOptions:
             vector_registers(target) or _PLAIN_REGISTERS,
             l1_bytes=target.features.l1_bytes or _L1_BYTES,
             l2_bytes=target.features.l2_bytes or _L2_BYTES,
+            is_small="mclass" in (target.features.isa or ()),
         )
     winograd = WinogradMode(target.attrs.get("winograd") or WinogradMode.AUTO)
     accuracy = Accuracy(target.attrs.get("accuracy") or Accuracy.MODEL)

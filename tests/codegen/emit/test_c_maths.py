@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers of C without a C library: the same bits as numpy's, over all exponents and odd numbers."""
+"""Helpers of C without a C library: numpy's bits, over all exponents and odd numbers."""
 
 import ctypes
 
@@ -25,11 +25,9 @@ def library(request, tmp_path_factory):
     calls = [(name, dtype) for name in (*UNARY, *BINARY) for dtype in SUFFIXES]
     parts = [PRELUDE, helpers(calls, has_halves=True), bitcast_helper("float32", "uint32")]
     for suffix, real in SUFFIXES.values():
-        for name in UNARY:
-            parts.append(_over(f"{name}_{suffix}", f"const {real} *x, {real} *y", "x[i]"))
-        for name in BINARY:
-            head = f"const {real} *x, const {real} *z, {real} *y"
-            parts.append(_over(f"{name}_{suffix}", head, "x[i], z[i]"))
+        one, two = f"const {real} *x, {real} *y", f"const {real} *x, const {real} *z, {real} *y"
+        parts += [_over(f"{name}_{suffix}", one, "x[i]") for name in UNARY]
+        parts += [_over(f"{name}_{suffix}", two, "x[i], z[i]") for name in BINARY]
     parts.append(_over("half_to_float", "const uint16_t *x, float *y", "x[i]"))
     parts.append(_over("float_to_half", "const double *x, uint16_t *y", "x[i]"))
     parts.append(_over("float32_bits_as_uint32", "const float *x, uint32_t *y", "x[i]"))

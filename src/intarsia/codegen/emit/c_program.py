@@ -11,6 +11,7 @@ functions of the same source; `emit_driver`: object files). A step may be a call
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -278,7 +279,12 @@ class _Writer:
             role = "input" if number < len(self._inputs) else "output"
             shape = " x ".join(map(str, tensor.shape)) or "a scalar"
             lines.append(f"   {role} {self._names[number]}: {tensor.dtype}, {shape}")
-        return [*lines[:-1], f"{lines[-1]} */", ""]
+        counts = []
+        for role, tensors in (("INPUT", self._inputs), ("OUTPUT", self._outputs)):
+            for number, tensor in enumerate(tensors):
+                entries = math.prod(tensor.shape)
+                counts.append(f"#define {self._name.upper()}_{role}{number}_COUNT {entries}u")
+        return [*lines[:-1], f"{lines[-1]} */", "", "/* Their entries. */", *counts, ""]
 
     def _results(self) -> list[str]:
         """Return the end of a comment: what a run returns."""

@@ -58,6 +58,16 @@ class PlainConv(Convolution):
     weights: tuple[int, ...] | None = None
     is_turned: bool = False
 
+    @property
+    def group(self) -> int:
+        """Input channels of one product: narrow numbers are widened as they are read."""
+        return 1
+
+    @property
+    def sum_dtype(self) -> str:
+        """What products are summed in."""
+        return self.weight_dtype if self.weight_dtype.startswith("float") else "int32"
+
 
 def key(spec: PlainConv) -> str:
     """Say in words what decides which schedules a convolution can have, and which are fast."""
@@ -229,8 +239,8 @@ class _PlainConvKernel(ConvKernel):
                 sums,
                 place.channels,
                 len(columns),
-                lambda r: b.load(self.w, weights(r)),
-                lambda v: self._entries((place.image, plane, *entries[v]), count),
+                lambda r: self._wide(b.load(self.w, weights(r))),
+                lambda v: self._wide(self._entries((place.image, plane, *entries[v]), count)),
             )
 
         sums = iter(over_taps(b, extents, start, step))
@@ -238,6 +248,11 @@ class _PlainConvKernel(ConvKernel):
             for column in columns:
                 at = (place.image, channel + r, *place.outer, column)
                 store_lanes(b, self.finish(next(sums), at, count), self.y, at, count)
+
+    def _wide(self, value: IrValue) -> IrValue:
+        """Return a number as what products are summed in."""
+        is_wide = value.type.dtype == self.sum_dtype
+        return value if is_wide else self.b.cast(value, self.sum_dtype)
 
     def _weights(self, place: _PlainTurn, at: list[Index]) -> Callable[[int], tuple[Index, ...]]:
         """Return where the weights of a tile's channels are, for an input channel and a tap."""

@@ -11,6 +11,9 @@ Of int16, 3x3 taps are computed by Winograd's F(2), whose weights times four are
 and in four ninths of the products. Filters of one channel have nothing to be summed by
 groups. They are computed in float32, which holds their sums exactly and in which a CPU multiplies
 and adds in one instruction; in int32 where it might not hold them.
+
+Where memory counts first (`VectorUnit.is_small`), all are plain convolutions of channels as they
+lie: weights stay bytes, and the input is bytes or int16. Both are widened as they are read.
 """
 
 from __future__ import annotations
@@ -152,12 +155,14 @@ class _Reading:
         pads: Its padding.
         weights: Without their zero points, in the least dtype that holds them.
         dtype: Of the input as the kernel reads it: its own, or a wide one without zero points.
+        is_small: Whether a plain kernel widens both as it reads them.
     """
 
     kind: ConvKind
     pads: Pads
     weights: Array
     dtype: str
+    is_small: bool = False
 
     @classmethod
     def of(cls, operation: Operation, unit: VectorUnit) -> _Reading:
@@ -166,16 +171,19 @@ class _Reading:
         groups = operation.attribute("group", 1)
         inputs, outputs = operation.shape()[CHANNELS], operation.output_shape[CHANNELS]
         kind = choose(groups, inputs, outputs, unit)
-        if unit.lanes() < max(DOT_GROUPS.values()):  # a block would not hold a group
+        if unit.is_small or unit.lanes() < max(DOT_GROUPS.values()):  # a block holds no group
             kind = ConvKind.PLAIN
         pads = read_window(operation, weights.shape[_SPATIAL:]).pads
+        is_small = unit.is_small
         has_bytes = kind is ConvKind.DEPTHWISE or (unit.has_byte_dots and weights.dtype == np.int8)
+        has_bytes = has_bytes or is_small
         is_known = operation.value(at.zero) is None or operation.is_constant(at.zero)
         is_zero = is_known and not _zero(operation, at)
         is_read = has_bytes and (is_zero or (is_known and not any(map(any, pads))))
-        wide = _SUM if kind is ConvKind.PLAIN else _WIDE
-        is_read = is_read and kind is not ConvKind.PLAIN
-        return cls(kind, pads, weights, operation.inputs[0].dtype if is_read else wide)
+        wide = _SUM if kind is ConvKind.PLAIN and not is_small else _WIDE
+        is_read = is_read and (is_small or kind is not ConvKind.PLAIN)
+        dtype = operation.inputs[0].dtype if is_read else wide
+        return cls(kind, pads, weights, dtype, is_small)
 
     @property
     def weight_dtype(self) -> str:
@@ -183,7 +191,7 @@ class _Reading:
         if self.kind is ConvKind.DIRECT:
             return self.weights.dtype.name if self.dtype in BYTES else _WIDE
         if self.kind is ConvKind.PLAIN:
-            return _SUM
+            return self.weights.dtype.name if self.is_small else _SUM
         sums = np.abs(self.weights.astype(np.int64)).reshape(len(self.weights), -1).sum(-1)
         is_exact = int(sums.max(initial=0)) * _LARGEST < _EXACT
         return "float32" if is_exact else _SUM
