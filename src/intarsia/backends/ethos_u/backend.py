@@ -34,6 +34,7 @@ from intarsia.graph.region import Region
 
 if TYPE_CHECKING:
     from intarsia.backends.values import BuildContext, Candidate
+    from intarsia.codegen.lower.program import Program
     from intarsia.graph.graph import Graph
     from intarsia.target import Target, TargetKind, VirtualDevice
 
@@ -235,6 +236,16 @@ class EthosUBackend:
             outputs=tuple(tensor_spec(values[one]) for one in candidate.region.outputs),
             metadata={ABOUT: about},
         )
+
+    def c_program(self, region: Region, target: Target) -> Program:
+        """Return a region as a call of the processor's driver, for a program in C.
+
+        Raises:
+            BackendError: Vela is not installed, or leaves a node to a CPU.
+        """
+        from intarsia.backends.ethos_u.program import lower_region
+
+        return lower_region(region, compile_region(region, accelerator_of(target)))
 
     def open(self, placed: VirtualDevice, options: ThreadOptions) -> Device:
         """Return host memory."""
