@@ -13,6 +13,7 @@ from intarsia.backends.declared import (
     read_declarations,
     with_declared,
 )
+from intarsia.backends.values import Candidate
 from intarsia.errors import BackendError, TargetError
 from intarsia.place.machine import Machine
 from intarsia.place.request import Request
@@ -64,6 +65,41 @@ def test_a_composite_is_planned_for_a_machine_without_its_code_generators(model,
     assert found["erf"] == "llvm"
     assert report.is_mixed
     assert any("estimated" in note for note in report.notes)
+
+
+QUANTISED = """<ir_version: 8, opset_import: ["": 17]>
+g (uint8[1, 16, 32, 32] x) => (uint8[1, 16, 4, 4] y)
+<float s = {0.1}, uint8 z = {9}, int8 zero = {0}> {
+ [dx] xf = DequantizeLinear(x, s, z) [dw] wf = DequantizeLinear(w, s, zero)
+ [conv] c = Conv<strides = [2, 2]>(xf, wf) [relu] r = Relu(c) [qc] a = QuantizeLinear(r, s, z)
+ [da] af = DequantizeLinear(a, s, z) [dw2] wf2 = DequantizeLinear(w, s, zero)
+ [wide] c2 = Conv<strides = [3, 3]>(af, wf2) [qc2] b = QuantizeLinear(c2, s, z)
+ [db] bf = DequantizeLinear(b, s, z)
+ [sum] d = Add(bf, bf) [qd] e = QuantizeLinear(d, s, z) [pool] y = MaxPool<kernel_shape = [2, 2]>(e)
+}"""
+
+
+def test_layers_between_q_and_dq_are_planned_for(backends):
+    model = onnx.parser.parse_model(QUANTISED)
+    weights = np.ones((16, 16, 3, 3), np.int8)
+    model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    config = CompilationConfig.resolve("ethos-n78, llvm -mcpu=cortex-a72")
+    machine = Machine(config, with_declared(backends, config))
+    request = Request(model=model, num_threads=1, is_here=False)
+    setting = make_setting(request, machine)
+    capability, names = setting.capabilities[0], [node.name for node in setting.graph.nodes]
+    refused = {names[number]: one.reason for number, one in capability.refusals.items()}
+    assert {"wide", "qc2"} <= refused.keys()
+    assert not refused.keys() & {"dx", "dw", "conv", "relu", "qc", "db", "sum", "qd"}
+    assert "its strides are 3 x 3, and have to be of 1, 2" in refused["wide"]
+    groups = capability.backend.groups(setting.graph.whole, capability.context)
+    assert sorted(len(group.nodes) for group in groups) == [3, 5]
+    region = setting.graph.whole.of(setting.graph, [names.index("conv")])
+    candidate = Candidate.plain(region, setting.targets[0])
+    refusal = capability.backend.check(candidate, capability.context)
+    assert refusal.reason == "Conv is not between a DequantizeLinear and a QuantizeLinear"
+    with pytest.raises(BackendError, match="needs a backend that calls Arm's Ethos-N driver"):
+        intarsia.compile(model, "ethos-n78, llvm")
 
 
 def test_declared_rates_decide(model, backends, tmp_path):
@@ -154,6 +190,9 @@ def test_an_attribute_changes_what_is_declared(text, tera):
         ("[ethos-n]\noperations_per_second = 0", "operations_per_second: 0 is not positive"),
         ("[ethos-n]\nspread = true", "spread: True is of the wrong type"),
         ("ethos-n = 1", "expects a table"),
+        ("[ethos-n]\nwindows = 1", "windows: expects a table"),
+        ("[ethos-n.windows]\nConv = {kernel = [1]}", "no field 'kernel'"),
+        ("[ethos-n.windows]\nConv = {kernels = 1}", "1 is no list of integers"),
         ("[ethos-n]\nwhen = 1", "when: expects a table"),
         ("[ethos-n", "bad.toml"),
     ],

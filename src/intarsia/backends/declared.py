@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from intarsia.backends.artifact import refuse
 from intarsia.backends.backend import RegisteredBackend
 from intarsia.backends.registry import Backends
-from intarsia.backends.values import Detection, Refusal, Rule
+from intarsia.backends.tflite.layers import Layer, Reading, read_layers
+from intarsia.backends.values import Detection, FusedGroup, Refusal, Rule
 from intarsia.cost.cost import Cost, CostSource
 from intarsia.cost.work import region_work
 from intarsia.errors import BackendError, ReasonCode, TargetError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from intarsia.backends.device import Device, Executable, ThreadOptions
     from intarsia.backends.values import Artifact, BuildContext, Candidate
     from intarsia.graph.graph import Graph
+    from intarsia.graph.region import Region
     from intarsia.target import CompilationConfig, Target, TargetKind, VirtualDevice
 
 EVERY = "*"
@@ -35,6 +37,7 @@ _FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "needs": str,
     "source": str,
     "operators": list,
+    "layers": list,
     "dtypes": list,
     "operations_per_second": (int, float),
     "bytes_per_second": (int, float),
@@ -44,11 +47,27 @@ _FIELDS: Mapping[str, type | tuple[type, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """Which windows on images an operator may have; each empty for any.
+
+    Attributes:
+        kernels: Their extents along rows and along columns.
+        strides: Likewise.
+    """
+
+    kernels: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Declaration:
     """What a kind can do.
 
     Attributes:
         operators: Types of those that it takes; `*` means all.
+        layers: Types of operators that it takes as integer layers: between Q and DQ nodes, or
+            with scales as inputs.
+        windows: By the type of an operator in a layer, its windows.
         dtypes: Of the outputs of nodes that it takes; empty means any.
         operations_per_second: At most; None means that of the device of what the kind refines.
         bytes_per_second: That cross the border of a region; None means no limit.
@@ -60,6 +79,8 @@ class Declaration:
     """
 
     operators: tuple[str, ...] = (EVERY,)
+    layers: tuple[str, ...] = ()
+    windows: tuple[tuple[str, Window], ...] = ()
     dtypes: tuple[str, ...] = ()
     operations_per_second: float | None = None
     bytes_per_second: float | None = None
@@ -94,12 +115,31 @@ def read_declarations(path: str | Path) -> dict[str, Declaration]:
 def _read(place: str, table: object) -> Declaration:
     if not isinstance(table, Mapping):
         raise TargetError(f"{place}: expects a table")
-    when = table.get("when", {})
-    if not isinstance(when, Mapping):
-        raise TargetError(f"{place}: when: expects a table")
-    attributes = {name: value for name, value in table.items() if name != "when"}
-    cases = tuple((name, _fields(f"{place}: {name}", fields)) for name, fields in when.items())
-    return Declaration(**_fields(place, attributes), when=cases)
+    inner = {name: table.get(name, {}) for name in ("when", "windows")}
+    for name, value in inner.items():
+        if not isinstance(value, Mapping):
+            raise TargetError(f"{place}: {name}: expects a table")
+    attributes = {name: value for name, value in table.items() if name not in inner}
+    cases = tuple(
+        (name, _fields(f"{place}: {name}", fields)) for name, fields in inner["when"].items()
+    )
+    windows = tuple(
+        (name, _window(f"{place}: windows: {name}", fields))
+        for name, fields in inner["windows"].items()
+    )
+    return Declaration(**_fields(place, attributes), windows=windows, when=cases)
+
+
+def _window(place: str, table: object) -> Window:
+    if not isinstance(table, Mapping):
+        raise TargetError(f"{place}: expects a table")
+    for name, sizes in table.items():
+        if name not in ("kernels", "strides"):
+            hint = suggest(str(name), ("kernels", "strides"), what="fields")
+            raise TargetError(f"{place}: no field {name!r}", hint=hint)
+        if not isinstance(sizes, list) or not all(type(size) is int for size in sizes):
+            raise TargetError(f"{place}: {name}: {sizes!r} is no list of integers")
+    return Window(**{name: tuple(sizes) for name, sizes in table.items()})
 
 
 def _fields(place: str, table: object) -> dict[str, Any]:
@@ -157,6 +197,29 @@ def with_declared(
     return replace(backends, by_name=by_name, by_kind=by_kind)
 
 
+def _layers(declared: Declaration, region: Region) -> Reading:
+    """Return the integer layers of a region that are declared."""
+    if not declared.layers:
+        return Reading((), {})
+    windows = dict(declared.windows)
+
+    def outside(layer: Layer) -> str | None:
+        window = windows.get(layer.op_type)
+        operation, shape = layer.operation, layer.operands[-1].shape
+        kernel = operation.attribute("kernel_shape", shape[2:])
+        strides = operation.attribute("strides", (1,) * len(kernel))
+        for what, sizes, known in (
+            ("windows", kernel, window and window.kernels),
+            ("strides", strides, window and window.strides),
+        ):
+            if known and not set(sizes) <= set(known):
+                found = " x ".join(map(str, sizes))
+                return f"its {what} are {found}, and have to be of {', '.join(map(str, known))}"
+        return None
+
+    return read_layers(region, frozenset(declared.layers), outside)
+
+
 class DeclaredBackend:
     """Answers for a kind without a code generator; it makes and loads nothing."""
 
@@ -164,6 +227,8 @@ class DeclaredBackend:
         self.name = kind
         self.kinds: tuple[TargetKind | str, ...] = (kind,)
         self.declaration = declaration
+        if declaration.layers:  # else what runs as one is guessed from the operators
+            self.groups = self._groups
 
     def version(self) -> str:
         """Return that there is none."""
@@ -179,12 +244,18 @@ class DeclaredBackend:
 
     def _refuse(self, graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
         declared = self.declaration.of(context.target.target)
+        reading = _layers(declared, graph.whole)
+        taken = {node for layer in reading.layers for node in layer.nodes}
         refusals = {}
         for node in graph.nodes:
+            if node.id in taken:
+                continue
             dtypes = {graph.values[value].dtype for value in node.outputs}
             others = sorted(str(dtype) for dtype in dtypes if dtype not in declared.dtypes)
             if EVERY not in declared.operators and node.op_type not in declared.operators:
                 code, reason = ReasonCode.UNSUPPORTED_OP, f"{self.name} declares no {node.op_type}"
+                if declared.layers and node.id in reading.reasons:
+                    reason += f" here: {reading.reasons[node.id]}"
             elif declared.dtypes and others:
                 reason = f"{self.name} declares no {node.op_type} of {', '.join(others)}"
                 code = ReasonCode.UNSUPPORTED_DTYPE
@@ -193,8 +264,24 @@ class DeclaredBackend:
             refusals[node.id] = refuse(node, context, code, reason)
         return refusals
 
+    def _groups(self, region: Region, context: BuildContext) -> tuple[FusedGroup, ...]:
+        """Return the integer layers."""
+        layers = _layers(self.declaration.of(context.target.target), region).layers
+        return tuple(
+            FusedGroup(layer.nodes, f"integer {layer.op_type}")
+            for layer in layers
+            if len(layer.nodes) > 1
+        )
+
     def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
-        """Return nothing: regions may be of any size."""
+        """Return which node of a region is a part of an integer layer alone, if one is."""
+        declared, region = self.declaration.of(context.target.target), candidate.region
+        if not declared.layers or EVERY in declared.operators:
+            return None
+        for number, reason in _layers(declared, region).reasons.items():
+            node = region.graph.nodes[number]
+            if node.op_type not in declared.operators:
+                return refuse(node, context, ReasonCode.UNSUPPORTED_OP, reason)
         return None
 
     def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
