@@ -128,6 +128,7 @@ READERS = {
 """Modules beside the commands whose functions a user or another process calls, and which."""
 
 OF_OTHERS = {
+    "intarsia.native.linking": "hands all of it on to a compiler",
     "intarsia.process.selftest": "hands all of it on to a process",
     "intarsia.process.workers": "hands all of it on to a process",
     "intarsia.report.health": "shows where a setting comes from, and what is not obeyed",
