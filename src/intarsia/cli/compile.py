@@ -33,7 +33,9 @@ class Emit(StrEnum):
 
     PACKAGE = "package"
     C = "c"
+    OBJECT = "object"
     SHARED = "shared"
+    EXECUTABLE = "executable"
 
 
 _ALLOWED = ("--target", "--target-attr", "--shape", "--no-cache", "--no-probe")
@@ -58,7 +60,8 @@ def compile_command(
         Emit,
         typer.Option(
             "--emit",
-            help="What to write: a package, C99 source, or a shared library and its header.",
+            help="What to write: a package; C99 source; or, for the machine of the target, an "
+            "object, a shared library or a program, with a header.",
         ),
     ] = Emit.PACKAGE,
     threads: ThreadsOption = None,
@@ -108,13 +111,13 @@ def compile_command(
 def _write_program(
     model: Path, emit: Emit, folder: Path | None, choices: Choices, *, json: bool
 ) -> None:
-    """Write a model as C or as a shared library, and say which files that made.
+    """Write a model as C or as machine code, and say which files that made.
 
     Raises:
         SettingError: An option is given that a program of one region has no use for.
-        IntarsiaError: As `intarsia.export.write_c` and `write_shared`.
+        IntarsiaError: As `intarsia.export.write_program`.
     """
-    from intarsia.export import DEFAULT_TARGET, write_c, write_shared
+    from intarsia.export import DEFAULT_TARGET, Product, write_program
 
     idle = [option for option in choices.given if option not in _ALLOWED]
     if idle:
@@ -125,10 +128,7 @@ def _write_program(
     writable_folder(folder or Path())
     request = make_request(model, choices, None, target=choices.target or DEFAULT_TARGET)
     needs: list[Footprint] = []
-    if emit is Emit.C:
-        files = write_c(request, folder or Path(), tell=needs.append)
-    else:
-        files = write_shared(request, folder or Path())
+    files = write_program(request, folder or Path(), Product(emit), tell=needs.append)
     sizes = [(str(file), file.stat().st_size) for file in files]
     if json:
         listed = [{"file": file, "nbytes": nbytes} for file, nbytes in sizes]

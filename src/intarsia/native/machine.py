@@ -107,9 +107,14 @@ def triple_words(triple: str) -> tuple[str, str, str]:
     return architecture, system, environment
 
 
+def is_32_bit(cpu: NativeCpu) -> bool:
+    """Tell whether addresses have 32 bits."""
+    return "-p:32:32" in str(target_machine(cpu).target_data)
+
+
 @cache
 def target_machine(cpu: NativeCpu) -> Any:
-    """Return LLVM's target machine for position-independent code.
+    """Return LLVM's target machine; its code is position-independent where there is a system.
 
     Raises:
         BackendError: LLVM does not know the triple.
@@ -129,8 +134,10 @@ def target_machine(cpu: NativeCpu) -> Any:
     options: dict[str, str] = {"codemodel": "small"}
     if triple.startswith("riscv64"):
         options = {"codemodel": "medium", "abiname": "lp64d"}
+    # Without a system, nothing moves code.
+    reloc = "pic" if triple_words(triple)[1] else "static"
     return target.create_target_machine(
-        cpu=cpu.name, features=features, opt=3, reloc="pic", **options
+        cpu=cpu.name, features=features, opt=3, reloc=reloc, **options
     )
 
 

@@ -56,7 +56,7 @@ def target_cpu(target: Target) -> tuple[NativeCpu, VectorUnit]:
         has_half=bool(features.has_f16c) or features.arch == "aarch64",
         l1_bytes=features.l1_bytes or _L1_BYTES,
         l2_bytes=attrs.get("l2-cache") or features.l2_bytes or _L2_BYTES,
-        dots=tuple(name for name in DOT_FEATURES if name in features.isa),
+        dots=tuple(name for name in DOT_FEATURES if name in (features.isa or ())),
     )
     flags = _llvm_flags(target, cpu, family)
     return NativeCpu(triple, name, ",".join(flags)), unit

@@ -55,6 +55,7 @@ _ARM_FACTS = {
 }
 _NEON_WIDTH = 128
 _MVE_WIDTH = 128
+_WASM_WIDTH, _WASM_REGISTERS = 128, 16
 _RISCV_MARCH = re.compile(r"rv(?P<width>32|64)(?P<letters>[a-z]*)(?P<rest>(?:_[a-z0-9]+)*)")
 _MINIMUM_LENGTH = re.compile(r"zvl([0-9]+)b")
 _RISCV_GENERAL = ("+i", "+m", "+a", "+f", "+d")
@@ -156,6 +157,21 @@ def describe_riscv(isa: frozenset[str], triple: str) -> dict[str, Any]:
         "has_zvfbfwma": "zvfbfwma" in isa,
         "vector_width": max(lengths, default=0) if has_vectors else 0,
         "vector_registers": 32 if has_vectors else 0,
+    }
+
+
+def describe_wasm(flags: Sequence[str]) -> dict[str, Any]:
+    """Return the features of a WebAssembly target: it has no CPUs, and few features.
+
+    How many registers its vectors are in is the engine's: most CPUs have 16 or more.
+    """
+    last = {flag[1:]: flag[0] == "+" for flag in flags}
+    has_vectors = last.get("simd128", False)
+    return {
+        "arch": "wasm",
+        "isa": tuple(sorted(name for name, has in last.items() if has)),
+        "vector_width": _WASM_WIDTH if has_vectors else 0,
+        "vector_registers": _WASM_REGISTERS if has_vectors else 0,
     }
 
 

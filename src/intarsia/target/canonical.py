@@ -18,6 +18,7 @@ from intarsia.target import cpu as machine
 from intarsia.target.architectures import (
     DESCRIBE,
     arm_triple_flags,
+    describe_wasm,
     read_arm_march,
     read_riscv_march,
     restrict_arm,
@@ -107,6 +108,8 @@ def _base_name(attrs: Mapping[str, Any]) -> str:
 def _features(cpu: str, triple: str, mattr: tuple[str, ...]) -> Mapping[str, Any]:
     name = cpu.partition("+")[0]
     family = find_family(triple, name)
+    if family is None and triple.startswith("wasm"):
+        return describe_wasm(mattr)
     if family is None:
         return {"cpu_known": False} if name not in ("", GENERIC) else {}
     table = load_table(family)

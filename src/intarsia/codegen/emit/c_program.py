@@ -319,7 +319,8 @@ class _Writer:
         if self._is_native:
             parts.append(f"extern const uint8_t {name}_weights[];\n")
             parts += [
-                f"extern void {kernel.name}(void **arguments, int64_t begin, int64_t end);\n"
+                f"extern void {kernel.name}"
+                "(const uint64_t *arguments, int64_t begin, int64_t end);\n"
                 for kernel in kernels
             ]
         else:
@@ -411,10 +412,11 @@ class _Writer:
                 return [f"    if ({kernel.name}(\n        {listed}) != 0)", "        return -1;"]
             listed = "".join(f"\n        {item}," for item in passed)
             return [f"    {kernel.name}({listed}", f"        0, {call.extent});"]
-        listed = ", ".join(f"(void *)({self._pointer(argument)})" for _, argument in pairs)
+        # Eight bytes for each address, on machines of 32 bits too.
+        listed = ", ".join(f"(uintptr_t)({self._pointer(argument)})" for _, argument in pairs)
         return [
             "    {",
-            f"        void *arguments[] = {{{listed}}};",
+            f"        const uint64_t arguments[] = {{{listed}}};",
             f"        {kernel.name}(arguments, 0, {call.extent});",
             "    }",
         ]

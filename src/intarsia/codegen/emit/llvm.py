@@ -42,7 +42,13 @@ class _Block:
     computed: dict[object, str] = field(default_factory=dict)
 
 
-def emit_llvm(function: ir.Function, *, has_fma: bool = True, dots: tuple[str, ...] = ()) -> str:
+def emit_llvm(
+    function: ir.Function,
+    *,
+    has_fma: bool = True,
+    dots: tuple[str, ...] = (),
+    is_32_bit: bool = False,
+) -> str:
     """Return an LLVM IR module with one kernel.
 
     Args:
@@ -50,13 +56,17 @@ def emit_llvm(function: ir.Function, *, has_fma: bool = True, dots: tuple[str, .
         has_fma: Whether the CPU multiplies and adds in one instruction; where it does not, `fma`
             rounds twice, because a library call for each lane would be far too slow.
         dots: The CPU's features of `unit.DOT_FEATURES`: which instructions `dot` may become.
+        is_32_bit: Whether sizes of memory have 32 bits, as the C library takes them.
     """
-    return _Emitter(function, has_fma=has_fma, dots=dots).module()
+    return _Emitter(function, has_fma=has_fma, dots=dots, is_32_bit=is_32_bit).module()
 
 
 class _Emitter:
-    def __init__(self, function: ir.Function, *, has_fma: bool, dots: tuple[str, ...]) -> None:
+    def __init__(
+        self, function: ir.Function, *, has_fma: bool, dots: tuple[str, ...], is_32_bit: bool
+    ) -> None:
         self._function = function
+        self._size = "i32" if is_32_bit else "i64"
         self._dots = dots
         self._fma = "fma" if has_fma else "fmuladd"
         self._names: dict[ir.IrValue, str] = {}
@@ -105,9 +115,10 @@ class _Emitter:
         if nbytes <= STACK_BYTES:
             self._line(f"%l{number} = alloca [{count} x {element}], align {buffer.align}")
             return ""
-        self._declared["aligned_alloc"] = "declare noalias ptr @aligned_alloc(i64, i64)"
-        size = -(-nbytes // buffer.align) * buffer.align
-        self._line(f"%l{number} = call ptr @aligned_alloc(i64 {buffer.align}, i64 {size})")
+        word, size = self._size, -(-nbytes // buffer.align) * buffer.align
+        self._declared["aligned_alloc"] = f"declare noalias ptr @aligned_alloc({word}, {word})"
+        sizes = f"{word} {buffer.align}, {word} {size}"
+        self._line(f"%l{number} = call ptr @aligned_alloc({sizes})")
         return f"call void {self._declare('free', 'void (ptr)')}(ptr %l{number})"
 
     def _entry(self) -> str:
