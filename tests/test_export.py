@@ -17,9 +17,10 @@ from tests.c_compiler import STRICT, compile_c, install_compiler
 from tests.codegen.lower.small_models import feeds_of, small_model
 
 from intarsia import zoo
-from intarsia.codegen.emit.c_program import ALIGN
+from intarsia.codegen.emit.c_main import seeded_input
+from intarsia.codegen.emit.c_program import ALIGN, Tensor
 from intarsia.errors import BackendError, SettingError, TargetError, UnsupportedError
-from intarsia.export import export_c, export_shared
+from intarsia.export import export_c, export_executable, export_shared
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "c" / "classify.c"
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")
@@ -216,6 +217,50 @@ def test_the_example_prints_what_onnxruntime_says(classifier, tmp_path, emit):
         np.testing.assert_allclose([p for _, p in got], [p for _, p in want], atol=2e-6)
 
 
+def test_a_program_runs_the_model_on_files_or_on_a_seed(network, saved, tmp_path):
+    program, header = export_executable(saved, tmp_path)
+    assert (program.name, header.name) == ("my_net", "my_net.h")
+    feeds = {
+        name: seeded_input(Tensor(name, "float32", shape), number, 5)
+        for number, (name, shape) in enumerate((("x", (1, 3, 8, 8)), ("double", (1, 7))))
+    }
+    want = expected_of(network, feeds)
+    np.save(tmp_path / "x.npy", feeds["x"])
+    (tmp_path / "double.raw").write_bytes(feeds["double"].tobytes())
+    for arguments in (["-s", "5"], ["-n", "3", tmp_path / "x.npy", tmp_path / "double.raw"]):
+        command = [program, "-o", tmp_path, *arguments]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        assert re.fullmatch(r"my_net: \d+\.\d{3} ms, the best of [13]\n", done.stdout)
+        for name, value in want.items():
+            got = np.load(tmp_path / f"{name}.npy")
+            assert (got.dtype, got.shape) == (value.dtype, value.shape)
+            np.testing.assert_allclose(got, value, rtol=1e-4, atol=1e-5)
+    wrong = [[tmp_path / "x.npy"], ["-n", "0"], [tmp_path / "x.npy"] * 2, ["-q"], ["a", "b"]]
+    for arguments in wrong:
+        done = subprocess.run([program, *arguments], check=False, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert done.stderr
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool"]
+)
+def test_a_seed_makes_the_same_inputs_here_and_there(tmp_path, dtype):
+    kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    value = onnx.helper.make_tensor_value_info
+    node = onnx.helper.make_node("Transpose", ["x"], ["y"])
+    sides = [value("x", kind, (5, 7))], [value("y", kind, (7, 5))]
+    graph = onnx.helper.make_graph([node], "g", *sides)
+    onnx.save(onnx.helper.make_model(graph, ir_version=10), tmp_path / "net.onnx")
+    program, _ = export_executable(tmp_path / "net.onnx", tmp_path)
+    subprocess.run([program, "-s", "3", "-o", tmp_path], check=True, capture_output=True)
+    want = seeded_input(Tensor("x", dtype, (5, 7)), 0, 3)
+    got = np.load(tmp_path / "y.npy")
+    assert got.dtype == want.dtype
+    assert len(np.unique(got)) > (1 if dtype in ("bool", "int32", "int64") else 20)
+    np.testing.assert_array_equal(got, want.T)
+
+
 def test_nodes_without_native_code_are_named(parse_model, tmp_path):
     text = """
     odd (float[3] x) => (float[3] y, int64[1, N] n) {
@@ -247,16 +292,20 @@ def test_an_output_that_nothing_computes_is_named(parse_model, tmp_path):
         export_c(tmp_path / "idle.onnx", tmp_path)
 
 
-def test_a_shared_library_is_for_this_machine(saved, tmp_path):
-    foreign = "llvm -mtriple=riscv64-unknown-linux-gnu -mcpu=generic-rv64"
-    with pytest.raises(BackendError, match="for this machine"):
-        export_shared(saved, tmp_path, foreign)
-    with pytest.raises(BackendError, match="'c' is not: it writes C"):
+def test_machine_code_is_of_the_kind_llvm(saved, tmp_path):
+    with pytest.raises(BackendError, match="for the kind llvm, and 'c' writes C"):
         export_shared(saved, tmp_path, "c")
+
+
+def test_a_program_needs_a_system_that_loads_it(saved, tmp_path):
+    with pytest.raises(BackendError, match=r"thumbv7em-none-eabihf has no system") as caught:
+        export_executable(saved, tmp_path, "llvm -mtriple=thumbv7em-none-eabihf -mcpu=cortex-m7")
+    assert "--emit object" in caught.value.hint
 
 
 def test_without_a_compiler_it_says_so(saved, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("intarsia.native.linking.has_zig", lambda: False)
     with pytest.raises(BackendError, match="no C compiler"):
         export_shared(saved, tmp_path)
 

@@ -88,7 +88,7 @@ def test_a_compiler_that_is_gone_is_told(tmp_path):
 
 
 def test_without_the_wheel_the_extra_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("intarsia.native.linking.has_zig", lambda: False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BackendError, match="links for riscv64-linux-gnu") as caught:
         Linker.find(NativeCpu("riscv64-linux-gnu"), tmp_path)

@@ -74,7 +74,7 @@ class Linker:
             if found is not None:
                 return cls(found[0], (found[0],), (found[1],))
         triple = cpu.triple or "this machine"
-        if importlib.util.find_spec("ziglang") is None:
+        if not has_zig():
             nothing = f"there is no C compiler that links for {triple}"
             hint = 'pip install "intarsia[cross]"'
             raise BackendError(
@@ -149,6 +149,11 @@ _FORMS: dict[Form, tuple[str, ...]] = {
     Form.SHARED: ("-fPIC", "-shared"),
     Form.OBJECT: ("-fPIC", "-r", "-nostdlib"),
 }
+
+
+def has_zig() -> bool:
+    """Tell whether the wheel `ziglang` is installed."""
+    return importlib.util.find_spec("ziglang") is not None
 
 
 def _system_compilers() -> tuple[str, str] | None:
