@@ -9,8 +9,10 @@ from functools import partial
 
 import numpy as np
 import pytest
+from tests.c_compiler import CACHE
 from tests.codegen.conftest import host_cpu
 from tests.codegen.emit.runners import run_c, run_opencl
+from tests.emulated import run_emulated
 
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.emit.llvm import emit_llvm
@@ -20,7 +22,8 @@ from intarsia.codegen.printer import print_function
 from intarsia.codegen.unit import DOT_FEATURES
 from intarsia.codegen.verifier import verify
 from intarsia.errors import InternalError
-from intarsia.native.machine import NativeCpu, compile_assembly
+from intarsia.native.linking import Form, Linker
+from intarsia.native.machine import NativeCpu, compile_assembly, compile_object
 
 TURNS = 6
 PAIRS = [
@@ -193,6 +196,38 @@ def test_instructions_of_other_cpus(cpu, left, right):
     assembly = compile_assembly(text, native)
     assert re.search(INSTRUCTIONS[cpu, left, right], assembly), assembly
     assert "pmaddubsw" not in assembly
+
+
+@pytest.mark.parametrize(("left", "right"), PAIRS)
+def test_neon_under_an_emulator(tmp_path, monkeypatch, left, right):
+    """NEON's instructions as an emulator of Arm's CPUs has them."""
+    monkeypatch.setenv("ZIG_GLOBAL_CACHE_DIR", str(CACHE))
+    lanes, name, features = CPUS["neon"]
+    name, _, flags = name.partition(" ")
+    function, native = dots(left, right, lanes), NativeCpu(ARM, name, flags)
+    arrays = memory(left, right, lanes)
+    (tmp_path / "k.o").write_bytes(compile_object(emit_llvm(function, dots=features), native))
+    header, source = tmp_path / "case.h", tmp_path / "run.c"
+    header.write_text(
+        "#include <stddef.h>\n#include <stdint.h>\n"
+        "int case_run(const void *x, const void *w, const void *s, void *y);\n"
+    )
+    source.write_text(
+        f'#include "case.h"\nvoid {function.name}(const uint64_t *, int64_t, int64_t);\n'
+        "int case_run(const void *x, const void *w, const void *s, void *y)\n{\n"
+        "    const uint64_t given[] = {(uint64_t)x, (uint64_t)w, (uint64_t)s, (uint64_t)y};\n"
+        f"    {function.name}(given, 0, {TURNS});\n    return 0;\n}}\n"
+    )
+    whole = tmp_path / "case.o"
+    Linker.find(native, tmp_path).link(Form.OBJECT, whole, ["run.c", "k.o"], folder=tmp_path)
+    target = f"llvm -mtriple={ARM} -mcpu={name} -mattr={flags}"
+    (got,) = run_emulated(target, "max", (whole, header), arrays[:3], arrays[3:], tmp_path)
+    want = np.zeros_like(arrays[3])
+    interpret(function, [*(array.reshape(-1) for array in arrays[:3]), want.reshape(-1)])
+    if left == "uint16":  # two products at a time; denormals may be 0
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
+    else:
+        np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize(("left", "right"), [PAIRS[1], PAIRS[2]])
