@@ -13,6 +13,7 @@ packages=(
     qemu-system-arm        # boards with a Cortex-M
     gcc-arm-none-eabi libnewlib-arm-none-eabi
     g++-12-aarch64-linux-gnu libc6-dev-arm64-cross
+    libc6-riscv64-cross libc6-armhf-cross # C libraries for qemu-user's -L
     openssh-server openssh-client
 )
 library=(libarm-compute20:arm64 libarm-compute-dev:arm64)
