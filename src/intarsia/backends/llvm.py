@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 import numpy as np
@@ -77,6 +77,7 @@ from intarsia.native.machine import NativeCpu, compile_assembly, driver, llvm_ve
 from intarsia.native.objects import ObjectCache
 
 if TYPE_CHECKING:
+    from intarsia.backends.native_remote import RemoteProgram
     from intarsia.backends.values import Border, BuildContext, Candidate
     from intarsia.codegen.ir import Function
     from intarsia.graph.graph import Graph
@@ -110,6 +111,8 @@ class _Payload(msgspec.Struct, frozen=True):
     """What depends on sizes that are known when it runs; None if nothing does."""
     found: list[FoundRecord] = []
     """The outputs whose sizes are found, in the order of their calls."""
+    runner: str = ""
+    """The way to the machine; empty means here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,30 +176,39 @@ class _Shared:
         return cls(table, FreeCalls(payload, artifact.target) if is_free else None)
 
 
-class NativeExecutable:
-    """Linked kernels with their weights; bindings and threads share it."""
+class _NativeRegion:
+    """A program of kernels, wherever they run: its sizes, and what its calls tell.
+
+    Args:
+        artifact: What was compiled.
+        payload: Its content.
+        free: What of it depends on sizes; None if nothing does.
+        sized: What it is at some sizes; None means as recorded.
+    """
 
     def __init__(
         self,
         artifact: Artifact,
         payload: _Payload,
-        library: LoadedCode,
-        pool: ThreadPool | Team | None,
-        caches: Path,
-        shared: _Shared | None = None,
-        sized: SizedCalls | None = None,
+        free: FreeCalls | None,
+        sized: SizedCalls | None,
     ) -> None:
-        self.never_fails = not payload.checks  # machine code raises nothing else
-        self._pool = pool
         self._artifact = artifact  # steps point to its constants
         self._payload = payload
-        self._library = library
-        self._caches = caches
-        self._shared = _Shared.of(artifact, payload, library) if shared is None else shared
+        self._free = free
         self._sized = SizedCalls.of(payload) if sized is None else sized
-        self.scratch_bytes = self._sized.scratch_bytes
 
-    def at(self, sizes: Mapping[str, int]) -> NativeExecutable:
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of memory here for what lies between its calls."""
+        return self._sized.scratch_bytes
+
+    @property
+    def never_fails(self) -> bool:
+        """Whether its steps raise nothing."""
+        return not self._payload.checks  # machine code raises nothing else
+
+    def at(self, sizes: Mapping[str, int]) -> Self:
         """Return the program for sizes of its free dimensions, on the same code and weights.
 
         Args:
@@ -206,26 +218,24 @@ class NativeExecutable:
             PackageError: The program is damaged.
             ExecutionError: No memory is so large.
         """
-        if self._shared.free is None:
-            return self
-        return NativeExecutable(
-            self._artifact,
-            self._payload,
-            self._library,
-            self._pool,
-            self._caches,
-            self._shared,
-            self._shared.free.at(sizes),
-        )
+        return self if self._free is None else self._resized(self._free.at(sizes))
+
+    def _resized(self, sized: SizedCalls) -> Self:
+        """Return the program at other sizes."""
+        raise NotImplementedError
+
+    def _bind(
+        self, inputs: Sequence[Buffer], found: _Found, scratch: Buffer | None, faults: Array
+    ) -> Step:
+        """Return the call that runs the kernels, without what is looked at behind it."""
+        raise NotImplementedError
 
     def bind(
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
     ) -> Step:
         """Return the call that runs the region on these arrays; it releases the lock of Python."""
         faults, found = self._sized.new_faults(), self._found(outputs)
-        bound = self._calls(inputs, found.outputs, scratch, (faults, found.counts))
-        keep_alive = (self, tuple(inputs), found, scratch, faults, bound.words)
-        step = make_step_of(bound.rows, keep_alive, self._pool, self._caches)
+        step = self._bind(inputs, found, scratch, faults)
         if found.slots:
             return partial(self._run_and_tell, step, faults, faults.tobytes(), found)
         if self.never_fails:
@@ -275,7 +285,47 @@ class NativeExecutable:
 
     def _records(self) -> _Payload:
         """Return the records of the program at its sizes, which only few runs look at."""
-        return self._payload if self._shared.free is None else self._sized.recorded(self._payload)
+        return self._payload if self._free is None else self._sized.recorded(self._payload)
+
+
+class NativeExecutable(_NativeRegion):
+    """Linked kernels with their weights; bindings and threads share it."""
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        payload: _Payload,
+        library: LoadedCode,
+        pool: ThreadPool | Team | None,
+        caches: Path,
+        shared: _Shared | None = None,
+        sized: SizedCalls | None = None,
+    ) -> None:
+        shared = _Shared.of(artifact, payload, library) if shared is None else shared
+        super().__init__(artifact, payload, shared.free, sized)
+        self._pool = pool
+        self._library = library
+        self._caches = caches
+        self._shared = shared
+
+    def _resized(self, sized: SizedCalls) -> Self:
+        return type(self)(
+            self._artifact,
+            self._payload,
+            self._library,
+            self._pool,
+            self._caches,
+            self._shared,
+            sized,
+        )
+
+    def _bind(
+        self, inputs: Sequence[Buffer], found: _Found, scratch: Buffer | None, faults: Array
+    ) -> Step:
+        """Return the call that runs the kernels, without what is looked at behind it."""
+        bound = self._calls(inputs, found.outputs, scratch, (faults, found.counts))
+        keep_alive = (self, tuple(inputs), found, scratch, faults, bound.words)
+        return make_step_of(bound.rows, keep_alive, self._pool, self._caches)
 
     def kernel_steps(
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
@@ -327,6 +377,44 @@ class NativeExecutable:
         memory = {str(kind): [address_of(one) for one in some] for kind, some in blocks.items()}
         threads = 1 if self._pool is None else self._pool.threads
         return self._shared.table.bind(self._sized, memory, threads)
+
+
+class RemoteNative(_NativeRegion):
+    """Kernels on another machine, where their weights are too; tensors travel with each call."""
+
+    scratch_bytes = 0
+    never_fails = False  # the way may
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        payload: _Payload,
+        program: RemoteProgram,
+        free: FreeCalls | None,
+        sized: SizedCalls | None = None,
+    ) -> None:
+        super().__init__(artifact, payload, free, sized)
+        self._program = program
+        self._list = program.list_calls(payload, self._sized)
+
+    def away_seconds(self) -> float:
+        """Return how much of the time of all calls so far was spent on the way."""
+        return self._program.region.away_seconds()
+
+    def _resized(self, sized: SizedCalls) -> Self:
+        return type(self)(self._artifact, self._payload, self._program, self._free, sized)
+
+    def _bind(
+        self, inputs: Sequence[Buffer], found: _Found, scratch: Buffer | None, faults: Array
+    ) -> Step:
+        return partial(
+            self._program.run,
+            self._list,
+            self._sized,
+            tuple(inputs),
+            tuple(found.outputs),
+            (faults, found.counts),
+        )
 
 
 _GENERATORS = (
@@ -441,11 +529,11 @@ class LlvmBackend(ConfiguredBackend):
         borders = read_borders(candidate, self.name, blocks)
         dumped: dict[str, str] = {}
         with CompilePool(cpu, ObjectCache(self.settings.cache_folder())) as pool:
-            is_for_here = not why_not_here(cpu)
+            is_compiled = bool(target.attrs.get("runner")) or not why_not_here(cpu)
 
             def emit(kernel: Function) -> None:
                 dumped[kernel.name] = text = emit_llvm(kernel, has_fma=unit.has_fma, dots=unit.dots)
-                if is_for_here:
+                if is_compiled:
                     pool.submit(kernel.name, text)
 
             threads = target_threads(target, context.num_threads)
@@ -492,6 +580,7 @@ class LlvmBackend(ConfiguredBackend):
             check_records(program),
             free_record(program),
             found_records(program),
+            target.attrs.get("runner") or "",
         )
         about = {ABOUT: program.summary(), SCRATCH: str(program.scratch_bytes)}
         if program.sums:
@@ -522,7 +611,7 @@ class LlvmBackend(ConfiguredBackend):
         """Return host memory."""
         return HostDevice(options)
 
-    def load(self, artifact: Artifact, device: Device) -> NativeExecutable:
+    def load(self, artifact: Artifact, device: Device) -> NativeExecutable | RemoteNative:
         """Compile and link the kernels, or take them from the cache.
 
         Raises:
@@ -532,13 +621,39 @@ class LlvmBackend(ConfiguredBackend):
         payload = _decode(artifact)
         cpu = NativeCpu(payload.triple, payload.cpu, ",".join(payload.features))
         caches = self.settings.cache_folder()
-        _check_runs_here(cpu, artifact, caches)
+        if not payload.runner:
+            _check_runs_here(cpu, artifact, caches)
         texts = {name: unpack_text(artifact, code) for name, code in payload.kernels}
         objects = _find_or_compile(texts, cpu, caches)
+        if payload.runner:
+            return _load_remote(artifact, payload, objects, cpu, caches)
         options = device.options
         threads = min(options.num_threads, payload.num_cores or options.num_threads)
         pool = None if threads == 1 else _find_threads(threads, options, caches)
         return NativeExecutable(artifact, payload, LoadedCode(objects), pool, caches)
+
+
+def _load_remote(
+    artifact: Artifact,
+    payload: _Payload,
+    objects: Mapping[str, bytes],
+    cpu: NativeCpu,
+    caches: Path,
+) -> RemoteNative:
+    """Link kernels with the agent; it is started when it is first asked.
+
+    Raises:
+        BackendError: Nothing here links for that machine.
+    """
+    from intarsia.backends.native_remote import RemoteProgram, link_program
+    from intarsia.backends.remote import RemoteRegion
+    from intarsia.native.agent import Agent
+    from intarsia.process.runner import parse_runner
+
+    agent = Agent(link_program(objects, cpu, caches), parse_runner(payload.runner))
+    program = RemoteProgram(RemoteRegion(agent, artifact.target), artifact.constants)
+    free = FreeCalls(payload, artifact.target) if payload.free is not None else None
+    return RemoteNative(artifact, payload, program, free)
 
 
 def _find_threads(threads: int, options: ThreadOptions, caches: Path) -> ThreadPool | Team | None:

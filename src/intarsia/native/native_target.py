@@ -125,7 +125,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def check_here(target: Target) -> tuple[str, ...]:
-    """Check that code for a target is code for this machine, as the target says it.
+    """Check that code for a target can be run: by this machine, or by the one of its runner.
 
     Returns:
         The names of the attributes that change nothing.
@@ -152,13 +152,13 @@ def check_here(target: Target) -> tuple[str, ...]:
                 target=str(target),
                 hint="leave it out",
             )
-    problem = why_not_here(cpu)
+    problem = "" if attrs.get("runner") else why_not_here(cpu)
     if problem:
         raise TargetError(
             f"{_to_blame(target, cpu)}: the code could not run here: {problem}",
             target=str(target),
-            hint="compile on that machine, plan for it with `intarsia plan absent`, or "
-            "write code for it with `intarsia compile --emit shared`",
+            hint="say how that machine is reached (-runner=), plan for it with "
+            "`intarsia plan absent`, or write code for it with `intarsia compile --emit shared`",
         )
     _has_half_weights(target, unit)
     return tuple(name for name in attrs if name in _UNUSED)

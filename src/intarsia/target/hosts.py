@@ -19,6 +19,9 @@ from intarsia.target.priority import (
 from intarsia.target.target import Target
 from intarsia.target.warn import warn
 
+RUNNER = "runner"
+"""The attribute that says how another machine is reached."""
+
 _FALLBACK = "the fallback, which runs on a CPU"
 
 
@@ -68,7 +71,7 @@ def deduce_host(fallback: PlacedTarget) -> Target:
     """Return the fallback's target if it runs on a CPU, else the default host."""
     target = fallback.target
     # Row 104: of `cuda, llvm` the host is llvm, of `opencl` alone the default.
-    if target.device_type == DeviceType.CPU:
+    if target.device_type == DeviceType.CPU and not target.attrs.get(RUNNER):
         return target
     return on_this_machine(Target(default_host()))
 
@@ -80,6 +83,12 @@ def check_host(host: Target) -> Target:
         TargetError: It cannot run a whole plan on a CPU.
     """
     target = on_this_machine(host.without_host())
+    if target.attrs.get(RUNNER):
+        raise TargetError(
+            f"'{target}' cannot be the host: it is reached by a runner, and the host is here",
+            target=str(target),
+            hint=f"use {default_host()}",
+        )
     if not target.kind.is_complete or target.device_type != DeviceType.CPU or is_composite(target):
         raise TargetError(
             f"'{target}' cannot be the host: it has to run a whole model on a CPU",

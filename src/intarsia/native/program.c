@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A region whose kernels are object files: it walks over a list of calls that it is given as data,
-   so that one program serves all sizes. For the agent; `remote_program.py` writes the list.
+   so that one program serves all sizes. For the agent; `backends/native_remote.py` writes the list.
 
    inputs   the list, weights, then the inputs of the region
    outputs  scratch memory, faults, counts, then the outputs of the region
