@@ -41,6 +41,7 @@ INVOCATIONS = {
     "doctor": [()],
     "target show": [("llvm -mcpu=skylake-avx512, opencl:1, onnxruntime",)],
     "target list": [("--all",)],
+    "target add": [("board", "llvm", "--runner", "here", "--file", "boards.toml")],
     "target diff": [("nvidia/v100", "nvidia/a100")],
     "target detect": [()],
     "costs ls": [("--all", "--database", "costs.sqlite")],

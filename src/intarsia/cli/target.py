@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +14,9 @@ from intarsia.cli.completion import complete_target
 from intarsia.cli.models import installed_backends
 from intarsia.cli.options import HostOption, JsonOption, TargetAttrOption, TargetFileOption
 from intarsia.cli.output import note, show, show_json, write
-from intarsia.errors import SettingError
+from intarsia.errors import IntarsiaError, SettingError
+from intarsia.target.hosts import RUNNER
+from intarsia.target.user_files import PROJECT_FILE
 
 if TYPE_CHECKING:
     from intarsia.target import CompilationConfig, PlacedTarget
@@ -53,10 +56,13 @@ def show_command(
         return
     if isinstance(described, PlacedTarget):
         target = view_target(described, backends)
+        reached = _reached(described)
         if json:
-            show_json({"target": target})
-        else:
-            show(target_view(target))
+            show_json({"target": target, **({"runner": reached} if reached else {})})
+            return
+        show(target_view(target))
+        for key, value in reached.items():
+            note(f"runner {key}: {value}")
         return
     config = view_config(described, backends)
     if json:
@@ -104,6 +110,43 @@ def list_command(
         show(tags_table(tag_rows))
     if label_rows or labels:
         show(labels_table(label_rows or ()))
+
+
+@app.command("add")
+def add_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What it is to be called.")],
+    text: Annotated[
+        str,
+        typer.Argument(metavar="TEXT", help="A target.", autocompletion=complete_target),
+    ],
+    runner: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUNNER",
+            help="The way to its machine: ssh://user@host:port/folder, or an emulator's command.",
+        ),
+    ] = None,
+    file: Annotated[
+        Path,
+        typer.Option("--file", help="The file that it is added to, made if it is missing."),
+    ] = Path(PROJECT_FILE),
+    target_file: TargetFileOption = None,
+) -> None:
+    """Add a label for a target, perhaps on another machine, to a file of targets."""
+    from intarsia.process.runner import parse_runner
+    from intarsia.target import PlacedTarget
+    from intarsia.target.user_files import add_label
+
+    described = _read(text)
+    if not isinstance(described, PlacedTarget):
+        raise SettingError(
+            f"{text!r} is several targets", hint="give each a label, and list the labels after -t"
+        )
+    target = described.target
+    if runner is not None:
+        target = target.with_attrs({RUNNER: parse_runner(runner).text})
+    add_label(file, name, replace(described, target=target).to_json())
+    note(f"{name} is in {file}: {target}")
 
 
 @app.command("diff")
@@ -154,6 +197,19 @@ def detect_command(json: JsonOption = False) -> None:
     for detection in missing:
         note(f"not found: {detection.backend}: {detection.reason}")
     write(f"{shlex.quote(config.text)}\n")
+
+
+def _reached(placed: PlacedTarget) -> dict[str, str]:
+    """Return what the machine of a target's runner is, or why it cannot be reached."""
+    runner = placed.target.attrs.get(RUNNER)
+    if not runner:
+        return {}
+    from intarsia.cost.fingerprint import machine_of
+
+    try:
+        return {"answers": str(machine_of(runner))}
+    except IntarsiaError as error:
+        return {"does not answer": str(error)}
 
 
 def _read(

@@ -12,10 +12,13 @@ import functools
 import hashlib
 import math
 import platform
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from intarsia.cost.machine import find_cpu, quota_cpus, read_text
+from intarsia.cost.machine import ProcessorFacts, find_cpu, quota_cpus, read_text
+from intarsia.hashing import digest
 from intarsia.settings import available_cpus
 from intarsia.target.caches import count_cpus, read_caches
 
@@ -70,9 +73,12 @@ class Fingerprint:
 
 def find_fingerprint(cpu0: Path = _CPU0) -> Fingerprint:
     """Return this machine's fingerprint as it is now."""
-    cpu = find_cpu()
-    granted = quota_cpus()
-    cpus: float = available_cpus()
+    return _fingerprint(find_cpu(), cpu0, available_cpus(), quota_cpus(), platform.system())
+
+
+def _fingerprint(
+    cpu: ProcessorFacts, cpu0: Path, cpus: float, granted: float, system: str
+) -> Fingerprint:
     if math.isfinite(granted):
         # Grants are in microseconds of a period: two digits tell machines apart, and rounding noise
         # does not.
@@ -84,8 +90,69 @@ def find_fingerprint(cpu0: Path = _CPU0) -> Fingerprint:
         cpus=cpus,
         threads_per_core=count_cpus(_read(cpu0 / "topology" / "thread_siblings_list")),
         caches=tuple(f"{cache.name} {cache.size}" for cache in read_caches(cpu0)),
-        system=platform.system(),
+        system=system,
     )
+
+
+_FACTS = """\
+uname -m; uname -s; getconf _NPROCESSORS_ONLN || nproc || echo 1
+for file in /proc/cpuinfo /sys/devices/system/cpu/cpu0/topology/thread_siblings_list \
+    /sys/devices/system/cpu/cpu0/cache/index*/*
+do [ -f $file ] && printf '==> %s\\n' $file && cat $file; done; exit 0
+"""
+_SHELL_SECONDS = 60.0
+
+
+@functools.cache
+def machine_of(runner: str) -> Fingerprint:
+    """Return the fingerprint of the machine that a runner leads to, found once for each process.
+
+    What an emulator plays is none of the machines that exist, and is called by the emulator.
+
+    Args:
+        runner: Its text; empty means this machine.
+
+    Raises:
+        TargetError: The text names no runner.
+        LinkError: The machine is out of reach.
+        ExecutionError: It has no shell.
+    """
+    if not runner:
+        return this_machine()
+    from intarsia.process.runner import HERE, RemoteFolder, parse_runner  # most machines are here
+
+    way = parse_runner(runner)
+    if way.emulator:
+        way.shell("")  # raises if it is not here
+        here = this_machine()
+        return replace(here, cpu=f"{' '.join(way.emulator)} on {here.cpu}", extensions=())
+    if way.text == HERE:
+        return this_machine()
+    with RemoteFolder(way) as folder:
+        said = folder.run("sh", "-c", _FACTS, seconds=_SHELL_SECONDS).stdout
+    head, *files = said.decode(errors="replace").split("==> ")
+    architecture, system, cpus = [*head.split(), "", "", ""][:3]
+    with tempfile.TemporaryDirectory(prefix="intarsia-") as work:
+        root = Path(work)
+        for text in files:
+            name, _, content = text.partition("\n")
+            file = root / name.strip().lstrip("/")
+            if root in file.resolve().parents:  # what the other side says is not trusted
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(content)
+        cpu = find_cpu(root / "proc/cpuinfo", architecture)
+        cpu0 = root / str(_CPU0).lstrip("/")
+        return _fingerprint(cpu, cpu0, int(cpus) if cpus.isdecimal() else 1, math.inf, system)
+
+
+def machines_digest(runners: Sequence[str]) -> str:
+    """Return the digest of the fingerprint of what runs where these lead to.
+
+    Raises:
+        LinkError: A machine is out of reach.
+    """
+    digests = list(dict.fromkeys(machine_of(runner).digest for runner in runners))
+    return digests[0] if len(digests) == 1 else digest(digests)
 
 
 @functools.cache

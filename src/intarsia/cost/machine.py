@@ -53,13 +53,23 @@ class ProcessorFacts:
     extensions: dict[str, bool]
 
 
-def find_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> ProcessorFacts:
-    """Return what the system says about its first CPU."""
-    architecture = platform.machine()
+def find_cpu(
+    cpuinfo: Path = Path("/proc/cpuinfo"), architecture: str | None = None
+) -> ProcessorFacts:
+    """Return what the system says about its first CPU.
+
+    Args:
+        cpuinfo: The file in which it does.
+        architecture: What the system calls it; None means as it does here.
+    """
+    is_here, architecture = architecture is None, architecture or platform.machine()
     facts = _first_cpu(cpuinfo)
     flags = frozenset((facts.get("flags") or facts.get("Features") or "").split())
     names = EXTENSIONS.get(architecture, {}) if flags else {}
-    model = facts.get("model name") or platform.processor() or architecture
+    model = facts.get("model name") or (platform.processor() if is_here else "")
+    if not model:  # of Arm there are numbers alone
+        numbers = [facts.get(f"CPU {name}", "") for name in ("implementer", "part", "variant")]
+        model = " ".join(filter(None, (facts.get("Hardware", ""), *numbers))) or architecture
     return ProcessorFacts(
         model, architecture, {name: flag in flags for flag, name in names.items()}
     )

@@ -33,7 +33,7 @@ from intarsia.backends.device import (
     queue_of,
 )
 from intarsia.backends.values import KernelCall, TensorSpec
-from intarsia.errors import ExecutionError, InputError, IntarsiaError, InternalError
+from intarsia.errors import ExecutionError, InputError, IntarsiaError, InternalError, LinkError
 from intarsia.graph.arena import ALIGNMENT, aligned_bytes
 from intarsia.plan.plan import (
     HOST,
@@ -188,6 +188,7 @@ class Context:
 
         Raises:
             ExecutionError: A backend failed; names the region.
+            LinkError: The way to another machine failed; the next run tries anew.
             InputError: An input holds what the model does not allow, as an index that is too large.
         """
         position = 0
@@ -473,6 +474,9 @@ class Context:
                 )
             return InternalError(f"copying {name!r} to another device failed: {text}")
         region = self.plan.placement.regions[step.region]
+        if isinstance(error, LinkError):  # says nothing about the region
+            error.target = region.target
+            return error
         return ExecutionError(
             f"region {step.region} ({region.operators}) failed on {region.target}: {text}",
             backend=region.backend,

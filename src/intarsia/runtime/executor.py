@@ -89,6 +89,11 @@ class PlanExecutable:
         self._is_unseen = False
 
     @property
+    def executables(self) -> tuple[Executable, ...]:
+        """What was loaded of each region, in their order."""
+        return self._executables
+
+    @property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """The model's inputs, in its order."""
         return self._inputs

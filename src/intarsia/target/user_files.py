@@ -122,6 +122,38 @@ class UserFiles:
             raise TargetError(f"{entry.place()}: {what} {error.message}", hint=error.hint) from None
 
 
+def add_label(path: Path, name: str, items: Mapping[str, Any]) -> None:
+    """Add a label to the end of a TOML file, which is made if it is missing.
+
+    Args:
+        path: The file.
+        name: The label.
+        items: Its target, as `PlacedTarget.to_json` writes it.
+
+    Raises:
+        TargetError: The file defines the name already, is not TOML, or cannot be written.
+    """
+    from intarsia.files import whole_file
+    from intarsia.target.registry import REGISTRY
+    from intarsia.target.toml import read_toml, write_toml
+
+    REGISTRY.tags.check_new(name)
+    key = write_toml({name: 0}).partition(" = ")[0]
+    try:
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        tables = read_toml(before)
+        if any(name in tables.get(table, {}) for table in _TABLES):
+            raise TargetError(
+                f"{path}: {name!r} is defined there already", hint="choose another name"
+            )
+        after = f"{before.rstrip()}\n\n[targets.{key}]\n{write_toml(items)}".lstrip()
+        read_toml(after)  # or the file would be none any more
+        with whole_file(path) as draft:
+            draft.write_text(after, encoding="utf-8")
+    except OSError as error:
+        raise TargetError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
 def find_project_file() -> Path | None:
     """Return the nearest `intarsia.toml` in the working directory or above it."""
     from pathlib import Path

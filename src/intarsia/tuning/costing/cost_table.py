@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from intarsia.backends.sources import code_version
 from intarsia.cost.cost import Cost
-from intarsia.cost.fingerprint import this_machine
+from intarsia.cost.fingerprint import machines_digest
 from intarsia.cost.key import BoundaryKey, CostKey, Sample, session_host
 from intarsia.cost.records import Poison
 from intarsia.graph.hashes import shape_hash
@@ -28,6 +28,7 @@ from intarsia.place.schedule import (
     choose_layouts,
 )
 from intarsia.plan.devices import domain_text
+from intarsia.target.hosts import RUNNER
 
 if TYPE_CHECKING:
     from intarsia.cost.database import CostDatabase
@@ -84,7 +85,7 @@ class KeyMaker:
         positions = dict.fromkeys(position for position, _ in calls)
         versions = " | ".join(map(self.version, positions))
         threads = f"{self.setting.num_threads}{' shared' if is_shared else ''}"
-        machine = this_machine().digest
+        machine = machines_digest([self._runner(position) for position in positions])
         homes = self._homes() if is_whole else []
         if len(calls) == 1 and not homes:
             return CostKey(hashes[0], texts[0], versions, machine, threads)
@@ -93,6 +94,12 @@ class KeyMaker:
         names += homes
         unique = ", ".join(str(targets[position].target) for position in positions)
         return CostKey(digest(("calls", *names)), unique, versions, machine, threads)
+
+    def _runner(self, position: int) -> str:
+        """Return the way to the machine of a target; a partial one is where what it refines is."""
+        placed = self.setting.targets[position]
+        base = None if placed.target.kind.is_complete else self.setting.config.refined(placed)
+        return str(placed.target.attrs.get(RUNNER) or (base and base.attrs.get(RUNNER)) or "")
 
     def _homes(self) -> list[str]:
         """Return which inputs and outputs of the model are not the host's."""

@@ -80,6 +80,9 @@ class ProbeRunner:
                 continue
             self.late.pop(probe.calls, None)
             refusal = prepared.refusal
+            if refusal is not None and refusal[0] is ReasonCode.UNAVAILABLE:
+                self.late[probe.calls] = refusal[1]  # the machine is out of reach: nobody's fault
+                continue
             if refusal is None:
                 self._ready.add(probe)
                 self._first_seconds[probe.calls] = prepared.run_seconds
@@ -106,7 +109,7 @@ class ProbeRunner:
         )
         for calls in every:
             refusal = race.refusals.get(Probe(calls))
-            if refusal is not None:
+            if refusal is not None and refusal[0] is not ReasonCode.UNAVAILABLE:
                 self._fail(Probe(calls), *refusal)
         return {calls: race.seconds[Probe(calls)] for calls in every}
 

@@ -244,7 +244,7 @@ class Laboratory(ModelWorker):
         """
         preparations = {}
         for probe in probes:
-            if probe not in self._known:
+            if probe not in self._known or _is_out_of_reach(self._known[probe]):
                 self._known[probe] = self._prepare(probe, is_checked=True)
                 self.prepared += 1
                 self._limit_ready()
@@ -458,6 +458,11 @@ class Laboratory(ModelWorker):
     def _limit_ready(self) -> None:
         if len(self._ready) > _MOST_READY:
             self.drop(list(self._ready)[: _MOST_READY // 4])
+
+
+def _is_out_of_reach(preparation: Preparation) -> bool:
+    """Tell whether only the way to a machine failed, which may be there again."""
+    return preparation.refusal is not None and preparation.refusal[0] is ReasonCode.UNAVAILABLE
 
 
 def _is_full(outcome: CallOutcome) -> bool:

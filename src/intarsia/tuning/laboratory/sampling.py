@@ -11,6 +11,7 @@ fifth more than their regions; with the outputs left cold, a third less.
 from __future__ import annotations
 
 import gc
+import logging
 import math
 import statistics
 import time
@@ -25,13 +26,16 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.backends.device import Device, Step, device_clock
-from intarsia.errors import IntarsiaError
+from intarsia.backends.remote import RemoteClock
+from intarsia.errors import IntarsiaError, LinkError
 from intarsia.measure.racing import take_round
 from intarsia.measure.timing import NAP_SECONDS, wait_until_idle
 from intarsia.target.caches import core_l2_bytes
 
 if TYPE_CHECKING:
     from intarsia.runtime.executor import PlanExecutable
+
+logger = logging.getLogger(__name__)
 
 LEAST_SECONDS = 200e-6
 """One sample lasts at least so long, of several runs if one is shorter."""
@@ -182,8 +186,12 @@ def clock_of(devices: Iterable[Device]) -> Callable[[], float] | None:
 def program_clock(executable: PlanExecutable) -> Callable[[], float] | None:
     """Return the sum of the clocks of all devices, if all of those that run a region have one.
 
-    Others only have inputs and outputs; of these, the host's memory has no clock.
+    Others only have inputs and outputs; of these, the host's memory has no clock. Where regions run
+    on other machines, it is the time that goes by without that on the way there.
     """
+    remote = RemoteClock(executable.executables)
+    if remote:
+        return remote
     plan = executable.plan
     texts = {region.device for region in plan.placement.regions}
     return clock_of(
@@ -260,6 +268,8 @@ def time_in_rounds(
         begin(position)
         try:
             return sampler.sample(subjects[position], least_seconds)
+        except LinkError as error:  # costs this sample: the next one is on a new connection
+            logger.warning("a measurement was lost: %s", error.message)
         except IntarsiaError as error:
             result.failures[position] = error.message
         except Exception as error:  # a step is a backend's own

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,7 +23,7 @@ from intarsia.arrays import Array, np_dtype
 from intarsia.backends.artifact import shared_sizes
 from intarsia.backends.device import Step
 from intarsia.backends.values import Piece, TensorSpec
-from intarsia.errors import IntarsiaError, InternalError, ReasonCode
+from intarsia.errors import IntarsiaError, InternalError, LinkError, ReasonCode
 from intarsia.graph.arena import aligned_bytes
 from intarsia.place.assign import Assignment, Policy
 from intarsia.place.build import RegionBuilder
@@ -66,6 +67,10 @@ if TYPE_CHECKING:
     from intarsia.runtime.device_array import DeviceArray
     from intarsia.runtime.executor import PlanExecutable
 
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 Calls = Sequence[tuple[int, Sequence[int]]]
 """What runs one after another: the position of a target, and node ids."""
@@ -164,7 +169,9 @@ class Session:
             return Preparation((ReasonCode.COMPILE_FAILED, error.message))
         self.mark.set(WorkerStage.RUN, probe)
         try:
-            bound = self._bind(draft, executable, is_part=is_part)
+            bound = _insist(lambda: self._bind(draft, executable, is_part=is_part))
+        except LinkError as error:
+            return Preparation((ReasonCode.UNAVAILABLE, error.message))
         except _NoValueError as error:
             return Preparation((ReasonCode.DYNAMIC_SHAPE, error.message))
         except IntarsiaError as error:
@@ -335,6 +342,25 @@ class Session:
 
 class _NoValueError(IntarsiaError):
     """A border has a value that the reference run did not keep."""
+
+
+_LINK_NAPS = (0.5, 2.0, 8.0)
+"""Seconds to wait before a way to another machine is tried again."""
+
+
+def _insist(attempt: Callable[[], Result]) -> Result:
+    """Try something again while only the way to another machine fails.
+
+    Raises:
+        LinkError: It fails for long.
+    """
+    for seconds in _LINK_NAPS:
+        try:
+            return attempt()
+        except LinkError as error:
+            logger.warning("%s; trying again in %g s", error.message, seconds)
+            time.sleep(seconds)
+    return attempt()
 
 
 def _part(graph: Graph, nodes: Sequence[int]) -> Graph:
