@@ -86,7 +86,10 @@ def measure(name: str, folder: Path, threads: int, rounds: int, *, is_cpu: bool)
     """Print the rows of one network."""
     plain, quantised = folder / "plain.onnx", folder / "quantised.onnx"
     # Scales of channels have an axis, which DequantizeLinear knows from opset 13 on.
-    onnx.save(onnx.version_converter.convert_version(build(name), _OPSET), plain)
+    model = build(name)
+    if model.opset_import[0].version < _OPSET:
+        model = onnx.version_converter.convert_version(model, _OPSET)
+    onnx.save(model, plain)
     specs = intarsia.compile(plain, "onnxruntime").inputs
     given = [sample_feeds(specs, seed) for seed in range(3)]
     quantize_static(

@@ -256,16 +256,26 @@ def test_rows_of_a_table_stay_apart_from_products():
 ENDS = (np.array([0]), np.array([1]))
 
 
-@pytest.mark.parametrize(("bounds", "dtype"), [("1..", "float32"), ("1..8", "float16")])
-def test_weights_are_rounded_in_both_programs_or_in_none(bounds, dtype):
+HALF_WEIGHTS, BF16 = "llvm -weights=f16", "llvm -mattr=-avx512bf16 -precision=bf16"
+
+
+@pytest.mark.parametrize(
+    ("bounds", "target", "dtype"),
+    [
+        ("1..", HALF_WEIGHTS, "float32"),
+        ("1..8", HALF_WEIGHTS, "float16"),
+        ("1..", BF16, "bfloat16"),
+    ],
+)
+def test_weights_are_rounded_in_both_programs_or_in_none(bounds, target, dtype):
     sketch = Sketch()
     value = sketch.add("MatMul", "x", sketch.weight(1030, 300, scale=0.03))
     model = sketch.model({"x": ["rows", 1030]}, [value])
     sizes = [{"rows": 1}, {"rows": 5}]
-    exe = check(model, sizes, target="llvm -weights=f16", shapes={"rows": bounds})
+    exe = check(model, sizes, target=target, shapes={"rows": bounds})
     for program in (exe.generic, exe.specialise({"rows": 1})):
         about = "".join(one.metadata["about"] for one in program.artifacts)
-        assert ("float16 weights" in about) == (dtype == "float16")
+        assert (f" {dtype} weights" in about) == (dtype != "float32")
 
 
 def test_products_of_codes_are_the_same_for_all_sizes():

@@ -271,3 +271,19 @@ def test_what_is_broadcast_is_dequantised_before(run_both):
         j = {D}(i, s, z) f = Mul(j, g) y = {Q}(f, t, v)"""
     model = model_of(body)
     run_both(model, feeds_of(model))
+
+
+def test_batch_norms_of_dequantised_parameters_are_in_the_epilogue(run_both):
+    rng = np.random.default_rng(0)
+    channels = rng.integers(1, 60, (4, 4)).astype(np.int8)
+    weights = {"h": rng.integers(-60, 60, (4, 4, 1, 1)).astype(np.int8), "r": np.float32(0.05)}
+    weights |= {name: channels[row] for row, name in enumerate("abdf")}
+    body = f"""
+        i = {D}(x, s, z) j = {D}(h, r, m) l = Conv(i, j) o = {Q}(l, t, v) p = {D}(o, t, v)
+        aa = {D}(a, r, m) bb = {D}(b, r, m) dd = {D}(d, r, m) ff = {D}(f, r, m)
+        q = BatchNormalization(p, aa, bb, dd, ff) y = {Q}(q, t, v)"""
+    numbers = {name: NUMBERS[name] for name in "stzvm"}
+    model = small_model("y", body, {"x": np.zeros((1, 4, 6, 8), np.uint8)}, numbers | weights, 18)
+    graph = read_codes(graph_of(model).whole).graph
+    assert [node.op_type for node in graph.nodes].count(D) == 3  # of the codes and of weights
+    run_both(model, feeds_of(model))

@@ -8,6 +8,7 @@ import onnx
 import onnx.parser
 import pytest
 from onnx import helper, numpy_helper
+from tests.codegen.halves_models import in_halves
 from tests.codegen.lower.conftest import evaluate
 
 import intarsia
@@ -288,6 +289,32 @@ def test_one_program_for_all_sizes(backends, keys):
         assert {region.backend for region in exe.placement.regions} == {"llvm"}
         for name, want in evaluate(model, feeds).items():
             np.testing.assert_allclose(results[name], want, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_caches_of_halves(backends):
+    """For all sizes: what is kept has the numbers that came, the rest is that of float32."""
+    exes = [
+        intarsia.compile(model, "llvm", num_threads=1, backends=backends)
+        for model in (in_halves(free_model("total"), "float16"), free_model("total"))
+    ]
+    rng = np.random.default_rng(3)
+    for batch, new, past, total in [(2, 5, 0, 5), (2, 1, 6, 7), (1, 2, 40, 33)]:
+        shapes = [(batch, new, 256), *[(batch, PAIRS, past, SIZE)] * 2]
+        arrays = [rng.standard_normal(shape).astype("f2") for shape in shapes]
+        feeds = dict(zip(("query", "past_key", "past_value"), arrays, strict=True))
+        wide = {name: array.astype("f4") for name, array in feeds.items()}
+        mask = {"mask": np.ones((batch, total), np.int64)}
+        results, wanted = (
+            exe.run(given | mask) for exe, given in zip(exes, (feeds, wide), strict=True)
+        )
+        assert {region.backend for region in exes[0].placement.regions} == {"llvm"}
+        before = total - new
+        for name, want in wanted.items():
+            assert results[name].dtype == np.float16
+            np.testing.assert_allclose(results[name], want, rtol=2e-3, atol=2e-3, err_msg=name)
+        for name in ("key", "value"):
+            kept = results[f"present_{name}"][:, :, :before]
+            np.testing.assert_array_equal(kept, feeds[f"past_{name}"][:, :, :before])
 
 
 HALVES = np.zeros((2, PAIRS, 6, SIZE), "f2")

@@ -6,7 +6,8 @@ A region is rewritten before its operators are fused, by what is equal to the bi
 * what moves elements, and `MaxPool`, is done with codes: a DequantizeLinear goes behind it, and a
   QuantizeLinear before it;
 * where codes meet a QuantizeLinear that would make the same ones again, they stay as they are;
-* elementwise operators dequantise by themselves what they read, each for its own.
+* elementwise operators dequantise by themselves what they read, each for its own; of constants that
+  are as few as channels they get the numbers.
 
 Only Q and DQ with one scale take part. Where somebody wants the floats who cannot dequantise, they
 are written once, and all read them.
@@ -14,13 +15,17 @@ are written once, and all read them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+import onnx_ir as ir
+
+from intarsia.arrays import Array
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.operators import find
 from intarsia.codegen.lower.qlinear import read_qlinear
-from intarsia.codegen.lower.quantization import refuse_quantization
+from intarsia.codegen.lower.quantization import dequantized, refuse_quantization
 from intarsia.codegen.lower.recipes import is_elementwise
 from intarsia.codegen.patterns.dequantised import has_one_scale
 from intarsia.graph.extract import constant_array
@@ -37,6 +42,8 @@ _SHRINKING = frozenset(("Compress", "Gather", "GatherElements", "GatherND", "Sli
 """What drops elements: to quantise before it would be more work than behind it."""
 _LEAST_SCALE, _LARGEST_SCALE = 1e-30, 1e30
 """Multiples of scales between them, up to 2**16, neither overflow nor lose digits."""
+_FEW_NUMBERS = 1 << 14
+"""Constants that may take four times as many bytes in a package."""
 _PAD_BY_INPUTS = 11
 """The operator set since which a Pad has its value as input."""
 _DATA = -2
@@ -58,6 +65,7 @@ def read_codes(region: Region) -> Region:
         return region
     draft = _Draft(graph, frozenset(region.outputs), list(graph.values), nodes)
     draft.spell()
+    draft.dequantise_constants()
     while draft.quantise_earlier():
         pass
     draft.dequantise_later()
@@ -124,6 +132,37 @@ class _Draft:
             nodes.append(_standard(node, meant.op_type, (*meant.kept, *numbers), result))
             nodes.append(_standard(node, "QuantizeLinear", ends, node.outputs[0]))
         self._renew(nodes)
+
+    def dequantise_constants(self) -> None:
+        """Let elementwise operators read the numbers that a DequantizeLinear makes of constants.
+
+        Batch norms are elementwise if their parameters are known, and part of an epilogue.
+        """
+        made = {
+            node.outputs[0]: numbers
+            for node in self.nodes
+            if (numbers := self._known_numbers(node)) is not None
+        }
+        known: dict[int, int] = {}
+        nodes: list[Node] = []
+        for node in self.nodes:
+            takes = node.op_type == "BatchNormalization" or is_elementwise(self._operation(node))
+            for value in made.keys() & node.inputs if takes else ():
+                if value not in known:
+                    known[value] = self._new_value(value, value)
+                    tensor = ir.tensor(made[value].reshape(self.values[value].shape))
+                    self.values[known[value]] = replace(self.values[known[value]], constant=tensor)
+            inputs = tuple(known.get(value, value) for value in node.inputs) if takes else None
+            nodes.append(node if inputs is None else replace(node, inputs=inputs))
+        self._renew(nodes)
+
+    def _known_numbers(self, node: Node) -> Array | None:
+        """Return what a DequantizeLinear makes of few constants."""
+        if node.op_type != "DequantizeLinear" or node.domain:
+            return None
+        operation = self._operation(node)
+        is_few = operation.is_constant(0) and math.prod(operation.shape()) <= _FEW_NUMBERS
+        return dequantized(operation) if is_few and not refuse_quantization(operation) else None
 
     def quantise_earlier(self) -> bool:
         """Move each QuantizeLinear before what moves its operand, once; tell whether one was."""
