@@ -289,7 +289,7 @@ class DeclaredBackend:
         declared = self.declaration.of(context.target.target)
         rates = (declared.operations_per_second, declared.bytes_per_second)
         if rates == (None, None):
-            return None
+            return self._from_kernels(candidate, context)
         work = region_work(candidate.region)
         amounts = (work.flop, work.nbytes)
         moving = [n / rate for n, rate in zip(amounts, rates, strict=True) if rate is not None]
@@ -300,6 +300,18 @@ class DeclaredBackend:
             provenance=f"declared rates of {self.name}",
         )
         return cost.within(declared.spread)
+
+    def _from_kernels(self, candidate: Candidate, context: BuildContext) -> Cost | None:
+        """Return what kernels take that we could write in C; nothing if it is not of that kind."""
+        from intarsia.codegen.lower.region import refuse_node  # few plans need it
+        from intarsia.native.estimates import estimate_cost
+
+        target, region = context.target.target, candidate.region
+        if not target.kind.is_source:
+            return None
+        if any(refuse_node(region.graph, region.graph.nodes[node]) for node in region.nodes):
+            return None
+        return estimate_cost(region, target, context.num_threads)
 
     def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
         """Raise a `BackendError`: no code generator for the kind is installed.

@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from intarsia.backends.native_remote import RemoteProgram
     from intarsia.backends.values import Border, BuildContext, Candidate
     from intarsia.codegen.ir import Function
+    from intarsia.cost.cost import Cost
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
     from intarsia.native.pool import Team, ThreadPool
@@ -499,6 +500,12 @@ class LlvmBackend(ConfiguredBackend):
 
         digest = find_table(context.target.target, context.num_threads, self.settings).digest()
         return CodeIdentity(_GENERATORS, f"schedules {digest}" if digest else "")
+
+    def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
+        """Return what the kernels take by the description of the target's CPU, if there is one."""
+        from intarsia.native.estimates import estimate_cost  # running a package lowers nothing
+
+        return estimate_cost(candidate.region, context.target.target, context.num_threads)
 
     def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
         """Return the region as a program of kernels with its weights packed.

@@ -98,7 +98,8 @@ def _cores() -> tuple[Mapping[str, Core], Mapping[str, str]]:
     from intarsia.target.toml import read_toml
 
     text = (Path(__file__).parent / "catalogue" / "cores.toml").read_text("utf-8")
-    cores, names = {}, {}
+    cores: dict[str, Core] = {}
+    names: dict[str, str] = {}
     for name, table in read_toml(text).items():
         names |= dict.fromkeys(table.pop("cpus").split(), name)
         cores[name] = _core(name, table)
@@ -110,7 +111,14 @@ def _core(name: str, table: dict[str, Any]) -> Core:
     caches = tuple(CacheLevel(int(size * 1024), rate, wait) for size, rate, wait in levels)
     one, every, wait = table.pop("memory", (0.0, 0.0, 0.0))
     hz = table.pop("ghz") * 1e9
-    return Core(name=name, hz=hz, caches=caches, memory=(one * 1e9, every * 1e9), wait=wait * 1e-9 * hz, **table)
+    return Core(
+        name=name,
+        hz=hz,
+        caches=caches,
+        memory=(one * 1e9, every * 1e9),
+        wait=wait * 1e-9 * hz,
+        **table,
+    )
 
 
 def core_named(cpu: str) -> Core | None:
@@ -142,9 +150,9 @@ def core_of(target: Target) -> tuple[Core, bool] | None:
         core = core_named(_typical(target, name))
     if core is None:
         return None
-    return core.has_caches(facts.l1_bytes or 0, target.attrs.get("l2-cache") or facts.l2_bytes or 0), (
-        is_named
-    )
+    return core.has_caches(
+        facts.l1_bytes or 0, target.attrs.get("l2-cache") or facts.l2_bytes or 0
+    ), (is_named)
 
 
 def _typical(target: Target, name: str) -> str:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cycles that kernels take, from the description of a CPU: nothing is run"""
+"""Cycles that kernels take, from the description of a CPU: nothing is run."""

@@ -11,8 +11,7 @@ Source:
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,8 +20,17 @@ from intarsia.codegen import ir
 from intarsia.codegen.unit import VectorUnit
 from intarsia.target.cores import Core
 
-Slots = Counter[str]
-"""Cycles of a pipe, by class."""
+
+class Slots(dict[str, float]):
+    """Cycles of a pipe, by class; 0 of those that are not there."""
+
+    def __missing__(self, kind: str) -> float:
+        return 0.0
+
+    def add(self, other: Mapping[str, float]) -> None:
+        """Add cycles of other operations."""
+        for kind, cycles in other.items():
+            self[kind] += cycles
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +86,7 @@ _COMPARISONS = ("min", "max")
 _WORD = 4
 
 
-def instructions_of(  # noqa: PLR0911, PLR0912 - one case a line
+def instructions_of(  # noqa: C901, PLR0911, PLR0912 - one case a line
     operation: ir.Operation, isa: Instructions, loaded: Collection[ir.IrValue] = ()
 ) -> tuple[Slots, float]:
     """Return the slots by class of an operation, and its latency.
@@ -97,8 +105,8 @@ def instructions_of(  # noqa: PLR0911, PLR0912 - one case a line
             return Slots(scalar=1.0), 1.0
         case ir.Fma(result=result):
             if result.type.is_float and not isa.unit.has_fma:
-                slots = isa.slots(result.type, "mul"), isa.slots(result.type, "add")
-                return Slots(mul=slots[0], add=slots[1]), isa.latency("add")
+                pair = {kind: isa.slots(result.type, kind) for kind in ("mul", "add")}
+                return Slots(pair), isa.latency("add")
             if not result.type.is_float:
                 kind = "scalar" if result.type.lanes == 1 else "mul"
                 return Slots({kind: 2 * isa.slots(result.type, kind)}), isa.latency("mul")
@@ -155,9 +163,10 @@ def instructions_of(  # noqa: PLR0911, PLR0912 - one case a line
             return Slots({kind: n * twice for kind, n in slots.items()}), latency * twice
         case ir.Unary(name=name, result=result):
             return _unary(name, result.type, isa)
-        case ir.Binary(name=name, result=result, right=right):
-            return _binary(name, result.type, right, isa)
-    raise AssertionError(f"{operation} has a body")
+        case ir.Binary(name=name, result=result):
+            return _binary(name, result.type, isa)
+        case ir.Loop():
+            raise AssertionError("a loop has a body")
 
 
 _ZMM = 512
@@ -180,8 +189,8 @@ def _unary(name: str, type_: ir.Type, isa: Instructions) -> tuple[Slots, float]:
     return _simple(type_, "add" if name == "isnan" else "alu", isa)
 
 
-def _binary(
-    name: str, type_: ir.Type, right: ir.IrValue, isa: Instructions
+def _binary(  # noqa: PLR0911 - one case a line
+    name: str, type_: ir.Type, isa: Instructions
 ) -> tuple[Slots, float]:
     if type_.is_float:
         match name:
@@ -200,7 +209,8 @@ def _binary(
             case "copysign":
                 slots, latency = _simple(type_, "alu", isa)
                 return Slots({kind: 2 * n for kind, n in slots.items()}), 2 * latency
-        return _simple(type_, "add", isa)
+            case _:
+                return _simple(type_, "add", isa)
     if name in ("div", "rem"):  # by a constant mostly: a product and shifts
         return Slots(scalar=4.0 * type_.lanes), 6.0
     wide = np.dtype(type_.dtype).itemsize > _WORD
@@ -237,7 +247,7 @@ def _cast(result: ir.Type, operand: ir.Type, isa: Instructions) -> tuple[Slots, 
         return Slots(alu=8.0 * new), 8.0
     slots, latency = Slots(), 0.0
     if result.is_float != operand.is_float or (result.is_float and result.dtype != operand.dtype):
-        slots["add"] += isa.slots(max((result, operand), key=lambda t: isa.pieces(t)), "add")
+        slots["add"] += isa.slots(max((result, operand), key=isa.pieces), "add")
         latency += isa.latency("add")
     if _item_bytes(result, isa) != _item_bytes(operand, isa):
         slots["shuffle"] += max(new, old)
@@ -250,7 +260,7 @@ def _cast(result: ir.Type, operand: ir.Type, isa: Instructions) -> tuple[Slots, 
 
 
 def _shuffle(shuffle: ir.Shuffle, isa: Instructions) -> tuple[Slots, float]:
-    result, operand = shuffle.result.type, shuffle.left.type
+    operand = shuffle.left.type
     if not isa.unit.bits:
         return Slots(), 0.0
     width = max(1, isa.unit.bits // 8 // _item_bytes(operand, isa))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cycles of one call of a kernel: what its pipes need, and what moves between its caches.
 
-The execution-cache-memory model: the cycles in the core, as if all data were in the first cache, and
-those in which lines move between each two levels. A line is loaded again if what is touched between
-two uses of it does not fit the cache (*layer conditions*). Where a core's caches work beside one
-another the longest of these counts; elsewhere transfers add up, and what is computed beside
-them counts where it takes longer.
+The execution-cache-memory model: the cycles in the core, as if all data were in the first cache,
+and those in which lines move between each two levels. A line is loaded again if what is touched
+between two uses of it does not fit the cache (*layer conditions*). Where a core's caches work
+beside one another the longest of these counts; elsewhere transfers add up, and what is computed
+beside them counts where it takes longer.
 
 Source:
     Treibig and Hager, "Introducing a performance model for bandwidth-limited loop kernels", 2010;
@@ -17,7 +17,7 @@ Source:
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -85,16 +85,14 @@ def kernel_cost(function: ir.Function, isa: Instructions) -> KernelCost:
     """
     nest = KernelNest(function)
     loops: list[LoopCost] = []
-    words: Counter[ir.Buffer] = Counter()
+    words: dict[ir.Buffer, float] = defaultdict(float)
     _add(nest.root, isa, loops, words)
-    traffic = tuple(
-        _traffic(nest, nest.root, level.nbytes // LINE) for level in isa.core.caches
-    )
+    traffic = tuple(_traffic(nest, nest.root, level.nbytes // LINE) for level in isa.core.caches)
     return KernelCost(tuple(loops), words, nest, traffic)
 
 
 def _add(
-    nest: Nest, isa: Instructions, loops: list[LoopCost], words: Counter[ir.Buffer]
+    nest: Nest, isa: Instructions, loops: list[LoopCost], words: dict[ir.Buffer, float]
 ) -> float:
     """Add a loop with those inside of it; return the instructions of one turn."""
     core = isa.core
@@ -143,7 +141,7 @@ def _slots(nest: Nest, isa: Instructions) -> tuple[Slots, float]:
         if operation in is_indexing:
             continue
         slots, _ = instructions_of(operation, isa, loaded)
-        total.update(slots)
+        total.add(slots)
         count = sum(slots.values())
         if isinstance(operation, ir.Load) and isa.is_x86 and uses[operation.result] == 1:
             count -= min(count, 1.0)  # an operand of what uses it

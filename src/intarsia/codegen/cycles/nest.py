@@ -227,7 +227,7 @@ class KernelNest:
             self._samples[value] = np.broadcast_to(found, SAMPLES)
         return self._samples[value]
 
-    def _compute(self, value: ir.IrValue) -> Any:  # noqa: PLR0911 - one case a line
+    def _compute(self, value: ir.IrValue) -> Any:
         if value in self._sizes:
             return float(self._sizes[value])
         match self._definitions.get(value):
@@ -275,7 +275,8 @@ class KernelNest:
                 middle = low + ((turns - 1) // 2) * loop.step
                 return middle, middle
             case ir.Binary(name=name, left=left, right=right) if name in _BOUNDED:
-                return _BOUNDED[name](self.interval(left, depth), self.interval(right, depth))
+                low, high = _BOUNDED[name](self.interval(left, depth), self.interval(right, depth))
+                return low, high
             case ir.Cast(operand=operand) if operand.type.lanes == 1:
                 return self.interval(operand, depth)
             case ir.Select(left=left, right=right):
@@ -283,7 +284,8 @@ class KernelNest:
                 return min(first[0], second[0]), max(first[1], second[1])
             case ir.Compare():
                 return 0, 1
-        return -_FAR, _FAR
+            case _:
+                return -_FAR, _FAR
 
     def _index_interval(self, index: ir.Index, depth: int) -> tuple[int, int]:
         const, terms = self._expand(index)
@@ -406,9 +408,7 @@ _BOUNDED: dict[str, Any] = {
 }
 
 
-def _cover(
-    buffer: ir.Buffer, groups: dict[tuple[Any, ...], set[tuple[int, int]]]
-) -> Footprint:
+def _cover(buffer: ir.Buffer, groups: dict[tuple[Any, ...], set[tuple[int, int]]]) -> Footprint:
     """Return how much of a buffer accesses touch, each given as places and the steps from them."""
     total = lines = runs = 0.0
     apart: list[int] = []

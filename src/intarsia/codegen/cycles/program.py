@@ -12,7 +12,7 @@ Source:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from intarsia.codegen import ir
@@ -82,8 +82,10 @@ def estimate_program(
     for _ in range(_PASSES):
         estimates.clear()
         memory.touched += others
-        for call in program.calls:
-            estimates.append(_estimate(program, call, costs[call.kernel], memory, isa, threads))
+        estimates += [
+            _estimate(program, call, costs[call.kernel], memory, isa, threads)
+            for call in program.calls
+        ]
     cycles = sum(each.cycles for each in estimates)
     return ProgramEstimate(tuple(estimates), cycles, cycles / isa.core.hz, isa.core.source)
 
@@ -100,7 +102,7 @@ class _Memory:
         return self.touched - self.last.get(block, float("-inf"))
 
 
-def _estimate(  # noqa: PLR0913 - a call and all that it depends on
+def _estimate(
     program: Program,
     call: Call,
     cost: KernelCost,
@@ -120,8 +122,7 @@ def _estimate(  # noqa: PLR0913 - a call and all that it depends on
             waits += core.constants * cost.words.get(buffer, 0.0)
     bytes_of = {buffer: each.lines * LINE for buffer, each in touched.items()}
     every = sum(bytes_of.values())
-    phases = {each.nest: [each.core, each.loads] for each in cost.loops}
-    transfers: dict[Nest, list[float]] = {nest: [] for nest in phases}
+    transfers: dict[Nest, list[float]] = {each.nest: [] for each in cost.loops}
     for level, cache in enumerate(core.caches):
         is_last = level + 1 == len(core.caches)
         rate = cache.bytes_per_cycle or _memory_rate(isa, threads)
@@ -131,7 +132,7 @@ def _estimate(  # noqa: PLR0913 - a call and all that it depends on
             for buffer, block in blocks.items()
             if memory.distance(block) + bytes_of.get(buffer, 0.0) <= cache.nbytes
         }
-        moved = dict.fromkeys(phases, 0.0)
+        moved = dict.fromkeys(transfers, 0.0)
         for (nest, buffer), lines in cost.traffic[level].items():
             first = touched[buffer]
             if lines <= first.lines and (buffer in resident or buffer not in blocks):
@@ -144,9 +145,10 @@ def _estimate(  # noqa: PLR0913 - a call and all that it depends on
             transfers[nest].append(each)
     used = _used_threads(call, threads)
     total = every_core = 0.0
-    for nest, (in_core, loads) in phases.items():
-        private = [each / used for each in transfers[nest][:-1]] + transfers[nest][-1:]
-        in_core, loads = in_core / used, loads / used
+    for loop in cost.loops:
+        moves = transfers[loop.nest]
+        private = [each / used for each in moves[:-1]] + moves[-1:]
+        in_core, loads = loop.core / used, loop.loads / used
         every_core += in_core
         if core.in_order:
             total += in_core + sum(private)
@@ -180,4 +182,3 @@ def _used_threads(call: Call, threads: int) -> float:
     if threads == 1 or turns == 1:
         return 1.0
     return turns / -(-turns // threads)
-

@@ -123,6 +123,7 @@ class Assembler:
             if this is none for some sizes.
         sums: The same of this program, if its sizes are free.
         halves: Of values that are float32 in the graph: the half that they are in the model.
+        is_sketch: Whether nobody runs it: panels of weights are not made.
     """
 
     graph: Graph
@@ -141,6 +142,7 @@ class Assembler:
     settled: Mapping[str, str] = field(default_factory=dict)
     sums: dict[str, str] = field(default_factory=dict)
     halves: Mapping[int, str] = field(default_factory=dict)
+    is_sketch: bool = False
     constants: dict[str, Array] = field(default_factory=dict)
     _storages: list[MemoryBlock] = field(default_factory=list)
     _calls: list[Call] = field(default_factory=list)
@@ -503,6 +505,10 @@ class Assembler:
             candidate = f"{name}#{number}"
         return candidate
 
+    def panels(self, key: str, make: Callable[[], Array], half: str = "") -> View:
+        """Return weights that only their kernel can read: `packed`, but nothing in a sketch."""
+        return self.packed(key, _nothing if self.is_sketch else make, half)
+
     def packed(self, key: str, make: Callable[[], Array], half: str = "") -> View:
         """Return weights as a kernel wants them, made once for each key.
 
@@ -846,6 +852,10 @@ def _over_blocks(view: View, block: int) -> View:
         step = strides[CHANNELS]
         strides = (strides[0], step * block, *strides[2:], step)
     return replace(view, shape=shape, strides=strides, block=0)
+
+
+def _nothing() -> Array:
+    return np.zeros(1, np.float32)
 
 
 def _is_same(first: Array, second: Array) -> bool:

@@ -298,7 +298,7 @@ def append_conv(assembler: Assembler, group: KernelGroup, problem: ConvProblem) 
         family = weight_family(spec)
         key = f"{problem.key}/{family.packing(spec)}"
         half, note = _kept_weights(assembler, spec, operation, weights)
-        packed = assembler.packed(key, partial(family.pack, spec, weights), half)
+        packed = assembler.panels(key, partial(family.pack, spec, weights), half)
         x = problem.x.as_blocks() if problem.kind is ConvKind.DIRECT else problem.x
         arguments = (x, packed, *biases, problem.y, *problem.operands)
         assembler.call(spec, arguments, group.names, note)

@@ -213,7 +213,7 @@ def pack_weights(
         spec = assembler.choose(spec)
     spec = _in_settled_panels(assembler, spec, weights, name)
     key = f"{name}{gemm.packing(spec)}"
-    return spec, a, assembler.packed(key, partial(gemm.pack, spec, weights), half), note
+    return spec, a, assembler.panels(key, partial(gemm.pack, spec, weights), half), note
 
 
 def _as_bfloat16(assembler: Assembler, view: View) -> View:

@@ -58,6 +58,7 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
     threads: int = 1,
     borders: Borders | None = None,
     settled: Mapping[str, str] | None = None,
+    is_sketch: bool = False,
 ) -> Program:
     """Return the program of a region whose nodes are all taken.
 
@@ -74,6 +75,7 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
         threads: Of a run; they decide how kernels are cut, and no result.
         borders: Which inputs and outputs are blocked, by as many channels as the unit has lanes;
             None for none.
+        is_sketch: Whether nobody runs it: large weights are left out.
         settled: The `sums` of the program for all sizes, if this is one for some: sums have the
             same order then, and results are the same bits.
     """
@@ -103,6 +105,7 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
         outputs=borders.outputs,
         nominal=nominal,
         settled=settled or {},
+        is_sketch=is_sketch,
         halves=halves,
     )
     inner = {group.result for chain in fused.chains.values() for group in chain.groups[:-1]}

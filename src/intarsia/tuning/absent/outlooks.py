@@ -16,7 +16,7 @@ Source:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -39,6 +39,7 @@ from intarsia.tuning.proposals.space import Space, make_space, short_names
 
 if TYPE_CHECKING:
     from intarsia.cost.database import CostDatabase
+    from intarsia.cost.key import CostKey
     from intarsia.cost.peak import Peak
     from intarsia.graph.region import Region
     from intarsia.place.setting import Setting
@@ -171,6 +172,7 @@ def make_planner(setting: Setting, database: CostDatabase | None) -> Planner:
     subjects: dict[tuple[int, int], CostSubject] = {}
     peaks: dict[int, Peak] = {}
     tables = {}
+    asked: dict[CostKey, Cost | None] = {}
     for position, capability in enumerate(setting.capabilities):
         described = _described(setting, capability.context.refined)
         peaks[position] = target_peak(described, setting.num_threads)
@@ -180,7 +182,7 @@ def make_planner(setting: Setting, database: CostDatabase | None) -> Planner:
         region = space.units.region((unit,))
         for position in every.targets:
             key = naming.key(((position, every.nodes),))
-            estimate = partial(_ask, setting, position, region)
+            estimate = partial(_ask_once, asked, key, partial(_ask, setting, position, region))
             subjects[position, unit] = CostSubject(region, key, peaks[position], None, estimate)
     estimator = Estimator()
     if database is not None:
@@ -199,6 +201,15 @@ def _described(setting: Setting, target: Target) -> Target:
     every = (placed.target for placed in setting.targets)
     naming = (e for e in every if e and e.device_type is DeviceType.CPU and "mcpu" in e.attrs)
     return next(naming, target)
+
+
+def _ask_once(
+    asked: dict[CostKey, Cost | None], key: CostKey, ask: Callable[[], Cost | None]
+) -> Cost | None:
+    """Return what a backend says, which is asked once for all layers that are equal."""
+    if key not in asked:
+        asked[key] = ask()
+    return asked[key]
 
 
 def _ask(setting: Setting, position: int, region: Region) -> Cost | None:

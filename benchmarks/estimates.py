@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far estimates of kernels, from the description of a CPU alone, are from measurements.
+
+    python benchmarks/estimates.py                       judge all records in benchmarks/estimates/
+    python benchmarks/estimates.py --record [MODEL ...]  measure the zoo's kernels on this machine
+
+A record has the kernels of zoo networks on `llvm`, one thread: microseconds of CPU time of each
+call, in the order of a run, so that data lies where it lies in a run; medians of rounds, those of
+all networks by turns, less what reading the clock takes. It is filed under LLVM's name of the CPU.
+`znver4-rows.json` has what `benchmarks/kernels.py` once measured on a Zen 4: of one kernel that is
+called again and again; estimates are of the same operators alone.
+
+The error of an estimate is max(estimate / measured, measured / estimate). Printed are its median
+and 90th percentile, and the part of pairs of kernels, whose measured times differ by 20 per cent or
+more, that estimates rank right. Calls below `LEAST` microseconds are left out: the clock's own time
+is as long. Exits with 1 if less than nine tenths of the pairs of a record are ranked right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections import defaultdict
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+import intarsia
+from intarsia.backends.values import Candidate
+from intarsia.codegen.cycles.program import ProgramEstimate, estimate_program
+from intarsia.compiler import read_setting
+from intarsia.graph.load import load
+from intarsia.graph.snapshot import snapshot
+from intarsia.native.estimates import find_instructions, sketch_program
+from intarsia.place.decide import Policy, decide_in_order
+from intarsia.place.request import Request
+from intarsia.place.schedule import make_draft
+from intarsia.target import Target
+from intarsia.target.cpu import host_cpu
+from intarsia.zoo import build
+
+NETWORKS = (
+    "alexnet",
+    "deit_small",
+    "densenet121",
+    "efficientformer_l1",
+    "gpt2",
+    "inception_v1",
+    "llama_decode",
+    "minilm",
+    "mobilenet_v2",
+    "mobilevit_small",
+    "resnet18",
+    "resnet50",
+    "segformer_b0",
+    "shufflenet",
+    "squeezenet",
+    "swin_tiny",
+)
+
+FOLDER = Path(__file__).parent / "estimates"
+LEAST = 5.0
+"""Microseconds."""
+APART = 1.2
+PAIRS = 0.9
+"""Part of the pairs that have to be ranked right."""
+
+
+def calls_of(name: str) -> list[tuple[Any, Any]]:
+    """Return the kernels of a network's run, each with the step that runs it."""
+    program = intarsia.compile(build(name), "llvm", num_threads=1)
+    context = program.context()
+    feeds = program.sample_feeds()
+    context.write_inputs([feeds[spec.name] for spec in program.inputs])
+    calls = list(context.calls(lambda *_: None, by_kernel=True))
+    if any(kernel is None for _, kernel, _ in calls):
+        raise SystemExit(f"{name}: not all of it is native code")
+    return [(kernel, step) for _, kernel, step in calls]
+
+
+def record(names: list[str], rounds: int) -> Path:
+    """Measure networks by turns, and write what was found."""
+    runs = {name: calls_of(name) for name in names}
+    samples: dict[str, list[list[int]]] = {name: [] for name in names}
+    clock = time.thread_time_ns
+    idle = statistics.median([-clock() + clock() for _ in range(1000)])
+    for turn in range(rounds + 1):
+        for name, calls in runs.items():
+            for _, step in calls:  # bring back what the networks before have put out of caches
+                step()
+            times = [clock()]
+            for _, step in calls:
+                step()
+                times.append(clock())
+            if turn:  # the first one touches memory for the first time
+                samples[name].append([after - before for before, after in pairwise(times)])
+    networks = {
+        name: [
+            [kernel.kernel, kernel.shape, round((statistics.median(times) - idle) / 1e3, 2)]
+            for (kernel, _), times in zip(runs[name], zip(*samples[name], strict=True), strict=True)
+        ]
+        for name in names
+    }
+    cpu = host_cpu()
+    facts = {
+        "target": str(Target({"kind": "llvm", "mcpu": "native"})),
+        "machine": platform.platform(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "rounds": rounds,
+        "unit": "microseconds of CPU time of one thread; [kernel, shape, median] of each call",
+    }
+    file = FOLDER / f"{cpu.name}.json"
+    FOLDER.mkdir(exist_ok=True)
+    text = ",\n".join(
+        f"  {json.dumps(name)}: [\n   " + ",\n   ".join(map(json.dumps, rows)) + "]"
+        for name, rows in networks.items()
+    )
+    head = json.dumps(facts, indent=1)[:-2]
+    file.write_text(f'{head},\n "networks": {{\n{text}\n }}\n}}\n')
+    return file
+
+
+Rows = list[tuple[str, float, float]]
+"""Of kernels: their family, microseconds that were measured, and that were estimated."""
+
+
+def estimate(model: Any, target: Target) -> tuple[ProgramEstimate, float]:
+    """Return the estimate of a whole model on native code, and the CPU seconds that it took."""
+    setting = read_setting(Request(model=model, target=target, num_threads=1, is_here=False))
+    (assigned,) = make_draft(setting, decide_in_order(setting, Policy.GREEDY)).regions
+    candidate, _ = setting.pipeline.rewrite(
+        Candidate.plain(assigned.region, assigned.capability.target)
+    )
+    found = find_instructions(target)
+    assert found is not None, target
+    start = time.process_time()
+    program = sketch_program(candidate.region, target)
+    result = estimate_program(program, found[0])
+    return result, time.process_time() - start
+
+
+def network_rows(record: dict[str, Any]) -> Rows:
+    """Return the kernels of a record's networks, without networks that are other kernels today."""
+    rows: Rows = []
+    target = Target(record["target"])
+    for name, measured in record["networks"].items():
+        result, seconds = estimate(build(name), target)
+        calls = result.calls
+        if len(calls) != len(measured):
+            print(f"{name}: {len(measured)} kernels were measured, today there are {len(calls)}")
+            continue
+        hz = result.cycles / result.seconds
+        times = [each.cycles / hz * 1e6 for each in calls]
+        rows += [(row[0], row[2], own) for row, own in zip(measured, times, strict=True)]
+        whole = sum(row[2] for row in measured) / 1e3
+        print(
+            f"{name:20} {len(calls):4} calls, measured {whole:8.2f} ms, estimated "
+            f"{result.seconds * 1e3:8.2f} ms in {seconds:.2f} s",
+            flush=True,
+        )
+    return rows
+
+
+def row_model(area: str, name: str) -> onnx.ModelProto:
+    """Return the operator of a row of `benchmarks/kernels.py`, whose weights are constants."""
+    attributes: dict[str, Any] = {}
+    x: tuple[int, ...]
+    others: list[tuple[int, ...]] = []
+    words = name.replace("->", " ").replace("@", " ").split()
+    match area:
+        case "gemm" | "gemv":
+            m, n, k = (int(word) for word in name.split(" x "))
+            kind, x, others = "MatMul", (m, k), [(k, n)]
+        case "depthwise" | "depthwise /2":
+            channels, size, step = int(words[2]), int(words[3]), 1 + name.endswith("/2")
+            kind, x, others = "Conv", (1, channels, size, size), [(channels, 1, 3, 3)]
+            attributes = {"group": channels, "pads": [1] * 4, "strides": [step] * 2}
+        case "memory" if words[0] == "add+relu":
+            kind, x = "Relu", (int(words[1]),)
+        case "memory" if words[0] == "layernorm":
+            x, others = (int(words[1]), int(words[3])), [(int(words[3]),), (int(words[3]),)]
+            kind = "LayerNormalization"
+        case "memory":
+            kind, x, attributes = "Gelu", (int(words[1]), int(words[3])), {}
+        case "softmax":
+            kind, x = "Softmax", (int(words[1]), int(words[3]))
+        case "transpose":
+            x = tuple(map(int, words[0].split("x")))
+            kind, attributes = (
+                "Transpose",
+                {"perm": json.loads(name.split(" by ")[1].translate(_LIST))},
+            )
+        case _:
+            taps, cin, cout, size = int(words[0][0]), *map(int, words[1:4])
+            step = 1 + name.endswith("/2")
+            kind, x, others = "Conv", (1, cin, size, size), [(cout, cin, taps, taps)]
+            attributes = {"pads": [taps // 2] * 4, "strides": [step] * 2}
+    weights = [
+        numpy_helper.from_array(np.ones(s, np.float32), f"w{i}") for i, s in enumerate(others)
+    ]
+    nodes = [helper.make_node(kind, ["x", *(w.name for w in weights)], ["y"], "it", **attributes)]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, x)]
+    if kind == "Relu":
+        nodes = [helper.make_node("Add", ["x", "z"], ["s"]), helper.make_node("Relu", ["s"], ["y"])]
+        inputs.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, x))
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "row", inputs, [output], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+_LIST = str.maketrans("()", "[]")
+
+
+def kernel_rows(record: dict[str, Any]) -> Rows:
+    """Return the rows of a table of `benchmarks/kernels.py`; borders are not counted."""
+    rows: Rows = []
+    target = Target(record["target"])
+    found = find_instructions(target)
+    assert found is not None, target
+    for area, name, measured in record["rows"]:
+        program = sketch_program(snapshot(load(row_model(area, name))).whole, target)
+        result = estimate_program(program, found[0])
+        pairs = list(zip(result.calls, program.calls, strict=True))
+        own = [each for each, call in pairs if call.nodes] or result.calls
+        microseconds = sum(each.cycles for each in own) / found[0].core.hz * 1e6
+        rows.append((area, measured, microseconds))
+        print(f"{area:14} {name:32} measured {measured:9.1f} us, estimated {microseconds:9.1f}")
+    return rows
+
+
+def judge(rows: Rows) -> float:
+    """Print how good estimates are, and return the part of pairs that they rank right."""
+    rows = [row for row in rows if row[1] >= LEAST]
+    measured, estimated = (np.array([row[i] for row in rows]) for i in (1, 2))
+    errors = np.maximum(estimated / measured, measured / estimated)
+    right = pairs = 0
+    for i in range(len(rows)):
+        mine, others = measured[i], measured[i + 1 :]
+        is_apart = (others >= APART * mine) | (mine >= APART * others)
+        same = (others > mine) == (estimated[i + 1 :] > estimated[i])
+        right, pairs = right + int(same[is_apart].sum()), pairs + int(is_apart.sum())
+    print(
+        f"{len(rows)} kernels of {LEAST:g} us and more: off by {np.median(errors):.2f} (median), "
+        f"{np.quantile(errors, 0.9):.2f} (90th percentile), "
+        f"{np.quantile(errors, 0.95):.2f} (95th), "
+        f"estimated / measured {np.median(estimated / measured):.2f} (median)"
+    )
+    print(f"{right / pairs:.1%} of {pairs} pairs that differ by a fifth or more are ranked right")
+    long = errors[measured >= LONG]
+    print(
+        f"{len(long)} of {LONG:g} us and more: {np.median(long):.2f}, {np.quantile(long, 0.9):.2f}"
+    )
+    families = defaultdict(list)
+    for (family, mine, _), error in zip(rows, errors, strict=True):
+        families[family].append((error, mine))
+    for family, each in sorted(families.items()):
+        off = [error for error, _ in each]
+        share = sum(mine for _, mine in each) / measured.sum()
+        print(
+            f"  {family:20} {len(each):4}  off by {np.median(off):5.2f}  {share:6.1%} of the time"
+        )
+    return right / pairs
+
+
+LONG = 50.0
+"""Microseconds."""
+
+
+def main() -> int:
+    """Record, or judge."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="MODEL", default=NETWORKS)
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    if options.record:
+        print(record(options.names, options.rounds))
+        return 0
+    worst = 1.0
+    for file in sorted(FOLDER.glob("*.json")):
+        content = json.loads(file.read_text())
+        print(f"\n{file.name}: {content['target']}, {content['date']}, {content['machine']}")
+        rows = network_rows(content) if "networks" in content else kernel_rows(content)
+        worst = min(worst, judge(rows))
+    return 0 if worst >= PAIRS else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Estimates of regions for CPUs that are not here."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from intarsia.codegen.lower.region import lower_region
+from intarsia.cost.cost import CostSource
+from intarsia.graph.load import load
+from intarsia.graph.region import Region
+from intarsia.graph.snapshot import snapshot
+from intarsia.native.estimates import (
+    SPREAD,
+    estimate_cost,
+    estimate_cycles,
+    estimate_region,
+    sketch_program,
+)
+from intarsia.native.native_target import lowering_options
+from intarsia.target import Target
+
+A72 = Target("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72")
+
+
+def convolution(channels: int, size: int = 14) -> Region:
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal((channels, channels, 3, 3), np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["x", "w"], ["c"], pads=[1] * 4),
+            helper.make_node("Relu", ["c"], ["y"]),
+        ],
+        "one",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, channels, size, size))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, channels, size, size))],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.checker.check_model(model)
+    return snapshot(load(model)).whole
+
+
+def test_a_sketch_has_the_kernels_that_are_compiled() -> None:
+    region = convolution(32)
+    options = lowering_options(A72)
+    compiled = lower_region(region, options.unit, options.winograd)
+    sketch = sketch_program(region, A72)
+    assert [kernel.name for kernel in sketch.kernels] == [k.name for k in compiled.kernels]
+    assert len(sketch.calls) == len(compiled.calls)
+    sizes = [sum(array.nbytes for array in each.constants.values()) for each in (sketch, compiled)]
+    assert sizes[0] < sizes[1] / 10
+
+
+def test_a_cost_is_marked_estimated_and_its_interval_is_the_stated_error() -> None:
+    cost = estimate_cost(convolution(32), A72)
+    assert cost is not None
+    assert cost.source is CostSource.ESTIMATED
+    assert cost.high_seconds / cost.seconds == pytest.approx(SPREAD)
+    assert "cortex-a72" in cost.provenance
+    vague = estimate_cost(convolution(32), Target("llvm -mtriple=aarch64-linux-gnu"))
+    assert vague is not None
+    assert vague.high_seconds / vague.seconds > SPREAD
+
+
+def test_more_work_and_slower_cores_take_longer() -> None:
+    region, larger = convolution(16, 8), convolution(64, 8)
+    times = {}
+    for cpu in ("cortex-a53", "cortex-a76"):
+        target = Target(f"llvm -mtriple=aarch64-linux-gnu -mcpu={cpu}")
+        small, large = (estimate_region(each, target) for each in (region, larger))
+        assert small is not None
+        assert large is not None
+        assert large.cycles > 4 * small.cycles
+        times[cpu] = large.seconds
+    assert list(times.values()) == sorted(times.values(), reverse=True)
+
+
+def test_cycles_of_microcontrollers_are_at_least_those_of_their_products() -> None:
+    direct = 14 * 14 * 16 * 16 * 9
+    m4, m7 = (estimate_cycles(convolution(16), Target(f"c -mcpu=cortex-{m}")) for m in ("m4", "m7"))
+    assert m4 is not None
+    assert m7 is not None
+    assert m7 < m4
+    assert m4 > direct
+
+
+def test_threads_share_turns() -> None:
+    region = convolution(64)
+    one, four = (estimate_region(region, A72, threads) for threads in (1, 4))
+    assert one is not None
+    assert four is not None
+    assert one.cycles / 4 <= four.cycles < 0.75 * one.cycles

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Descriptions of cores: complete, of CPUs that LLVM knows, and found from a target."""
+
+from __future__ import annotations
+
+from intarsia.target import Target
+from intarsia.target.cores import _cores, core_named, core_of
+from intarsia.target.cpu_tables import FAMILIES, load_table
+
+KINDS = ("fma", "mul", "add", "alu", "shuffle", "divide", "load", "store", "scalar")
+OURS = {"generic-x86", "generic-rv64", "generic-rv64v"}
+
+
+def test_each_core_says_where_its_figures_are_from_and_has_pipes_for_every_operation() -> None:
+    cores, _ = _cores()
+    for core in cores.values():
+        assert core.source
+        assert set(core.ports) == set(KINDS), core.name
+        assert core.hz > 0
+        sizes = [level.nbytes for level in core.caches]
+        assert sizes == sorted(sizes), core.name
+        assert all(level.bytes_per_cycle for level in core.caches[:-1]), core.name
+
+
+def test_most_cpus_of_cores_are_llvms() -> None:
+    known = set().union(*(load_table(family).cpus for family in FAMILIES))
+    _, names = _cores()
+    assert len(known & set(names)) > 0.8 * len(names)
+
+
+def test_sizes_of_caches_that_a_target_tells_come_first() -> None:
+    core, is_named = core_of(Target("llvm -mcpu=znver3 -l2-cache=262144"))  # type: ignore[misc]
+    assert is_named
+    assert [level.nbytes for level in core.caches] == [32 << 10, 256 << 10, 4 << 20]
+
+
+def test_a_cpu_that_is_not_named_is_a_typical_one() -> None:
+    core, is_named = core_of(Target("llvm -mtriple=aarch64-linux-gnu"))  # type: ignore[misc]
+    assert core.name == "cortex-a72"
+    assert not is_named
+    assert core_named("no-such-cpu") is None
