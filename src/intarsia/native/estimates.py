@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from intarsia.graph.region import Region
     from intarsia.target import Target
 
-SPREAD = 4.0
+SPREAD = 6.0
 """Factor by which 95 of 100 estimates of kernels are off at most.
 
 Source:
