@@ -57,6 +57,7 @@ def target_cpu(target: Target) -> tuple[NativeCpu, VectorUnit]:
         l1_bytes=features.l1_bytes or _L1_BYTES,
         l2_bytes=attrs.get("l2-cache") or features.l2_bytes or _L2_BYTES,
         dots=tuple(name for name in DOT_FEATURES if name in (features.isa or ())),
+        is_small=_is_small(target),
     )
     flags = _llvm_flags(target, cpu, family)
     return NativeCpu(triple, name, ",".join(flags)), unit
@@ -214,13 +215,16 @@ def lowering_options(target: Target) -> LoweringOptions:
     if target.kind.is_native:
         _, unit = target_cpu(target)
     else:
-        width = target.features.vector_width
+        # Compilers make no vectors of floats with MVE, whose denormals are zero; and of codes gcc
+        # makes code that is no faster, and takes more of the stack.
+        is_small = _is_small(target)
+        width = 0 if is_small else target.features.vector_width
         unit = VectorUnit(
             _PLAIN_BITS if width is None else width,
             vector_registers(target) or _PLAIN_REGISTERS,
             l1_bytes=target.features.l1_bytes or _L1_BYTES,
             l2_bytes=target.features.l2_bytes or _L2_BYTES,
-            is_small="mclass" in (target.features.isa or ()),
+            is_small=is_small,
         )
     winograd = WinogradMode(target.attrs.get("winograd") or WinogradMode.AUTO)
     accuracy = Accuracy(target.attrs.get("accuracy") or Accuracy.MODEL)
@@ -228,6 +232,11 @@ def lowering_options(target: Target) -> LoweringOptions:
     half_weights = _has_half_weights(target, unit)
     requantise = Requantise(target.attrs.get("requantise") or Requantise.ONNX)
     return LoweringOptions(unit, winograd, half_weights, accuracy, is_bf16, requantise)
+
+
+def _is_small(target: Target) -> bool:
+    """Tell whether a target is a microcontroller, where memory counts first."""
+    return "mclass" in (target.features.isa or ())
 
 
 def _has_half_weights(target: Target, unit: VectorUnit) -> bool:

@@ -60,7 +60,7 @@ _NEEDS: dict[str, tuple[str, ...]] = {
     "trunc": ("bits", "abs", "copysign"),
     "floor": ("trunc",),
     "ceil": ("trunc",),
-    "rint": ("trunc",),
+    "rint": ("bits", "abs", "copysign"),
     "sqrt": ("bits",),
     "rem": ("bits",),
 }
@@ -123,13 +123,18 @@ HELPER $REAL ceil_$SUFFIX($REAL x)
 }
 """,
     "rint": """\
-/* The nearest whole number, the even one of two. */
+/* The nearest whole number, the even one of two: what a sum rounds to that has no place for a half,
+   if sums are not held in more bits. */
 HELPER $REAL rint_$SUFFIX($REAL x)
 {
-    const $REAL whole = trunc_$SUFFIX(x);
-    const $REAL rest = abs_$SUFFIX(x - whole);
-    const bool is_odd = rest == $HALF && (($WHOLE)whole & 1) != 0;
-    return rest > $HALF || is_odd ? whole + copysign_$SUFFIX($ONE, x) : whole;
+    const $REAL size = abs_$SUFFIX(x);
+#if FLT_EVAL_METHOD == 0
+    return size < $LARGE ? copysign_$SUFFIX((size + $LARGE) - $LARGE, x) : x;
+#else
+    const $REAL whole = size < $LARGE ? ($REAL)($WHOLE)size : size, rest = size - whole;
+    const bool is_up = rest > $HALF || (rest == $HALF && (($WHOLE)whole & 1) != 0);
+    return copysign_$SUFFIX(is_up ? whole + $ONE : whole, x);
+#endif
 }
 """,
     "sqrt": """\
@@ -306,6 +311,8 @@ def helpers(calls: Collection[tuple[str, str]], *, has_halves: bool) -> str:
             for name in sorted(by_library)
         ]
     parts += always
+    if any(name == "rint" for name, _ in ours):
+        parts.insert(0, "#include <float.h>\n")
     if hosted:
         parts.append(
             "#if __STDC_HOSTED__\n#include <math.h>\n"
