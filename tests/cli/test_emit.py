@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`intarsia compile --emit`."""
 
+import re
+
 import pytest
 
 
@@ -8,14 +10,20 @@ def test_c_is_written_into_a_folder(call, folder, model):
     answer = call("compile", model, "-t", "c", "--emit", "c", "-o", "out")
     assert answer.code == 0
     assert answer.out.startswith("wrote out/chain.c (")
+    bounds = re.search(
+        r"^(\d+) bytes of arena, at most (\d+) bytes of stack", answer.out, re.MULTILINE
+    )
     header = (folder / "out" / "chain.h").read_text()
     assert "int chain_run(const float *x, float *y, float *mid);" in header
+    for name, number in zip(("SCRATCH", "STACK"), bounds.groups(), strict=True):
+        assert f"#define CHAIN_{name}_BYTES {number}u" in header
 
 
 def test_json_lists_the_files(call, folder, model):
     answer = call("compile", model, "-t", "llvm", "--emit", "c", "--json")
     assert [item["file"] for item in answer.json["files"]] == ["chain.c", "chain.h"]
     assert answer.json["files"][0]["nbytes"] == (folder / "chain.c").stat().st_size
+    assert set(answer.json["memory"]) == {"arena", "stack", "weights"}
 
 
 def test_a_shape_and_an_attribute_are_taken(call, folder, free_model):
