@@ -1,5 +1,7 @@
 """Convolutions of codes: the reference evaluator's numbers to the bit, in integers."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.codegen.lower.small_models import small_model
@@ -14,6 +16,7 @@ from tests.codegen.lower.test_integer_products import (
 )
 
 import intarsia
+from intarsia.codegen.unit import NEON
 from intarsia.errors import UnsupportedError
 
 DTYPES = [(a, b) for a in ("uint8", "int8") for b in ("uint8", "int8")]
@@ -134,6 +137,21 @@ def test_qlinear_conv(backends, name, a):
 @pytest.mark.parametrize("unit", ["vnni", "scalar"])
 def test_qlinear_conv_for_other_units(lower_model, unit):
     check_unit(lower_model, *qlinear("few channels"), UNITS[unit])
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_where_memory_counts_first_weights_stay_bytes(lower_model, name):
+    """All are plain convolutions of bytes; what is padded with a byte for zero is int16."""
+    number = list(SHAPES).index(name)
+    unit = replace(UNITS["scalar"] if number % 2 else NEON, is_small=True)
+    model, feeds = convolution(name, zero=number % 3 > 0)
+    program = check_unit(lower_model, model, feeds, unit)
+    (call,) = [call for call in program.calls if "times" in call.note]
+    assert "int32" not in call.note
+    assert "float32" not in call.note
+    weights = sum(np.prod(item.dims) for item in model.graph.initializer)
+    held = sum(array.nbytes for array in program.constants.values())
+    assert held <= weights * (2 if "times int16" in call.note else 1) + 4 * 64
 
 
 @pytest.mark.parametrize("b", ["int8", "uint8"])
