@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `cmsis-nn` kind: a partial backend of the library's int8 kernels.
+
+A region becomes C that calls the library. On this machine the C and the library's sources, which
+the user names (`-cmsis_nn_path=`), are compiled into a shared library and run; for a
+microcontroller the same C becomes a part of one program (`--emit c`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from intarsia.arrays import Array
+from intarsia.backends.artifact import refuse, tensor_spec
+from intarsia.backends.cmsis_nn.library import PATH, Library
+from intarsia.backends.device import Buffer, Device, HostDevice, Step, ThreadOptions
+from intarsia.backends.values import (
+    Artifact,
+    ArtifactConstant,
+    CodeIdentity,
+    Detection,
+    FusedGroup,
+    Refusal,
+    Rule,
+)
+from intarsia.decoding import decode_msgpack
+from intarsia.errors import BackendError, ExecutionError, PackageError, ReasonCode, TargetError
+from intarsia.settings import Settings
+from intarsia.target import get_kind
+
+if TYPE_CHECKING:
+    from intarsia.backends.values import BuildContext, Candidate
+    from intarsia.codegen.lower.program import Program
+    from intarsia.graph.graph import Graph
+    from intarsia.graph.region import Region
+    from intarsia.target import Target, VirtualDevice
+
+_GENERATORS = (
+    "intarsia.backends.cmsis_nn.layers",
+    "intarsia.backends.cmsis_nn.lowering",
+    "intarsia.backends.tflite.layers",
+    "intarsia.codegen.fixed_point",
+)
+_VARIANTS = (("mve", "_mve"), ("dsp", "_dsp"))
+"""Features of CPUs of which the library has builds of their own, the better first."""
+_DIGEST_BYTES = 32
+
+
+class _Payload(msgspec.Struct, frozen=True):
+    """What an artifact holds.
+
+    Attributes:
+        library: A shared library for this machine.
+        scratch_bytes: Of the arena.
+    """
+
+    library: bytes
+    scratch_bytes: int
+
+
+class CmsisNnBackend:
+    """Serves the kind `cmsis-nn`.
+
+    Args:
+        settings: Where caches are.
+    """
+
+    name = "cmsis-nn"
+    is_default = False
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings.from_environment()
+        self.kinds = (get_kind("cmsis-nn"),)
+
+    def with_settings(self, settings: Settings) -> CmsisNnBackend:
+        """Return the backend with these settings."""
+        return CmsisNnBackend(settings)
+
+    def version(self) -> str:
+        """Return which API the generated code is written for."""
+        return "7.0"
+
+    def detect(self) -> Detection:
+        """Return that nothing is found: the library is sources, and the user has them."""
+        return Detection(
+            reason="its sources are where the user says",
+            hint=f"name them in a target: cmsis-nn -{PATH}=FOLDER, llvm",
+        )
+
+    def identity(self, context: BuildContext) -> CodeIdentity:
+        """Return what decides which code runs: our sources, and the library's."""
+        try:
+            digest = self._library(context.target.target).digest
+        except TargetError:
+            digest = ""
+        return CodeIdentity(generators=_GENERATORS, device=f"sources {digest}" if digest else "")
+
+    def check_target(self, target: Target) -> Sequence[str]:
+        """Check that a target says where the library is; return what has no effect here.
+
+        Raises:
+            TargetError: It does not, or the library is not there.
+        """
+        self._library(target)
+        return ()
+
+    def rules(self, context: BuildContext) -> tuple[Rule, ...]:
+        """Return the one rule: integer layers that the library computes."""
+        return (Rule("layers", _refuse_nodes, "an integer layer of the library"),)
+
+    def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
+        """Return why a region is not made of whole layers, or None."""
+        region = candidate.region
+        for number, reason in _reasons(region).items():
+            node = region.graph.nodes[number]
+            return refuse(node, context, ReasonCode.UNSUPPORTED_OP, reason)
+        return None
+
+    def groups(self, region: Region, context: BuildContext) -> tuple[FusedGroup, ...]:
+        """Return the nodes of each layer: one call of the library."""
+        from intarsia.backends.cmsis_nn.layers import COMPUTED, refuse_layer
+        from intarsia.backends.tflite.layers import read_layers
+
+        taken: set[int] = set()
+        groups = []
+        for layer in read_layers(region, COMPUTED, refuse_layer).layers:
+            nodes = tuple(node for node in layer.nodes if node not in taken)
+            taken.update(nodes)
+            if len(nodes) > 1:
+                groups.append(FusedGroup(nodes, layer.op_type))
+        return tuple(groups)
+
+    def c_program(self, region: Region, target: Target) -> Program:
+        """Return a region as C functions that call the library, for a program in C.
+
+        Raises:
+            TargetError: The target does not say where the library is.
+            BackendError: Some node is in no layer that the library computes.
+        """
+        from intarsia.backends.cmsis_nn.lowering import lower_region
+
+        return lower_region(region, self._library(target), _variant(target))
+
+    def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
+        """Return a region as a shared library for this machine.
+
+        Raises:
+            BackendError: There is no C compiler, or it failed.
+        """
+        from intarsia.backends.cmsis_nn.host import write_source
+        from intarsia.backends.cmsis_nn.lowering import lower_region
+
+        region, library = candidate.region, self._library(context.target.target)
+        program = lower_region(region, library, "")
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            source, made = folder / "region.c", folder / "region.so"
+            source.write_text(write_source(program))
+            library.link([source], made)
+            code = made.read_bytes()
+        encoded = msgspec.msgpack.encode(_Payload(code, int(program.scratch_bytes)))
+        values = region.graph.values
+        return Artifact(
+            backend=self.name,
+            version=self.version(),
+            target=str(candidate.target),
+            payload=hashlib.sha256(encoded).digest() + encoded,
+            inputs=tuple(tensor_spec(values[number]) for number in region.inputs),
+            outputs=tuple(tensor_spec(values[number]) for number in region.outputs),
+            constants=tuple(
+                ArtifactConstant(each, array, is_derived)
+                for each, array, is_derived in (
+                    (each, array, each in program.packed)
+                    for each, array in program.constants.items()
+                )
+            ),
+            metadata={"about": program.summary()},
+        )
+
+    def open(self, placed: VirtualDevice, options: ThreadOptions) -> Device:
+        """Return host memory."""
+        return HostDevice(options)
+
+    def load(self, artifact: Artifact, device: Device) -> CmsisNnExecutable:
+        """Load the shared library of a region.
+
+        Raises:
+            PackageError: The artifact is damaged.
+        """
+        digest, content = artifact.payload[:_DIGEST_BYTES], artifact.payload[_DIGEST_BYTES:]
+        if hashlib.sha256(content).digest() != digest:  # it is machine code
+            raise PackageError(f"an artifact of {self.name} is damaged: its digest is wrong")
+        try:
+            payload = decode_msgpack(content, _Payload)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise PackageError(f"an artifact of {self.name} is damaged: {error}") from error
+        return CmsisNnExecutable(artifact, payload.scratch_bytes, _load(payload.library))
+
+    def _library(self, target: Target) -> Library:
+        given = target.attrs.get(PATH)
+        caches = self.settings.cache_folder() or Path(tempfile.gettempdir()) / "intarsia"
+        return _known(str(given), str(caches)) if given else Library.of(target, caches)
+
+
+@lru_cache(maxsize=8)
+def _known(folder: str, caches: str) -> Library:
+    from intarsia.target import Target
+
+    target = Target({"kind": "cmsis-nn", PATH: folder})
+    return Library.of(target, Path(caches))
+
+
+def _variant(target: Target) -> str:
+    """Return which build of the library a CPU has."""
+    features = target.features.isa
+    return next((suffix for feature, suffix in _VARIANTS if feature in features), "")
+
+
+def _reasons(region: Region) -> Mapping[int, str]:
+    from intarsia.backends.cmsis_nn.layers import COMPUTED, refuse_layer
+    from intarsia.backends.tflite.layers import read_layers
+
+    return read_layers(region, COMPUTED, refuse_layer).reasons
+
+
+def _refuse_nodes(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
+    from intarsia.graph.region import Region
+
+    reasons = _reasons(Region.of(graph, range(len(graph.nodes))))
+    return {
+        number: refuse(graph.nodes[number], context, ReasonCode.UNSUPPORTED_OP, reason)
+        for number, reason in reasons.items()
+    }
+
+
+def _load(code: bytes) -> ctypes.CDLL:
+    with tempfile.NamedTemporaryFile(suffix=".so") as file:
+        file.write(code)
+        file.flush()
+        try:
+            return ctypes.CDLL(file.name)
+        except OSError as error:
+            raise BackendError(
+                f"a region's library cannot be loaded here: {error}",
+                hint="compile the model on this machine",
+            ) from error
+
+
+class CmsisNnExecutable:
+    """A loaded region.
+
+    Args:
+        artifact: With its constants.
+        scratch_bytes: Of the arena.
+        library: With the function of the region.
+    """
+
+    def __init__(self, artifact: Artifact, scratch_bytes: int, library: ctypes.CDLL) -> None:
+        self.scratch_bytes = scratch_bytes
+        self._target = artifact.target
+        self._library = library
+        self._constants = [np.ascontiguousarray(each.data) for each in artifact.constants]
+
+    def bind(
+        self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
+    ) -> Step:
+        """Return the call that runs the region on these arrays."""
+        held = (tuple(inputs), tuple(outputs), self._constants, scratch)
+        sides = [_pointers(side) for side in (inputs, outputs, self._constants)]
+        arena = 0 if scratch is None else scratch.ctypes.data
+        run = self._library.region_run
+
+        def step() -> None:
+            assert held
+            status = run(*sides, ctypes.c_void_p(arena))
+            if status:
+                raise ExecutionError(
+                    f"a function of CMSIS-NN failed with {status}", target=self._target
+                )
+
+        return step
+
+
+def _pointers(arrays: Sequence[Array]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * max(1, len(arrays)))(*(array.ctypes.data for array in arrays))
+
+
+BACKEND = CmsisNnBackend()

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C of a region for this machine: one function of inputs, outputs, constants and an arena."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from intarsia.codegen.emit.c_function import CFunction
+from intarsia.codegen.storage import StorageKind
+
+if TYPE_CHECKING:
+    from intarsia.codegen.lower.program import Argument, Program
+
+_TYPES = {"int8": "int8_t", "int32": "int32_t", "uint8": "uint8_t"}
+
+
+def write_source(program: Program) -> str:
+    """Return a program of calls as a source with one function, `region_run`."""
+    kernels = [kernel for kernel in program.kernels if isinstance(kernel, CFunction)]
+    headers = dict.fromkeys(header for kernel in kernels for header in kernel.includes)
+    parts = ["#include <stdint.h>", *(f"#include {header}" for header in headers), ""]
+    parts += [kernel.source for kernel in kernels]
+    parts.append(
+        "int32_t region_run(const void *const *inputs, void *const *outputs,\n"
+        "                   const void *const *constants, uint8_t *arena)\n{"
+    )
+    parts.append("    (void)inputs, (void)outputs, (void)constants, (void)arena;")
+    for call in program.calls:
+        kernel = program.kernels[call.kernel]
+        passed = [
+            f"({'' if buffer.is_written else 'const '}{_TYPES[buffer.dtype]} *)"
+            f"({_pointer(program, argument)})"
+            for buffer, argument in zip(kernel.buffers, call.arguments, strict=True)
+        ]
+        parts.append(f"    if ({kernel.name}({', '.join(passed)}))\n        return -1;")
+    parts.append("    return 0;\n}\n")
+    return "\n".join(parts)
+
+
+def _pointer(program: Program, argument: Argument) -> str:
+    block = program.storages[argument.storage]
+    if block.kind is StorageKind.SCRATCH:
+        return f"arena + {int(block.index) + int(argument.offset)}"
+    return f"{block.kind.value}s[{block.index}]"
