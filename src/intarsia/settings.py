@@ -37,6 +37,7 @@ class Settings:
         debug: Whether the command line shows the traceback of an internal error.
         target_files: Files of tags and labels; `target` reads them when a name is not known.
         dnnl_library: The file of oneDNN's library; None looks for the installed one.
+        acl_root: The folder below which Arm Compute Library is; None means `/usr`.
         costs: The cost database, as a file or a URL; None means a file among the caches.
         schedules: The folder of tuned schedules of kernels; None means one among the caches.
         programs: Whether compiled programs are kept among the caches and found again.
@@ -67,6 +68,9 @@ class Settings:
     )
     dnnl_library: str | None = _setting(
         "INTARSIA_DNNL_LIBRARY", None, "file of oneDNN's shared library", in_cache_keys=True
+    )
+    acl_root: str | None = _setting(
+        "INTARSIA_ACL_ROOT", None, "folder of Arm Compute Library for aarch64", in_cache_keys=True
     )
     costs: str | None = _setting(
         "INTARSIA_COSTS", None, "cost database: a file or a URL", in_cache_keys=False
