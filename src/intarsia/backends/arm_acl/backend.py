@@ -28,7 +28,7 @@ from intarsia.backends.arm_acl.toolchain import (
     find_compiler,
     find_library,
 )
-from intarsia.backends.artifact import probe_nodes, refuse
+from intarsia.backends.artifact import refuse
 from intarsia.backends.backend import ConfiguredBackend
 from intarsia.backends.borders import border_specs, read_blocks
 from intarsia.backends.defects import refuse_defects
@@ -62,6 +62,8 @@ _GENERATORS = ("intarsia.backends.arm_acl", "intarsia.codegen.lower.windows")
 _RUNNER = "runner"
 """Attribute, and key of an artifact's metadata: the way to the machine."""
 _REGION = "region"
+_NAMED = "as acl_root says"
+"""In place of a release where only targets can name a library."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,12 @@ class ArmAclBackend(ConfiguredBackend):
     def version(self) -> str:
         """Return the release of the library that the settings name.
 
-        Raises:
-            BackendError: It is missing, or there is no compiler for it.
+        A target may name another one, which `identity` tells from it.
         """
-        return self.toolchain().library.version
+        try:
+            return self.toolchain().library.version
+        except BackendError:
+            return _NAMED
 
     def detect(self) -> Detection:
         """Return this machine's CPU, or why the library does not run here."""
@@ -133,17 +137,43 @@ class ArmAclBackend(ConfiguredBackend):
 
     def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
         """Refuse a region of which the library refuses a part once it is together."""
-        from intarsia.backends.arm_acl.builder import NotTaken
-
-        first = candidate.region.graph.nodes[candidate.region.nodes[0]]
+        graph, nodes = candidate.region.graph, candidate.region.nodes
         try:
-            program, _ = self._lower(candidate.region, context)
-            problem = self.helper(context).validate(program)
-        except NotTaken as answer:
-            return refuse(first, context, answer.code, answer.reason)
+            problem = self.find_problem(graph, nodes, context, with_operands=False)
         except BackendError as error:
-            return refuse(first, context, ReasonCode.UNAVAILABLE, error.message, error.hint)
-        return refuse(first, context, ReasonCode.UNSUPPORTED_OP, problem) if problem else None
+            problem = (ReasonCode.UNAVAILABLE, error.message)
+        return None if problem is None else refuse(graph.nodes[nodes[0]], context, *problem)
+
+    def find_problem(
+        self,
+        graph: Graph,
+        nodes: Sequence[int],
+        context: BuildContext,
+        *,
+        with_operands: bool = True,
+    ) -> Verdict:
+        """Return nothing, or why nodes are not taken together.
+
+        Args:
+            graph: Where they are.
+            nodes: Their ids.
+            context: Names the target.
+            with_operands: Whether the nodes that dequantise their operands are beside them.
+
+        Raises:
+            BackendError: The library cannot be asked.
+        """
+        from intarsia.backends.arm_acl.builder import NotTaken
+        from intarsia.backends.arm_acl.patterns import dequantising
+        from intarsia.graph.region import Region
+
+        together = {*nodes, *dequantising(graph, nodes)} if with_operands else nodes
+        try:
+            program, _ = self._lower(Region.of(graph, sorted(together)), context)
+        except NotTaken as answer:
+            return answer.code, answer.reason
+        problem = self.helper(context).validate(program)
+        return (ReasonCode.UNSUPPORTED_OP, f"the library says: {problem}") if problem else None
 
     def groups(self, region: Region, context: BuildContext) -> Sequence[FusedGroup]:
         """Return the nodes of each function: with bias, activation and quantising."""
@@ -196,13 +226,16 @@ class ArmAclBackend(ConfiguredBackend):
 
         return Artifact(
             backend=self.name,
-            version=toolchain.library.version,
+            version=self.version(),
             target=str(candidate.target),
             payload=source.encode(),
             inputs=inputs,
             outputs=outputs,
             constants=(executable, *map(artifact_constant, constants)),
-            metadata={ABOUT: _summary(program), _RUNNER: _runner(context)},
+            metadata={
+                ABOUT: f"Arm Compute Library {toolchain.library.version}, {_summary(program)}",
+                _RUNNER: _runner(context),
+            },
         )
 
     def open(self, placed: VirtualDevice, options: ThreadOptions) -> Device:
@@ -258,34 +291,31 @@ def _known_refusals(_graph: Graph) -> dict[str, Mapping[int, Refusal]]:
 def _find_refusals(
     backend: ArmAclBackend, graph: Graph, context: BuildContext
 ) -> Mapping[int, Refusal]:
-    from intarsia.backends.arm_acl.builder import NotTaken
-    from intarsia.backends.arm_acl.patterns import why_not
+    from intarsia.backends.arm_acl.patterns import PATTERNS, why_not
     from intarsia.codegen.lower.operation import Operation
+    from intarsia.graph.pattern import match_region
+    from intarsia.graph.region import Region
 
     disabled = tuple(context.attrs.get("disabled_ops") or ())
     try:
         toolchain, helper = backend.toolchain(context.target.target), backend.helper(context)
+        helper.validate(AclProgram((), ()))
     except BackendError as error:
         unavailable = (ReasonCode.UNAVAILABLE, error.message, error.hint)
         return {node.id: refuse(node, context, *unavailable) for node in graph.nodes}
-    failures: list[BackendError] = []
-
-    def attempt(region: Region) -> Verdict:
-        node = graph.nodes[region.nodes[0]]
+    refusals = {}
+    for node in graph.nodes:
         answer = why_not(Operation(graph, node), disabled)
         if answer is not None:
-            return answer.code, answer.reason
-        try:
-            program, _ = backend._lower(region, context)
-            problem = helper.validate(program)
-        except NotTaken as raised:
-            return raised.code, raised.reason
-        except BackendError as error:
-            failures.append(error)
-            return ReasonCode.UNAVAILABLE, error.message
-        return (ReasonCode.UNSUPPORTED_OP, f"the library refuses it: {problem}") if problem else None
-
-    refusals = probe_nodes(graph, context, attempt)
+            refusals[node.id] = refuse(node, context, answer.code, answer.reason)
+    taken = Region.of(graph, [node.id for node in graph.nodes if node.id not in refusals])
+    for match in match_region(taken, PATTERNS):
+        if backend.find_problem(graph, match.members, context) is None:
+            continue
+        for member in match.members:  # what follows an operator that is refused may be taken
+            problem = backend.find_problem(graph, (member,), context)
+            if problem is not None:
+                refusals[member] = refuse(graph.nodes[member], context, *problem)
     return {**refusals, **refuse_defects(graph, context, DEFECTS, toolchain.library.version)}
 
 

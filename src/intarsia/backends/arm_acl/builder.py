@@ -91,9 +91,7 @@ class Builder:
 
     def mark(self) -> Mark:
         """Return how far it is, to go back to if what follows is not taken."""
-        return Mark(
-            len(self.tensors), len(self.calls), len(self.constants), dict(self._forms)
-        )
+        return Mark(len(self.tensors), len(self.calls), len(self.constants), dict(self._forms))
 
     def back_to(self, mark: Mark) -> None:
         """Forget what was made since."""
@@ -239,9 +237,7 @@ class Builder:
             NotTaken: The library has no such tensor.
         """
         if not value.is_static or value.shape is None:
-            raise NotTaken(
-                ReasonCode.DYNAMIC_SHAPE, f"the shape of {value.name!r} is not known"
-            )
+            raise NotTaken(ReasonCode.DYNAMIC_SHAPE, f"the shape of {value.name!r} is not known")
         dtype = TYPES.get(value.dtype)
         if dtype is None:
             raise NotTaken(
@@ -290,9 +286,7 @@ class Builder:
             raise unsupported(f"{value.name!r} has two scales")
         result = spec
         if layout == NCHW and value.id in self.region.outputs:
-            result = replace(
-                spec, room=Room.OUTPUT, index=self.region.outputs.index(value.id)
-            )
+            result = replace(spec, room=Room.OUTPUT, index=self.region.outputs.index(value.id))
         number = self.add(result)
         order = _TO_NHWC if layout == NHWC else _TO_NCHW
         self.call("permute", source, number, ints=order)
@@ -314,7 +308,7 @@ class Builder:
         return self._forms[form]
 
     def _dequantised(self, value: Value) -> bool:
-        """Make the floats that integers stand for, which nobody has read yet; tell if that is so."""
+        """Make floats that integers stand for and nobody has read yet; tell if they are such."""
         if value.producer < 0 or value.producer not in self.region:
             return False
         operation = Operation(self.graph, self.graph.nodes[value.producer])

@@ -61,9 +61,7 @@ def fused_groups(region: Region) -> tuple[FusedGroup, ...]:
 def _lower_match(match: Match, builder: Builder, validate: Validate) -> None:
     """Add the calls of a match: with integers where it has them and the library takes them."""
     names = tuple(match.graph.nodes[node].name for node in match.members)
-    integers = next(
-        (one.meaning for one in match.followers if one.pattern is QUANTIZE), None
-    )
+    integers = next((one.meaning for one in match.followers if one.pattern is QUANTIZE), None)
     if isinstance(integers, IntegerMatch):
         mark = builder.mark()
         try:

@@ -15,7 +15,7 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.backends.arm_acl.builder import Builder, acl_axis, unsupported
-from intarsia.backends.arm_acl.program import NCHW, NHWC, Activation, AclTensor
+from intarsia.backends.arm_acl.program import NCHW, NHWC, AclTensor, Activation
 from intarsia.backends.arm_acl.quantised import Quantised, dequantise
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.windows import WindowAttributes, read_window
@@ -130,7 +130,7 @@ def lower_binary(operation: Operation, builder: Builder, act: Act) -> None:
 
 
 def _operand(value: Value, builder: Builder, layout: str, rank: int) -> int:
-    """Return an operand that is lined up with the result; a constant gets its missing dimensions."""
+    """Return an operand that is lined up with the result; a constant gets missing dimensions."""
     if layout == NCHW or len(value.shape or ()) == rank:
         return builder.read(value, layout)
     from intarsia.graph.extract import constant_array
@@ -161,6 +161,8 @@ def lower_conv(operation: Operation, builder: Builder, act: Act) -> None:
         raise unsupported(f"{group} groups of {channels} channels: only 1 group, or 1 channel")
     order = (1, 2, 3, 0) if is_depthwise else (0, 2, 3, 1)
     source = builder.read(data, NHWC)
+    if is_depthwise:
+        source = _unshared(builder, source, data)
     packed = _weights(operation, builder, source, weights, order, filter_axis=0)
     if is_depthwise:
         spec = builder.tensors[packed]
@@ -173,6 +175,22 @@ def lower_conv(operation: Operation, builder: Builder, act: Act) -> None:
         return
     ints += (act[0], builder.fast)
     builder.call("convolution", source, packed, biases, result, ints=ints, floats=act[1:])
+
+
+def _unshared(builder: Builder, source: int, value: Value) -> int:
+    """Return what a depthwise convolution reads: of int8 that a convolution writes, a copy.
+
+    Release 20.08 computes wrong numbers without it.
+    """
+    is_int8 = builder.tensors[source].dtype == "QASYMM8_SIGNED"
+    writers = (call.function for call in builder.calls if call.tensors[-1] == source)
+    if not is_int8 or next(writers, "") != "convolution":
+        return source
+    held = builder.integers_of(value)
+    shape = (held.value if held else value).shape or ()
+    copy = builder.inner(source, shape, NHWC)
+    builder.call("reshape", source, copy)
+    return copy
 
 
 def lower_dense(operation: Operation, builder: Builder, act: Act) -> None:
@@ -219,7 +237,7 @@ def lower_dense(operation: Operation, builder: Builder, act: Act) -> None:
         builder.call("reshape", target, result)
 
 
-def _lower_matmul(  # noqa: PLR0913, PLR0917 - one for each operand
+def _lower_matmul(
     operation: Operation,
     builder: Builder,
     data: Value,
@@ -261,7 +279,7 @@ def _window_ints(window: WindowAttributes) -> tuple[int, ...]:
     return (*window.strides[::-1], *pads, *window.dilations[::-1])
 
 
-def _weights(  # noqa: PLR0913 - what weights are made of
+def _weights(
     operation: Operation,
     builder: Builder,
     source: int,
@@ -290,9 +308,7 @@ def _weights(  # noqa: PLR0913 - what weights are made of
     )
 
 
-def _integer_weights(
-    source: str, held: Quantised, filter_axis: int
-) -> tuple[Array, AclTensor]:
+def _integer_weights(source: str, held: Quantised, filter_axis: int) -> tuple[Array, AclTensor]:
     """Return weights as the library wants them beside a source of some type."""
     from intarsia.graph.extract import constant_array
 
@@ -314,7 +330,7 @@ def _integer_weights(
     return array, AclTensor(source, (), scales=scales, zero=zero)
 
 
-def _bias(  # noqa: PLR0913, PLR0917 - what a bias is made of
+def _bias(
     operation: Operation,
     builder: Builder,
     source: int,
@@ -383,7 +399,11 @@ def lower_pool(operation: Operation, builder: Builder, act: Act) -> None:
     counts_pads = bool(operation.attribute("count_include_pad", 0))
     is_ceil = bool(operation.attribute("ceil_mode", 0))
     sizes = zip(
-        operation.shape()[2:], kernel, window.strides, window.pads, operation.output_shape[2:],
+        operation.shape()[2:],
+        kernel,
+        window.strides,
+        window.pads,
+        operation.output_shape[2:],
         strict=True,
     )
     reaches = any(
@@ -485,7 +505,9 @@ def lower_lrn(operation: Operation, builder: Builder, act: Act) -> None:
         operation.attribute(name, default)
         for name, default in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0))
     ]
-    builder.call("lrn", source, builder.write(operation.output, layout), ints=(size,), floats=floats)
+    builder.call(
+        "lrn", source, builder.write(operation.output, layout), ints=(size,), floats=floats
+    )
 
 
 def lower_mean(operation: Operation, builder: Builder, act: Act) -> None:
@@ -590,5 +612,3 @@ def _first(operation: Operation) -> Value:
     if value is None:
         raise unsupported("its first operand is absent")
     return value
-
-

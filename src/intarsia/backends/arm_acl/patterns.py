@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from intarsia.backends.arm_acl import lowering
@@ -11,7 +12,7 @@ from intarsia.backends.arm_acl.lowering import FUSED, Act, Lower, activation_of
 from intarsia.backends.arm_acl.quantised import Quantised, read_linear, read_parameters
 from intarsia.codegen.lower.operation import Operation
 from intarsia.errors import ReasonCode
-from intarsia.graph.graph import Node, Value
+from intarsia.graph.graph import Graph, Node, Value
 from intarsia.graph.ops import ViewKind, names_of
 from intarsia.graph.pattern import CONSTANT, SOURCE, Match, Op, Pattern, Tier
 from intarsia.graph.region import Region
@@ -92,8 +93,18 @@ TABLE: tuple[AclRow, ...] = (
     AclRow("softmax", ("Softmax", "LogSoftmax"), lowering.lower_softmax, "NESoftmaxLayer"),
     AclRow(
         "activation",
-        ("Abs", "Clip", "Elu", "HardSwish", "LeakyRelu", "Relu", "Sigmoid", "Softplus", "Sqrt",
-         "Tanh"),
+        (
+            "Abs",
+            "Clip",
+            "Elu",
+            "HardSwish",
+            "LeakyRelu",
+            "Relu",
+            "Sigmoid",
+            "Softplus",
+            "Sqrt",
+            "Tanh",
+        ),
         lowering.lower_activation,
         "NEActivationLayer",
         data=1,
@@ -124,9 +135,7 @@ TABLE: tuple[AclRow, ...] = (
         lowering.lower_batch_normalization,
         "NEBatchNormalizationLayer",
     ),
-    AclRow(
-        "local response normalization", ("LRN",), lowering.lower_lrn, "NENormalizationLayer"
-    ),
+    AclRow("local response normalization", ("LRN",), lowering.lower_lrn, "NENormalizationLayer"),
     AclRow("mean", ("ReduceMean",), lowering.lower_mean, "NEReduceMean", data=1),
     AclRow("prelu", ("PRelu",), lowering.lower_prelu, "NEPReluLayer"),
     AclRow(
@@ -265,6 +274,19 @@ def integers_of(value: Value, region: Region) -> Quantised | None:
     return None if isinstance(quantised, str) else quantised
 
 
+def dequantising(graph: Graph, nodes: Sequence[int]) -> set[int]:
+    """Return the nodes that make floats of integers for some nodes."""
+    producers = {
+        graph.values[value].producer
+        for node in nodes
+        for value in graph.nodes[node].inputs
+        if value >= 0
+    }
+    return {
+        node for node in producers if node >= 0 and graph.nodes[node].op_type == "DequantizeLinear"
+    }
+
+
 BIAS = Pattern("bias", Op("Add", SOURCE, CONSTANT), _bias)
 ACTIVATION = Pattern("activation", Op(("Relu", "Clip"), SOURCE), _activation)
 QUANTIZE = Pattern("quantize", Op("QuantizeLinear", SOURCE), _quantised)
@@ -319,5 +341,3 @@ def linear_parts(operation: Operation) -> dict[int, Quantised]:
             raise unsupported(part)
         found[value.id] = part
     return found
-
-

@@ -103,7 +103,8 @@ class AclProgram:
 
     def describe(self) -> str:
         """Return it as `validate.cpp` reads it; where tensors lie is not told."""
-        lines = [item.describe() for item in (*self.tensors, *self.calls)]
+        lines = [tensor.describe() for tensor in self.tensors]
+        lines += [call.describe() for call in self.calls]
         return "\n".join([*lines, "end\n"])
 
 

@@ -36,7 +36,8 @@ _SECONDS = 600
 _LIMIT_BYTES = 256 << 20
 _KIND = "acl"
 _VERSION = re.compile(rb"arm_compute_version=v([\w.]+)")
-_SUPPORT, _HELPER = "intarsia_acl.cpp", "validate.cpp"
+_SUPPORT = ("intarsia_acl.cpp", "intarsia_acl_settle.cpp")
+_HELPER = ("validate.cpp", "intarsia_acl_settle.cpp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,8 @@ def find_library(root: str) -> AclLibrary:
     Raises:
         BackendError: There is none.
     """
-    for base in (Path(root), Path(root) / "usr"):
+    top = Path(root).resolve()  # compilers run in folders of their own
+    for base in (top, top / "usr"):
         for inner in ("", _MULTIARCH):
             include, folder = base / "include" / inner, base / "lib" / inner
             archives = [folder / f"lib{name}.a" for name in _LIBRARIES]
@@ -156,7 +158,7 @@ class Toolchain:
         Raises:
             BackendError: It does not build.
         """
-        return self._kept("helper", lambda: self._link([self._object(_HELPER)]))
+        return self._kept("helper", lambda: self._link(list(map(self._object, _HELPER))))
 
     def executable(self, sources: Mapping[str, str]) -> bytes:
         """Return a program of C++ and C sources, the library in it.
@@ -170,7 +172,7 @@ class Toolchain:
 
         def build() -> bytes:
             objects = [self._object(name, text) for name, text in sorted(sources.items())]
-            return self._link([*objects, self._object(_SUPPORT)])
+            return self._link([*objects, *map(self._object, _SUPPORT)])
 
         texts = (f"{name}\0{text}" for name, text in sorted(sources.items()))
         return self._kept("executable", build, *texts)

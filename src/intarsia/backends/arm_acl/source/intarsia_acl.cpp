@@ -4,6 +4,7 @@
 
 #include "arm_compute/core/Helpers.h"
 #include "arm_compute/core/Window.h"
+#include "arm_compute/runtime/NEON/NEScheduler.h"
 #include "arm_compute/runtime/Tensor.h"
 
 #include <cstdio>
@@ -20,7 +21,31 @@ struct Region::State {
     std::vector<std::unique_ptr<Tensor>> tensors;
     std::vector<std::unique_ptr<IFunction>> functions;
     std::vector<bool> is_imported; // border tensors that lie where the caller has them
+
+    // Makes the tensors and configures the functions, which may ask for padding of them.
+    void configure();
 };
+
+void Region::State::configure()
+{
+    std::vector<ITensor *> made;
+    std::vector<ITensorInfo *> infos;
+    for(int i = 0; i < spec.num_tensors; ++i)
+    {
+        tensors.emplace_back(new Tensor);
+        tensors[i]->allocator()->init(make_info(spec.tensors[i]));
+        made.push_back(tensors[i].get());
+        infos.push_back(tensors[i]->info());
+    }
+    for(int i = 0; i < spec.num_calls; ++i)
+    {
+        const Status status = settle(spec.calls[i], infos, made, &functions);
+        if(status.error_code() != ErrorCode::OK)
+        {
+            throw std::runtime_error(status.error_description());
+        }
+    }
+}
 
 namespace {
 
@@ -76,23 +101,7 @@ Region::Region(const RegionSpec &spec, const void *const *inputs)
     : state_(new State{spec, {}, {}, {}})
 {
     NEScheduler::get().set_num_threads(spec.num_threads);
-    std::vector<ITensor *> tensors;
-    std::vector<ITensorInfo *> infos;
-    for(int i = 0; i < spec.num_tensors; ++i)
-    {
-        state_->tensors.emplace_back(new Tensor);
-        state_->tensors[i]->allocator()->init(make_info(spec.tensors[i]));
-        tensors.push_back(state_->tensors[i].get());
-        infos.push_back(state_->tensors[i]->info());
-    }
-    for(int i = 0; i < spec.num_calls; ++i)
-    {
-        const Status status = settle(spec.calls[i], infos, tensors, &state_->functions);
-        if(status.error_code() != ErrorCode::OK)
-        {
-            throw std::runtime_error(status.error_description());
-        }
-    }
+    state_->configure();
     state_->is_imported.resize(spec.num_tensors);
     for(int i = 0; i < spec.num_tensors; ++i)
     {

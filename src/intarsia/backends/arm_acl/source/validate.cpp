@@ -2,10 +2,12 @@
 // Reads regions as text and answers for each in a line: nothing, or why the library refuses it.
 #include "intarsia_acl_settle.hpp"
 
+#include <algorithm>
 #include <deque>
 #include <exception>
 #include <iostream>
 #include <map>
+#include <string>
 
 using namespace intarsia_acl;
 
@@ -59,7 +61,7 @@ std::string validate(Infos &infos)
                            static_cast<std::int32_t>(floats.size()),  floats.data()};
     try
     {
-        const Status status = settle(call, infos, {}, nullptr);
+        const arm_compute::Status status = settle(call, infos, {}, nullptr);
         if(status.error_code() == arm_compute::ErrorCode::OK)
         {
             return "";
