@@ -135,7 +135,6 @@ OF_OTHERS = {
     "intarsia.backends.amx": "oneDNN's variable",
     "intarsia.backends.dnnl.forking": "the variables of OpenMP runtimes",
     "intarsia.backends.opencl.pocl": "PoCL's variable",
-    "intarsia.native.linking": "hands all of it on to a compiler",
     "intarsia.quantizing.libraries": "NNCF's variable for its telemetry",
     "intarsia.backends.opencl.vendors": "the variables of OpenCL's loaders",
 }
