@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         Refusal,
         Rule,
     )
+    from intarsia.codegen.lower.program import Program
     from intarsia.cost.cost import Cost
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
@@ -146,6 +147,10 @@ class RegisteredBackend:
     group, keeps together what all that list it keep together, and cuts no group of which `check`
     refuses the pieces. What a backend without it fuses is guessed from the operators.
     """
+
+    c_program: Callable[[Region, Target], Program] | None = None
+    """Returns a region as C functions that call a library, and the memory between them, for a
+    program in C (`--emit c`). Without it such a program has none of its regions."""
 
     yields: Callable[[Graph], str | None] | None = None
     """Returns why another target had better go first on this model, because it runs such models

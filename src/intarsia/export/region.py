@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a request to the program of its one region: what a program without Python is made of."""
+"""From a request to the program of its regions: what a program without Python is made of."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from intarsia.errors import UnsupportedError
 from intarsia.place.request import Request
 
 if TYPE_CHECKING:
+    from intarsia.codegen.emit.c_join import Part
     from intarsia.codegen.emit.c_program import Tensor
     from intarsia.codegen.lower.program import Program
     from intarsia.codegen.unit import VectorUnit
@@ -44,52 +45,63 @@ def lower_model(request: Request, registers: int | None = None) -> Native:
 
     Args:
         request: What is asked for; its machine may be another one than this.
-        registers: Vector registers that kernels are shaped for; None means those of the target.
+        registers: Vector registers that kernels in C are shaped for; None means those of the
+            target, and that there is nothing but native code.
 
     Raises:
         UnsupportedError: Some nodes lie elsewhere or have no native code.
         IntarsiaError: As `intarsia.compile`.
     """
+    from intarsia.codegen.emit.c_join import Part, join
     from intarsia.codegen.emit.c_program import Tensor
     from intarsia.codegen.lower.region import lower_region
-    from intarsia.codegen.storage import StorageKind
     from intarsia.codegen.unit import WinogradMode
     from intarsia.native.machine import triple_words
     from intarsia.native.native_target import lowering_options, target_cpu
 
     setting = read_setting(replace(request, is_here=False))
-    target, region = _find_region(setting)
-    graph = setting.graph
+    pieces = _find_pieces(setting, has_calls=registers is not None)
+    graph, target = setting.graph, _main_target(setting, pieces)
     cpu = target_cpu(target)[0] if target.kind.is_native else None
     options = lowering_options(target)
-    unit, winograd = options.unit, options.winograd
-    if registers is not None:
-        unit = replace(unit, registers=registers)
-    # The transforms' local buffers lie on the stack in C; else on the heap, which is a system's.
-    has_heap = (
-        registers is None and cpu is not None and (not cpu.triple or triple_words(cpu.triple)[1])
-    )
-    if not has_heap and not target.attrs.get("winograd"):
-        winograd = WinogradMode.OFF
-    program = lower_region(
-        region,
-        unit,
-        winograd,
-        half_weights=options.half_weights,
-        accuracy=options.accuracy,
-        is_bf16=options.is_bf16,
-        requantise=options.requantise,
-    )
-    inputs = [i for i in graph.inputs if i in region.inputs]
+    unit = options.unit
+
+    def lower(piece: _Piece) -> Program:
+        if piece.c_program is not None:
+            return piece.c_program(piece.region, piece.target)
+        options = lowering_options(piece.target)
+        unit, winograd = options.unit, options.winograd
+        if registers is not None:
+            unit = replace(unit, registers=registers)
+        # Buffers of the transforms lie on the stack in C; else on the heap, which is a system's.
+        has_heap = (
+            registers is None
+            and cpu is not None
+            and (not cpu.triple or triple_words(cpu.triple)[1])
+        )
+        if not has_heap and not piece.target.attrs.get("winograd"):
+            winograd = WinogradMode.OFF
+        return lower_region(
+            piece.region,
+            unit,
+            winograd,
+            half_weights=options.half_weights,
+            accuracy=options.accuracy,
+            is_bf16=options.is_bf16,
+            requantise=options.requantise,
+        )
+
+    read = {value for piece in pieces for value in piece.region.inputs}
+    inputs = [i for i in graph.inputs if i in read]
     outputs = list(dict.fromkeys(graph.outputs))
-    orders = {
-        StorageKind.INPUT: [inputs.index(i) for i in region.inputs],
-        StorageKind.OUTPUT: [outputs.index(i) for i in region.outputs],
-    }
-    storages = tuple(
-        replace(item, index=orders[item.kind][item.index]) if item.kind in orders else item
-        for item in program.storages
+    parts = [
+        Part(lower(piece), tuple(piece.region.inputs), tuple(piece.region.outputs))
+        for piece in pieces
+    ]
+    program = (
+        _in_order(parts[0], inputs, outputs) if len(parts) == 1 else join(parts, inputs, outputs)
     )
+    unit = unit if registers is None else replace(unit, registers=registers)
     tensors = [
         tuple(
             Tensor(graph.values[i].name, graph.values[i].dtype, graph.values[i].shape or ())
@@ -97,13 +109,46 @@ def lower_model(request: Request, registers: int | None = None) -> Native:
         )
         for side in (inputs, outputs)
     ]
-    program = replace(program, storages=storages)
     caches = request.settings.cache_folder()
     return Native(program, tensors[0], tensors[1], target, unit, cpu, caches)
 
 
-def _find_region(setting: Setting) -> tuple[Target, Region]:
-    """Return the whole model as a region, and the target of native code that takes it.
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A region of the program.
+
+    Attributes:
+        target: Where it runs.
+        region: Its nodes.
+        c_program: Of a backend that has C of its own: what makes the region's program.
+    """
+
+    target: Target
+    region: Region
+    c_program: Callable[[Region, Target], Program] | None = None
+
+
+def _in_order(part: Part, inputs: Sequence[int], outputs: Sequence[int]) -> Program:
+    """Return the program of a whole model with the model's order of inputs and outputs."""
+    from intarsia.codegen.storage import StorageKind
+
+    orders = {
+        StorageKind.INPUT: [inputs.index(i) for i in part.inputs],
+        StorageKind.OUTPUT: [outputs.index(i) for i in part.outputs],
+    }
+    storages = tuple(
+        replace(item, index=orders[item.kind][int(item.index)]) if item.kind in orders else item
+        for item in part.program.storages
+    )
+    return replace(part.program, storages=storages)
+
+
+def _find_pieces(setting: Setting, *, has_calls: bool) -> list[_Piece]:
+    """Return the regions of a model with their targets, in the order in which they run.
+
+    Args:
+        setting: The model on its machine.
+        has_calls: Whether regions may be C of a backend, which calls a library.
 
     Raises:
         UnsupportedError: Some nodes lie on other targets, or have no native code.
@@ -112,35 +157,56 @@ def _find_region(setting: Setting) -> tuple[Target, Region]:
     from intarsia.place.decide import decide_in_order
 
     graph, targets = setting.graph, setting.config.targets
+    whole = Region.of(graph, range(len(graph.nodes)))
     if len(targets) == 1 and _has_native_code(targets[0].target):
-        target = targets[0].target
+        found = [_Piece(targets[0].target, whole)]
     else:
+        makers = {one.target: one.backend.c_program for one in setting.capabilities if has_calls}
         pieces = decide_in_order(setting).pieces
-        natives = [piece.target for piece in pieces if _has_native_code(piece.target.target)]
+        natives = {piece.target for piece in pieces if _has_native_code(piece.target.target)}
+        first = [piece.target for piece in pieces if piece.target in natives][:1]
+        mixed = any(makers.get(piece.target) is not None for piece in pieces)
         away = [
             f"{graph.nodes[node].name!r} ({graph.nodes[node].op_type}) on {piece.target}"
             for piece in pieces
-            if piece.target not in natives[:1]
+            if piece.target not in first and makers.get(piece.target) is None
             for node in piece.nodes
         ]
-        if away or not natives:
+        if away or not pieces:
             raise UnsupportedError(
                 f"the model is not one region of native code: {_some(away)}",
                 hint="give -t llvm alone; a package (--emit package) may mix targets",
             )
-        target = natives[0].target
-    _refuse(graph, target)
-    region = Region.of(graph, range(len(graph.nodes)))
-    _check_outputs(graph, region, target)
-    return target, region
+        found = [
+            _Piece(piece.target.target, Region.of(graph, piece.nodes), makers.get(piece.target))
+            for piece in pieces
+        ]
+        found = found if mixed else [_Piece(found[0].target, whole)]
+    for piece in found:
+        if piece.c_program is None:
+            _refuse(graph, piece)
+    made = {value for piece in found for value in piece.region.outputs}
+    _check_outputs(graph, made, found[0].target)
+    return found
+
+
+def _main_target(setting: Setting, pieces: Sequence[_Piece]) -> Target:
+    """Return the complete target of a program: that of its native code, or which that refines."""
+    for piece in pieces:
+        if piece.c_program is None:
+            return piece.target
+    (refined, *_) = (
+        one.context.refined for one in setting.capabilities if one.target.target == pieces[0].target
+    )
+    return refined
 
 
 def _has_native_code(target: Target) -> bool:
     return target.kind.is_native or target.kind.is_source
 
 
-def _refuse(graph: Graph, target: Target) -> None:
-    """Check that every node has native code.
+def _refuse(graph: Graph, piece: _Piece) -> None:
+    """Check that every node of a region has native code.
 
     Raises:
         UnsupportedError: Some have none.
@@ -148,27 +214,27 @@ def _refuse(graph: Graph, target: Target) -> None:
     from intarsia.codegen.lower.region import refuse_node
 
     problems = []
-    for node in graph.nodes:
+    for node in (graph.nodes[number] for number in piece.region.nodes):
         problem = refuse_node(graph, node)
         if problem is not None:
             problems.append((node.name, f"{node.name!r} ({node.op_type}): {problem[1]}"))
     if problems:
         raise UnsupportedError(
-            f"{len(problems)} of {len(graph.nodes)} nodes have no native code on {target}: "
+            f"{len(problems)} of {len(graph.nodes)} nodes have no native code on {piece.target}: "
             f"{_some([text for _, text in problems])}",
             node=problems[0][0],
-            target=str(target),
+            target=str(piece.target),
             hint="write a package instead (--emit package), in which other targets take them",
         )
 
 
-def _check_outputs(graph: Graph, region: Region, target: Target) -> None:
+def _check_outputs(graph: Graph, made: Collection[int], target: Target) -> None:
     """Check that the model's outputs are what its nodes compute.
 
     Raises:
         UnsupportedError: One is an input or a constant.
     """
-    idle = [graph.values[i].name for i in graph.outputs if i not in region.outputs]
+    idle = [graph.values[i].name for i in graph.outputs if i not in made]
     if idle:
         raise UnsupportedError(
             f"nothing computes the output {_some([repr(name) for name in idle])}: "

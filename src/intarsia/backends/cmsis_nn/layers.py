@@ -8,6 +8,7 @@ from math import prod
 
 import numpy as np
 
+from intarsia.arrays import Array
 from intarsia.backends.tflite.layers import Codes, Layer, is_same
 from intarsia.codegen.fixed_point import SOFTMAX_SCALE, SUM_BITS
 from intarsia.codegen.lower.operation import Operation
@@ -158,9 +159,7 @@ def is_whole(layer: Layer) -> bool:
     return all((out - 1) * step + taps <= size + sum(pad) for size, out, taps, step, pad in sizes)
 
 
-def bias_codes(
-    layer: Layer, scales: tuple[float, ...]
-) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+def bias_codes(layer: Layer, scales: tuple[float, ...]) -> Array:
     """Return what is added to the sums of each channel, int32: zeros for nothing.
 
     Args:

@@ -93,9 +93,9 @@ class Library:
         Raises:
             BackendError: There is no compiler, or it failed.
         """
-        options = (*OPTIONS, "-I", str(self.include), "-Wl,--gc-sections", "-Wl,-z,noexecstack")
         # A build id would make two libraries of the same sources differ.
-        options = (*options, "-Wl,--build-id=none")
+        flags = ("-Wl,--gc-sections", "-Wl,-z,noexecstack", "-Wl,--build-id=none")
+        options = (*OPTIONS, "-I", str(self.include), *flags)
         self._linker().link(Form.SHARED, output, [*sources, self._object()], options=options)
 
     def buffer_bytes(self, function: str, *arguments: Sequence[int] | int, variant: str) -> int:
