@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,7 +30,8 @@ PATH = "cmsis_nn_path"
 _WHERE = "https://github.com/ARM-software/CMSIS-NN"
 _HERE = NativeCpu("", "", "")
 
-OPTIONS = ("-std=c99", "-ffunction-sections", "-fno-math-errno")
+_FLOATS = re.compile(r"_(f16|f32|flt)(_|$)")
+OPTIONS = ("-std=gnu99", "-ffunction-sections", "-fno-math-errno")
 """How sources of the library, and what calls it, are compiled for this machine."""
 
 
@@ -75,8 +77,9 @@ class Library:
 
     @cached_property
     def sources(self) -> tuple[Path, ...]:
-        """Its sources."""
-        return tuple(sorted((self.folder / "Source").rglob("*.c")))
+        """Its sources, without those of floats: these are built only where they are asked for."""
+        found = (self.folder / "Source").rglob("*.c")
+        return tuple(sorted(path for path in found if not _FLOATS.search(path.stem)))
 
     @cached_property
     def digest(self) -> str:
