@@ -182,4 +182,5 @@ def bias_codes(layer: Layer, scales: tuple[float, ...]) -> Array:
         numbers = constant_array(value).astype(np.float64).reshape(-1)
     limits = np.iinfo(np.int32)
     bias = np.clip(np.rint(numbers / np.asarray(scales)), limits.min, limits.max)
-    return bias.astype(np.int32)
+    codes_of_bias: Array = bias.astype(np.int32)
+    return codes_of_bias
