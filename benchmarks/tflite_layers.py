@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -527,6 +528,17 @@ def _shape(value: onnx.ValueInfoProto) -> tuple[int, ...]:
     return tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
 
 
+def run_library(items: Sequence[Layer], folder: str) -> list[Array]:
+    """Return what CMSIS-NN, or what stands in for it, makes of layers, built for this machine."""
+    import intarsia
+
+    model, feeds = join(items)
+    target = f"cmsis-nn -cmsis_nn_path={folder}, llvm"
+    program = intarsia.compile(model, target=target, strict=True, cache=False)
+    results = program.run(feeds)
+    return [np.asarray(results[f"l{number}_y"]) for number in range(len(items))]
+
+
 RUNS: Mapping[str, Callable[[Sequence[Layer]], list[Array]]] = {"c": run_c, "llvm": run_llvm}
 """What computes layers, by kind."""
 
@@ -596,13 +608,17 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=1000, help="random layers of each operator")
     parser.add_argument("--only", choices=list(OPERATORS), action="append")
     parser.add_argument("--target", choices=list(RUNS), default="c")
+    parser.add_argument("--library", help="folder of CMSIS-NN: run that instead of our kernels")
     given = parser.parse_args()
+    run = RUNS[given.target]
+    if given.library:
+        run = partial(run_library, folder=given.library)
     print(
         f"{'operator':16} {'layers':>7} {'numbers':>9} {'not LiteRT':>11} {'not ONNX':>9} {'by':>3}"
     )
     is_wrong = False
     for name in given.only or OPERATORS:
-        found = compare(name, given.layers, RUNS[given.target])
+        found = compare(name, given.layers, run)
         is_wrong |= found.litert > 0
         ends = f"{found.numbers:9} {found.litert:11} {found.onnx:9} {found.farthest:3}"
         print(f"{name:16} {given.layers:7} {ends}", flush=True)
