@@ -101,6 +101,11 @@ def test_a_region_is_one_command_stream(board):
     assert "not run here" in about
     cost = BACKEND.estimate(candidate, context)
     assert cost.seconds == pytest.approx(made.cycles / 500e6 + 2e-5)
+    graph = board.graph
+    last = graph.whole.of(graph, [graph.node_named("qc").id])
+    part = BACKEND.estimate(Candidate.plain(last, board.targets[0]), context)
+    assert "cycles of its layers" in part.provenance
+    assert 1e-6 < part.seconds < cost.seconds
     groups = {group.name: len(group.nodes) for group in BACKEND.groups(region, context)}
     assert groups == {"convolution": 4, "elementwise": 4}
     with pytest.raises(BackendError, match="runs on that processor alone"):

@@ -30,6 +30,7 @@ from intarsia.backends.values import (
 )
 from intarsia.cost.cost import Cost, CostSource
 from intarsia.errors import BackendError, ReasonCode, TargetError
+from intarsia.graph.per_graph import per_graph
 from intarsia.graph.region import Region
 
 if TYPE_CHECKING:
@@ -105,6 +106,27 @@ def _network(region: Region) -> tuple[bytes | None, str]:
     if written.network is None:
         return None, next(iter(written.reasons.values()), "it is empty")
     return write_network(written.network), ""
+
+
+@per_graph
+def _layers_of(graph: Graph) -> tuple[tuple[int, ...], ...]:
+    return tuple(nodes for _, nodes in write_region(graph.whole).layers)
+
+
+def _estimate_part(region: Region, accelerator: str) -> Cost | None:
+    """Return what the layers cost that end in a region; None if no node is of a layer."""
+    layers = [nodes for nodes in _layers_of(region.graph) if any(node in region for node in nodes)]
+    if not layers:
+        return None
+    cycles = 0
+    for nodes in layers:
+        network, _ = _network(Region.of(region.graph, nodes))
+        if nodes[-1] in region and network is not None:
+            cycles += vela.forecast(network, accelerator).cycles
+    hertz = vela.system_of(accelerator).hertz
+    about = f"{cycles} cycles of its layers by Vela's model, at {hertz / 1e6:.0f} MHz"
+    seconds = max(cycles, 1) / hertz
+    return Cost(seconds, 0, CostSource.ESTIMATED, provenance=about).within(SPREAD)
 
 
 class EthosUBackend:
@@ -196,11 +218,14 @@ class EthosUBackend:
         return None
 
     def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
-        """Return the cycles of Vela's model at the clock of its system, and a call."""
+        """Return the cycles of Vela's model at the clock of its system, and a call.
+
+        Of a part of a layer, which is no network, it is the layer's at the node that ends it.
+        """
         network, _ = _network(candidate.region)
-        if network is None:
-            return None
         accelerator = accelerator_of(context.target.target)
+        if network is None:
+            return _estimate_part(candidate.region, accelerator)
         said = vela.forecast(network, accelerator)
         if said.refusal:
             return None
