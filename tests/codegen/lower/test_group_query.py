@@ -291,6 +291,7 @@ def test_one_program_for_all_sizes(backends, keys):
             np.testing.assert_allclose(results[name], want, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.exhaustive
 def test_caches_of_halves(backends):
     """For all sizes: what is kept has the numbers that came, the rest is that of float32."""
     exes = [
