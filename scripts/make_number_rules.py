@@ -51,6 +51,8 @@ INTRODUCTIONS = {
     "llvm": "Native code. All of these are deliberate; `opencl` runs the same kernels.",
     "dnnl": "oneDNN compares by instructions that drop NaN. QuantizeLinear rounds ties after the "
     "zero point is added, which is one quantum away where rounding decides about a tie anyway.",
+    "arm_acl": "Arm Compute Library. What it does not take, its functions say themselves "
+    "(machines.md).",
     "openvino": "OpenVINO's CPU plug-in. `openvino_limits.py` lists types and shapes that it does "
     "not get: arithmetic on integers, empty tensors.",
     "onnxruntime": "This target computes what users of ONNX Runtime get: its own errors, and the "
