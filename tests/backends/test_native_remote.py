@@ -57,6 +57,7 @@ def check_net(target):
     return exe
 
 
+@pytest.mark.exhaustive
 def test_a_program_of_free_sizes_runs_by_ssh_and_is_one_connection(by_ssh, ssh_server, tmp_path):
     exe = check_net(f"llvm -runner={ssh_server.text}")
     assert "-runner=" in str(exe.placement)

@@ -33,6 +33,7 @@ ELSEWHERE = {
     "quantize": "test_quantize_fused",
     "accuracy": "needs weights in blocks: test_block_products",
     "requantise": "needs codes: test_fixed_point",
+    "runner": "test_native_remote",
     "from_device": "is replaced by what the device says: test_kinds",
 }
 EFFECTS = {
