@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from intarsia.backends.ethos_u.backend import BACKEND, compile_region
@@ -112,7 +113,9 @@ def build(folder, path, graph, accelerator):
 
 
 @needs_gcc
-@pytest.mark.parametrize("accelerator", ["ethos-u55-128", "ethos-u65-512"])
+@pytest.mark.parametrize(
+    "accelerator", ["ethos-u55-128", pytest.param("ethos-u65-512", marks=pytest.mark.exhaustive)]
+)
 def test_a_program_calls_the_driver(graph, tmp_path, accelerator):
     path, snapshot = graph
     sources, binary, made = build(tmp_path, path, snapshot, accelerator)
@@ -133,6 +136,7 @@ def test_a_program_calls_the_driver(graph, tmp_path, accelerator):
 
 
 @needs_gcc
+@pytest.mark.exhaustive
 def test_a_driver_that_fails_is_told(graph, tmp_path):
     path, snapshot = graph
     _, binary, made = build(tmp_path, path, snapshot, "ethos-u55-128")
@@ -146,3 +150,47 @@ def test_a_driver_that_fails_is_told(graph, tmp_path):
     done = subprocess.run([binary], input=bytes(432), capture_output=True, check=False)
     assert done.returncode == 1
     assert done.stdout == b""
+
+
+@needs_gcc
+def test_one_program_of_the_processor_and_plain_c(graph, tmp_path):
+    path, snapshot = graph
+    inner = onnx.load(path)
+    text = (
+        '<ir_version: 9, opset_import: ["": 17]> net (float[1, 3, 12, 12] data) =>'
+        " (float[1, 8, 6, 6] out) <float s = {0.05}, int8 z = {3}> {"
+        " [quantise] x = QuantizeLinear(data, s, z) [last] yf = DequantizeLinear(y, s, z)"
+        " [tanh] out = Tanh(yf) }"
+    )
+    model = onnx.parser.parse_model(text)
+    nodes = [model.graph.node[0], *inner.graph.node, *model.graph.node[1:]]
+    names = {item.name for item in model.graph.initializer}
+    model.graph.initializer.extend(i for i in inner.graph.initializer if i.name not in names)
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    mixed = tmp_path / "mixed.onnx"
+    onnx.save(onnx.shape_inference.infer_shapes(model), mixed)
+    target = "ethos-u -accelerator_config=ethos-u55-128, c -mcpu=cortex-m55"
+    build(tmp_path, path, snapshot, "ethos-u55-128")  # the stand-in's network
+    written = export_c(mixed, tmp_path, target, name="net")
+    assert {file.name for file in written} == {"net.c", "net.h"}
+    assert (tmp_path / "net.c").read_text().count("ethosu_invoke_v3(") == 1
+    main = (tmp_path / "main.c").read_text().replace("static int8_t x", "static float x")
+    main = main.replace(", y[NET", "; static float y[NET").replace("1, sizeof x", "4, sizeof x / 4")
+    main = main.replace("!= sizeof x ", "!= sizeof x / 4 ").replace(
+        "1, sizeof y", "4, sizeof y / 4"
+    )
+    (tmp_path / "main.c").write_text(main.replace("!= sizeof y;", "!= sizeof y / 4;"))
+    binary = tmp_path / "mixed"
+    subprocess.run(
+        ["gcc", "-std=c99", "-O1", f"-I{DRIVER}", "-o", binary,
+         *(tmp_path / name for name in ("net.c", "ref.c", "known.c", "main.c")),
+         DRIVER / "ethosu_standin.c", "-lm"], check=True,
+    )  # fmt: skip
+    data = np.random.default_rng(2).normal(0, 2, (1, 3, 12, 12)).astype(np.float32)
+    done = subprocess.run([binary], input=data.tobytes(), capture_output=True, check=True)
+    got = np.frombuffer(done.stdout, np.float32).reshape(1, 8, 6, 6)
+    session = onnxruntime.InferenceSession(mixed)
+    (expected,) = session.run(None, {"data": data})
+    assert np.abs(np.arctanh(got) - np.arctanh(expected)).max() <= 2 * 0.0501  # two steps
+    assert np.mean(np.abs(got - expected) > 1e-3) < 0.2
