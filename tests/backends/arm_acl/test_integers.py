@@ -58,9 +58,8 @@ def network(dtype, zero):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "zero"), [(np.int8, 3), pytest.param(np.uint8, 120, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("dtype", "zero"), [(np.int8, 3), (np.uint8, 120)])
 def test_layers_between_q_and_dq_run_on_integers(acl_target, dtype, zero):
     model = network(dtype, zero)
     x = np.random.default_rng(2).standard_normal((1, 16, 9, 9)).astype(np.float32)

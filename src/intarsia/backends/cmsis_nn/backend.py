@@ -12,6 +12,7 @@ import ctypes
 import hashlib
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.backends.artifact import refuse, tensor_spec
+from intarsia.backends.backend import ConfiguredBackend
 from intarsia.backends.cmsis_nn.library import PATH, Library
 from intarsia.backends.device import Buffer, Device, HostDevice, Step, ThreadOptions
 from intarsia.backends.values import (
@@ -34,8 +36,6 @@ from intarsia.backends.values import (
 )
 from intarsia.decoding import decode_msgpack
 from intarsia.errors import BackendError, ExecutionError, PackageError, ReasonCode, TargetError
-from intarsia.settings import Settings
-from intarsia.target import get_kind
 
 if TYPE_CHECKING:
     from intarsia.backends.values import BuildContext, Candidate
@@ -67,23 +67,13 @@ class _Payload(msgspec.Struct, frozen=True):
     scratch_bytes: int
 
 
-class CmsisNnBackend:
-    """Serves the kind `cmsis-nn`.
-
-    Args:
-        settings: Where caches are.
-    """
+@dataclass(frozen=True)
+class CmsisNnBackend(ConfiguredBackend):
+    """Serves the kind `cmsis-nn`. Settings say where caches are."""
 
     name = "cmsis-nn"
+    kinds = ("cmsis-nn",)
     is_default = False
-
-    def __init__(self, settings: Settings | None = None) -> None:
-        self.settings = settings or Settings.from_environment()
-        self.kinds = (get_kind("cmsis-nn"),)
-
-    def with_settings(self, settings: Settings) -> CmsisNnBackend:
-        """Return the backend with these settings."""
-        return CmsisNnBackend(settings)
 
     def version(self) -> str:
         """Return which API the generated code is written for."""

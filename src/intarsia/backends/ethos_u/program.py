@@ -77,6 +77,7 @@ def lower_region(region: Region, compiled: Compiled) -> Program:
         f"static int {name}({passed})\n{{\n{body}}}\n",
         includes=("<string.h>", HEADER),
         stack_bytes=_STACK_BYTES,
+        align=_ALIGN,
     )
     nodes = tuple(region.graph.nodes[node].name for node in region.nodes)
     note = f"{compiled.cycles} cycles by Vela's model"

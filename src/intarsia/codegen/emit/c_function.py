@@ -22,12 +22,14 @@ class CFunction(Function):
         includes: Headers, as they stand behind `#include`: `"<string.h>"`, `'"arm_math.h"'`.
         files: Sources that are compiled beside the program.
         stack_bytes: What it needs of the stack at most, calls included.
+        align: Bytes to which its constants have to be aligned: a power of two.
     """
 
     source: str = ""
     includes: tuple[str, ...] = ()
     files: tuple[Path, ...] = ()
     stack_bytes: int = 0
+    align: int = 1
 
 
 def c_function(
@@ -38,6 +40,7 @@ def c_function(
     includes: tuple[str, ...] = (),
     files: tuple[Path, ...] = (),
     stack_bytes: int = 0,
+    align: int = 1,
 ) -> CFunction:
     """Return a function of some buffers; see `CFunction`."""
     return CFunction(
@@ -50,6 +53,7 @@ def c_function(
         includes=includes,
         files=files,
         stack_bytes=stack_bytes,
+        align=align,
     )
 
 

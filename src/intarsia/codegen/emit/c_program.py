@@ -352,13 +352,19 @@ class _Writer:
         )
         return "\n".join(parts)
 
+    def _weights_align(self) -> int:
+        """Return the bytes to which weights are aligned, for libraries and drivers too."""
+        kernels = self._kernels.values()
+        wanted = (kernel.align for kernel in kernels if isinstance(kernel, CFunction))
+        return max((self._layout.weights_align, *wanted))
+
     def _weight_parts(self) -> list[str]:
         if self._has_file:
             return [_READER.replace("NAME", self._name).replace("SIZE", str(self._size))]
         if not self._weights:
             return []
         place = _PLACE.replace("NAME", self._name.upper()).replace("SECTION", self._name)
-        place = place.replace("ALIGNMENT", str(self._layout.weights_align))
+        place = place.replace("ALIGNMENT", str(self._weights_align()))
         arrays = [
             _array(f"weights{number}", array, f"{self._name.upper()}_WEIGHTS")
             for number, array in enumerate(self._weights)
