@@ -88,9 +88,7 @@ def assemblies(model, text):
     graph = snapshot(load_model(model))
     cpu, unit = target_cpu(Target(text))
     program = lower_region(Region.of(graph, range(len(graph.nodes))), unit)
-    return [
-        compile_assembly(emit_llvm(kernel, has_fma=unit.has_fma), cpu) for kernel in program.kernels
-    ]
+    return [compile_assembly(emit_llvm(kernel, unit), cpu) for kernel in program.kernels]
 
 
 def test_a_network_is_one_region_with_the_right_numbers(exe, x, wanted):

@@ -11,6 +11,7 @@ from intarsia.codegen.builder import Builder
 from intarsia.codegen.emit.llvm import emit_llvm
 from intarsia.codegen.expand import expand
 from intarsia.codegen.ir import BINARY, INT64, REDUCTIONS, UNARY, Type
+from intarsia.codegen.unit import VectorUnit
 from intarsia.extents import symbol
 from intarsia.native.machine import NativeCpu, compile_assembly, compile_object
 
@@ -243,7 +244,9 @@ def test_without_fma_it_rounds_twice():
     value = b.load(x, 0, 4)
     b.store(b.fma(value, value, value), y, 0)
     function = b.finish()
-    plain = compile_assembly(emit_llvm(function, has_fma=False), NativeCpu(X86, "x86-64"))
+    plain = compile_assembly(
+        emit_llvm(function, VectorUnit(has_fma=False)), NativeCpu(X86, "x86-64")
+    )
     assert "mulps" in plain
     assert "fmaf" not in plain
     assert "fmaf" in compile_assembly(emit_llvm(function), NativeCpu(X86, "x86-64"))

@@ -32,13 +32,16 @@ BODY = """
     p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(d)
     f = Flatten(p) g = Gemm(f, m) y = Softmax(g)
     h = Cast<to = 10>(g) i = Add(h, h) half = Cast<to = 1>(i)
-    e = Erf(g) z = LayerNormalization<axis = -1>(e, scale)"""
+    e = Erf(g) z = LayerNormalization<axis = -1>(e, scale)
+    r = Round(x) low = Floor(x) high = Ceil(x) q = QuantizeLinear(x, step, zero)"""
 WEIGHTS = {
     "w": (8, 3, 3, 3),
     "b": (8,),
     "dw": (8, 1, 3, 3),
     "m": (288, 21),
     "scale": (21,),
+    "step": np.float32(0.02),
+    "zero": np.uint8(119),
 }
 BYTES = """
     us = MatMulInteger(u, s) ss = MatMulInteger(i, s) uu = MatMulInteger(u, v)
@@ -64,7 +67,7 @@ def bytes_model():
 def case(request, tmp_path_factory):
     """A file, its inputs, and what it gives here."""
     if request.param == "floats":
-        model = small_model("y, half, z", BODY, {"x": (1, 3, 12, 12)}, WEIGHTS)
+        model = small_model("y, half, z, r, low, high, q", BODY, {"x": (1, 3, 12, 12)}, WEIGHTS)
         feeds = feeds_of(model)
     else:
         model, feeds = bytes_model()
@@ -138,7 +141,7 @@ def test_products_of_bytes_are_the_cpus_instructions(tmp_path, target, instructi
     onnx.save(model, tmp_path / "net.onnx")
     native = lower_model(Request(model=tmp_path / "net.onnx", target=target))
     text = "".join(
-        compile_assembly(emit_llvm(kernel, dots=native.unit.dots), native.cpu)
+        compile_assembly(emit_llvm(kernel, native.unit), native.cpu)
         for kernel in native.program.kernels
     )
     found = {word for word in text.split() if word in ("sdot", "udot", "usdot")}
@@ -154,7 +157,7 @@ def test_bfloat16_is_multiplied_by_the_cpu(tmp_path):
     target = "llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-v1 -precision=bf16"
     native = lower_model(Request(model=tmp_path / "net.onnx", target=target))
     text = "".join(
-        compile_assembly(emit_llvm(kernel, dots=native.unit.dots), native.cpu)
+        compile_assembly(emit_llvm(kernel, native.unit), native.cpu)
         for kernel in native.program.kernels
     )
     assert "bfdot" in text

@@ -539,7 +539,7 @@ class LlvmBackend(ConfiguredBackend):
             is_compiled = bool(target.attrs.get("runner")) or not why_not_here(cpu)
 
             def emit(kernel: Function) -> None:
-                dumped[kernel.name] = text = emit_llvm(kernel, has_fma=unit.has_fma, dots=unit.dots)
+                dumped[kernel.name] = text = emit_llvm(kernel, unit)
                 if is_compiled:
                     pool.submit(kernel.name, text)
 

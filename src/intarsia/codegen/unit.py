@@ -24,6 +24,10 @@ class VectorUnit:
             numbers (`DOT_FEATURES`).
         is_small: Whether memory counts first, as in a microcontroller: weights of convolutions of
             codes stay bytes, and are not filled up to blocks.
+        is_32_bit: Whether addresses, and the C library's sizes of memory, have 32 bits.
+        calls_with_floats: Whether LLVM's calls of the C library pass floats as the library takes
+            them. On 32-bit Arm they go through integer registers, whatever the triple says; a
+            module of WebAssembly has no library.
     """
 
     bits: int = 512
@@ -34,6 +38,8 @@ class VectorUnit:
     l2_bytes: int = 1 << 20
     dots: tuple[str, ...] = ()
     is_small: bool = False
+    is_32_bit: bool = False
+    calls_with_floats: bool = True
 
     @property
     def has_byte_dots(self) -> bool:

@@ -296,16 +296,14 @@ __asm__(".section .rodata\\n"
 def _objects(native: Native, folder: Path) -> list[str]:
     """Write an object file for each kernel that is called, and return their names."""
     from intarsia.codegen.emit.llvm import emit_llvm
-    from intarsia.native.machine import is_32_bit
     from intarsia.native.objects import ObjectCache
 
     assert native.cpu is not None
-    cache, is_small = ObjectCache(native.caches), is_32_bit(native.cpu)
+    cache = ObjectCache(native.caches)
     names = []
     for number in sorted({call.kernel for call in native.program.calls}):
         kernel = native.program.kernels[number]
-        unit = native.unit
-        text = emit_llvm(kernel, has_fma=unit.has_fma, dots=unit.dots, is_32_bit=is_small)
+        text = emit_llvm(kernel, native.unit)
         names.append(f"{kernel.name}.o")
         (folder / names[-1]).write_bytes(cache.object_of(text, native.cpu))
     return names

@@ -107,11 +107,6 @@ def triple_words(triple: str) -> tuple[str, str, str]:
     return architecture, system, environment
 
 
-def is_32_bit(cpu: NativeCpu) -> bool:
-    """Tell whether addresses have 32 bits."""
-    return "-p:32:32" in str(target_machine(cpu).target_data)
-
-
 @cache
 def target_machine(cpu: NativeCpu) -> Any:
     """Return LLVM's target machine; its code is position-independent where there is a system.

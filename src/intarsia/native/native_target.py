@@ -28,6 +28,8 @@ from intarsia.target.cpu_tables import (
 from intarsia.target.priority import SAYS_WHICH_CPU
 from intarsia.target.text import suggest
 
+_NO_FLOAT_CALLS = ("arm", "wasm")
+"""Architectures where LLVM's calls of the C library pass floats wrongly, or there is no library."""
 _ALWAYS_FUSED = ("aarch64", "riscv")
 """Architectures whose floating-point units multiply and add in one instruction."""
 _L1_BYTES, _L2_BYTES = 32 << 10, 512 << 10
@@ -58,9 +60,17 @@ def target_cpu(target: Target) -> tuple[NativeCpu, VectorUnit]:
         l2_bytes=attrs.get("l2-cache") or features.l2_bytes or _L2_BYTES,
         dots=tuple(name for name in DOT_FEATURES if name in (features.isa or ())),
         is_small=_is_small(target),
+        is_32_bit=_is_32_bit(target, triple),
+        calls_with_floats=features.arch not in _NO_FLOAT_CALLS,
     )
     flags = _llvm_flags(target, cpu, family)
     return NativeCpu(triple, name, ",".join(flags)), unit
+
+
+def _is_32_bit(target: Target, triple: str) -> bool:
+    """Tell whether addresses have 32 bits."""
+    features = target.features
+    return features.arch == "arm" or features.is_64_bit is False or triple.startswith("wasm32")
 
 
 def _check_cpu(target: Target, name: str, family: str | None) -> None:

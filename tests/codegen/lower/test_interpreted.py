@@ -149,7 +149,7 @@ def run_program(program, region, feeds, run_kernel):
 def check(lower_model, model, unit):
     program, region = lower_model(model, unit)
     feeds = feeds_of(model)
-    texts = {kernel.name: emit_llvm(kernel, has_fma=unit.has_fma) for kernel in program.kernels}
+    texts = {kernel.name: emit_llvm(kernel, unit) for kernel in program.kernels}
     library = LoadedCode({name: compile_object(text, host_cpu()) for name, text in texts.items()})
     signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 

@@ -16,6 +16,8 @@ from math import gcd
 
 from intarsia.codegen import ir
 from intarsia.codegen.emit.llvm_dots import DotOperand, Lines, spell_dot
+from intarsia.codegen.unit import VectorUnit
+from intarsia.errors import BackendError
 
 _ELEMENTS = {"bool": "i1", "float16": "half", "float32": "float", "float64": "double"}
 _ELEMENTS |= {f"{sign}int{bits}": f"i{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u")}
@@ -25,9 +27,13 @@ _SIGNLESS = frozenset(("add", "sub", "mul", "and", "or", "xor", "shl"))
 """Operations that one instruction does for signed and unsigned numbers."""
 _INTRINSICS = {"abs": "fabs", "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc"}
 _INTRINSICS |= {"rint": "rint", "copysign": "copysign"}
+_ROUNDED = frozenset(("rint", "floor", "ceil", "trunc"))
+_SIGNIFICANDS = {"float16": 10, "float32": 23, "float64": 52}
+"""Bits of a significand after the point."""
 _FLOAT_PREDICATES = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 
 
+_UNIT = VectorUnit()
 STACK_BYTES = 64 << 10
 """Local buffers above are taken from the C library's heap: threads may have small stacks."""
 
@@ -42,33 +48,29 @@ class _Block:
     computed: dict[object, str] = field(default_factory=dict)
 
 
-def emit_llvm(
-    function: ir.Function,
-    *,
-    has_fma: bool = True,
-    dots: tuple[str, ...] = (),
-    is_32_bit: bool = False,
-) -> str:
+def emit_llvm(function: ir.Function, unit: VectorUnit = _UNIT) -> str:
     """Return an LLVM IR module with one kernel.
 
     Args:
         function: The kernel, verified and expanded.
-        has_fma: Whether the CPU multiplies and adds in one instruction; where it does not, `fma`
-            rounds twice, because a library call for each lane would be far too slow.
-        dots: The CPU's features of `unit.DOT_FEATURES`: which instructions `dot` may become.
-        is_32_bit: Whether sizes of memory have 32 bits, as the C library takes them.
+        unit: The CPU's. Where it does not multiply and add in one instruction, `fma` rounds twice,
+            because a library call for each lane would be far too slow; `dots` says which
+            instructions `dot` may become.
+
+    Raises:
+        BackendError: The kernel takes remainders of floats, for which only the C library has code,
+            and cannot call it.
     """
-    return _Emitter(function, has_fma=has_fma, dots=dots, is_32_bit=is_32_bit).module()
+    return _Emitter(function, unit).module()
 
 
 class _Emitter:
-    def __init__(
-        self, function: ir.Function, *, has_fma: bool, dots: tuple[str, ...], is_32_bit: bool
-    ) -> None:
+    def __init__(self, function: ir.Function, unit: VectorUnit) -> None:
         self._function = function
-        self._size = "i32" if is_32_bit else "i64"
-        self._dots = dots
-        self._fma = "fma" if has_fma else "fmuladd"
+        self._size = "i32" if unit.is_32_bit else "i64"
+        self._dots = unit.dots
+        self._fma = "fma" if unit.has_fma else "fmuladd"
+        self._has_calls = unit.calls_with_floats
         self._names: dict[ir.IrValue, str] = {}
         self._rounded: dict[ir.IrValue, ir.IrValue] = {}  # what was rounded, by the result
         self._operands: dict[ir.IrValue, str] = {}  # with their types
@@ -543,15 +545,59 @@ class _Emitter:
             vector = _type(type_)
             callee = self._declare(name, f"{vector} ({vector}, i1)")
             return f"call {vector} {callee}({text}, i1 false)"
+        if operation.name in _ROUNDED and not self._has_calls:
+            return f"call {_type(type_)} {self._rounding(operation.name, type_)}({text})"
         if operation.name == "rint":
             self._rounded[operation.result] = operand
         return self._call(_INTRINSICS[operation.name], type_, (operand,))
+
+    def _rounding(self, name: str, type_: ir.Type) -> str:
+        """Return what calls a function of the module that rounds numbers to whole ones.
+
+        Numbers up to two to the bits of a significand are rounded as that power of two is added to
+        them; larger ones are whole.
+        """
+        vector, suffix = _type(type_), _suffix(type_)
+        rounding = f"intarsia.{name}.{suffix}"
+        if rounding not in self._declared:
+            magnitude = self._declare(f"llvm.fabs.{suffix}", f"{vector} ({vector})")
+            copysign = self._declare(f"llvm.copysign.{suffix}", f"{vector} ({vector}, {vector})")
+            flags = _type(ir.Type("bool", type_.lanes))
+            power = _literal(float(1 << _SIGNIFICANDS[type_.dtype]), type_)
+            one, zero = _literal(1.0, type_), _literal(0.0, type_)
+            nearest, than = ("%c", "%a") if name == "trunc" else ("%n", "%x")
+            step, predicate = ("fadd", "olt") if name == "ceil" else ("fsub", "ogt")
+            lines = [
+                f"%a = call {vector} {magnitude}({vector} %x)",
+                f"%b = fadd {vector} %a, {power}",
+                f"%c = fsub {vector} %b, {power}",
+                f"%n = call {vector} {copysign}({vector} %c, {vector} %x)",
+                f"%over = fcmp {predicate} {vector} {nearest}, {than}",
+                f"%by = select {flags} %over, {vector} {one}, {vector} {zero}",
+                f"%s = {step} {vector} {nearest}, %by",
+                f"%w = call {vector} {copysign}({vector} %s, {vector} %x)",
+                f"%few = fcmp olt {vector} %a, {power}",
+                f"%r = select {flags} %few, {vector} {'%n' if name == 'rint' else '%w'}, "
+                f"{vector} %x",
+                f"ret {vector} %r",
+            ]
+            body = "\n".join(f"  {line}" for line in lines)
+            self._declared[rounding] = (
+                f"define internal {vector} @{rounding}({vector} %x) alwaysinline nounwind "
+                f"{{\n{body}\n}}"
+            )
+        return f"@{rounding}"
 
     def _binary(self, operation: ir.Binary) -> str:
         left, right, type_ = operation.left, operation.right, operation.left.type
         if operation.name == "copysign":
             return self._call("copysign", type_, (left, right))
         if type_.is_float:
+            if operation.name == "rem" and not self._has_calls:
+                raise BackendError(
+                    f"{self._function.name}: code for this CPU takes no remainders of floats",
+                    hint="write C instead (-t c), or place such nodes elsewhere",
+                )
             instruction = f"f{operation.name}"
         elif operation.name in _SIGNLESS:
             instruction = operation.name

@@ -118,7 +118,7 @@ def _compile(
     """Return the objects of kernels; those of candidates are not worth a place in the cache."""
     with CompilePool(cpu, ObjectCache(None)) as compiling:
         texts = {
-            kernel.name: emit_llvm(kernel, has_fma=spec.unit.has_fma, dots=spec.unit.dots)
+            kernel.name: emit_llvm(kernel, spec.unit)
             for spec, kernel in zip(specs, kernels, strict=True)
         }
         for name, text in texts.items():
