@@ -144,6 +144,26 @@ def test_a_function_of_codes_is_a_table():
     assert len(program.calls) == 1
 
 
+def test_what_follows_a_convolution_of_codes_is_a_table_but_for_what_is_added(backends):
+    body = f"""
+        i = {D}(x, s, z) j = {D}(h, r, m) l = Conv(i, j) c = {Q}(l, t, v)
+        d = {D}(c, t, v) e = Sigmoid(d) f = {Q}(e, u, n) g = {D}(f, u, n) a = Mul(d, g)
+        o = {Q}(a, t, v) p = {D}(o, t, v) b = {D}(w, s, z) q = Add(p, b) y = {Q}(q, t, v)"""
+    taps = np.random.default_rng(0).integers(-60, 60, (16, 16, 1, 1)).astype(np.int8)
+    numbers = {name: NUMBERS[name] for name in "stzvmun"} | {"h": taps, "r": np.float32(0.01)}
+    given = {name: np.zeros((1, 16, 16, 16), np.uint8) for name in "xw"}
+    one, all_ = (small_model(out, body, given, numbers, 18) for out in ("y", "y, c, d, e, g, a, p"))
+    notes = [call.note for call in lower_region(graph_of(one).whole, AVX2).calls]
+    assert notes.count("table") == notes.count("by table") == 1
+    y, wanted = (
+        intarsia.compile(item, "llvm", num_threads=1, strict=True, backends=backends)
+        .run(feeds_of(one))["y"]
+        for item in (one, all_)
+    )  # fmt: skip
+    np.testing.assert_array_equal(y, wanted)
+    assert len(np.unique(y)) > 50
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_a_table_has_the_bits_of_the_nodes(backends, dtype):
     zero = "m" if dtype == "int8" else "z"

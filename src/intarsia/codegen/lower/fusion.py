@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from intarsia.codegen.lower.groups import KernelGroup, make_groups, widen_later
+from intarsia.codegen.lower.groups import KernelGroup, make_groups, split_tables, widen_later
 from intarsia.codegen.lower.layouts import Borders, LayoutPlan, Wish, plan_layouts
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.operators import BYTES, entry_of
-from intarsia.codegen.lower.recipes import is_elementwise
+from intarsia.codegen.lower.recipes import is_elementwise, is_worth_a_table
 from intarsia.codegen.lower.views import CHANNELS
 from intarsia.codegen.patterns import FUSED_SHAPES, SPELLINGS
 from intarsia.codegen.patterns.attention import read_attention
@@ -28,7 +28,7 @@ from intarsia.codegen.patterns.quantised_convolutions import read_quantised_conv
 from intarsia.codegen.patterns.shape import FusedChain, find_chains
 from intarsia.codegen.patterns.spelling import read_operations
 from intarsia.codegen.unit import Requantise, VectorUnit
-from intarsia.graph.graph import ABSENT, Graph, item_bytes
+from intarsia.graph.graph import ABSENT, Graph, Value, item_bytes
 from intarsia.graph.region import Region
 from intarsia.graph.state import can_block
 
@@ -83,6 +83,7 @@ def group_region(
     operations = read_blocks(region, operations)
     groups = make_groups(graph, operations, frozenset(region.outputs), _accepts, is_elementwise)
     groups = widen_later(groups, frozenset(region.outputs), _widens, is_elementwise)
+    groups = split_tables(groups, _is_byte, is_worth_a_table)
     return groups, [_wish(group, unit) for group in groups]
 
 
@@ -105,6 +106,10 @@ _BLOCKED = BYTES | {"float32"}
 
 def _accepts(operation: Operation) -> bool:
     return entry_of(operation).has_epilogue
+
+
+def _is_byte(value: Value) -> bool:
+    return value.dtype in BYTES
 
 
 def _widens(operation: Operation) -> bool:

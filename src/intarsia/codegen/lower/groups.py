@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from intarsia.codegen.lower.operation import Operation
-from intarsia.graph.graph import Graph, Node
+from intarsia.graph.graph import Graph, Node, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,50 @@ def widen_later(
                 else KernelGroup(reader.anchor, (last, *reader.chain))
             )
     return [group for place, group in enumerate(out) if place not in gone]
+
+
+def split_tables(
+    groups: Sequence[KernelGroup],
+    is_code: Callable[[Value], bool],
+    pays: Callable[[Sequence[Operation]], bool],
+) -> list[KernelGroup]:
+    """Return groups in which functions of codes alone are apart, so that they become tables.
+
+    What is computed of the codes that an anchor makes, and of single numbers, and gives codes again
+    (`x * sigmoid(x)` between Q and DQ) has as many results as there are codes.
+
+    Args:
+        groups: In an order in which they can run.
+        is_code: Tells whether a value is of few codes.
+        pays: Tells whether it is worth a table, of the operations of a chain.
+    """
+    out = []
+    for group in groups:
+        chain = group.chain
+        length = _table_length(group, is_code)
+        if not length or not pays(chain[:length]):
+            out.append(group)
+            continue
+        out += [KernelGroup(group.anchor), KernelGroup(chain[0], chain[1:length])]
+        if length < len(chain):
+            out.append(KernelGroup(chain[length], chain[length + 1 :]))
+    return out
+
+
+def _table_length(group: KernelGroup, is_code: Callable[[Value], bool]) -> int:
+    """Return how many operations of a chain are a function of the anchor's codes, at most."""
+    if not is_code(group.anchor.output):
+        return 0
+    own, length = {group.anchor.output.id}, 0
+    for count, member in enumerate(group.chain, 1):
+        numbers = [value for value in member.inputs if value.id not in own]
+        if any(value.constant is None or prod(value.shape or ()) != 1 for value in numbers):
+            break
+        own.add(member.output.id)
+        later = {value.id for other in group.chain[count:] for value in other.inputs}
+        if is_code(member.output) and own & later <= {member.output.id}:
+            length = count
+    return length
 
 
 def _producer(

@@ -448,6 +448,13 @@ _LEAST_ENTRIES, _LEAST_STEPS = 4096, 20
 """From which on a table is shorter work: what it has to be read for, and steps that it replaces."""
 
 
+def is_worth_a_table(operations: Sequence[Operation]) -> bool:
+    """Tell whether elementwise operators of codes of 8 bits are more work than to read a table."""
+    shape = operations[-1].output_shape
+    is_long = is_free(shape) or prod(shape) >= _LEAST_ENTRIES
+    return is_long and any(operation.op_type in _HEAVY for operation in operations)
+
+
 def _codes_of(body: Body, views: Sequence[View], target: View) -> int | None:
     """Return the operand of which a result is a function by itself, if a table pays: one of codes.
 
