@@ -2,15 +2,20 @@
 """Benchmarks: figures of each runtime, ratios with intervals, and errors that name who failed."""
 
 import json
+import time
 
 import numpy as np
 import onnx
 import pytest
 
+import intarsia
 from intarsia.__main__ import main
-from intarsia.bench.compare import Comparison, Peer, Series, compare
+from intarsia.bench import subject
+from intarsia.bench.compare import AWAY, AWAY_STREAMS, Comparison, Peer, Series, compare
 from intarsia.bench.models import make_bench_model
+from intarsia.bench.profile import profile_kernels
 from intarsia.errors import BackendError, ModelError, SettingError
+from intarsia.native.agent import Agent
 
 
 @pytest.fixture
@@ -41,6 +46,31 @@ def test_a_comparison_has_every_figure(model_file, tmp_path):
         assert 0 < peer.low <= peer.ratio <= peer.high
     assert found.ours.facts["coverage"]["openvino"] > 0
     assert found.notes == ()
+
+
+def test_the_way_to_another_machine_is_left_out(model_file, tmp_path, monkeypatch):
+    """A call takes 100 ms on the way, and none of it is in the times."""
+    model = make_bench_model(model_file, tmp_path)
+    agent_run = Agent.run
+
+    def run(*arguments, **options):
+        time.sleep(0.1)
+        return agent_run(*arguments, **options)
+
+    monkeypatch.setattr(Agent, "run", run)
+    feeds = {name: np.asarray(array) for name, array in model.feeds.items()}
+    facts = subject.set_up_ours(model.path, "llvm -runner=here", 1, {}, feeds)
+    assert facts["is_away"]
+    assert min(subject.run_block(0.0, 3, 0.0)) < 0.05
+    executable = intarsia.compile(model.path, "llvm -runner=here")
+    profile = profile_kernels(executable, feeds, threads=1, rounds=3)
+    assert profile.is_away
+    assert profile.seconds < 0.05
+    monkeypatch.undo()
+    found = compare(model, "llvm -runner=here", (), threads=1, rounds=1, streams=2)
+    assert AWAY in found.notes
+    assert AWAY_STREAMS in found.notes
+    assert found.ours.error.agrees
 
 
 def test_a_peer_that_is_none_is_named(model_file, tmp_path):

@@ -162,3 +162,15 @@ def test_a_package_with_free_dimensions_names_its_sizes(call, free_model):
     assert "regions loaded on cpu:0: 3" in answer.out
     assert "free dimensions: N (from 0)" in call("explain", "free.intarsia").out
     assert call("run", "free.intarsia", "--frozen").code == 0
+
+
+def test_machines_behind_runners_are_asked(call, model):
+    compiled = call("compile", model, "-t", "llvm -runner=here", "-o", "here.intarsia")
+    assert compiled.code == 0, compiled.err
+    for arguments in (("here.intarsia",), (model, "-t", "llvm -runner=here")):
+        row = findings(call("check", *arguments, "--json"))["runner here"]
+        assert row["verdict"] == "ok"
+        assert str(fingerprint.this_machine()) in row["message"]
+    answer = call("check", model, "-t", "llvm -runner=qemu-none")
+    assert answer.code == 1
+    assert "incompatible: runner qemu-none: " in answer.out

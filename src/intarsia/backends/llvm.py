@@ -398,6 +398,11 @@ class RemoteNative(_NativeRegion):
         self._program = program
         self._list = program.list_calls(payload, self._sized)
 
+    @property
+    def runner(self) -> str:
+        """Text of the way to its machine."""
+        return self._payload.runner
+
     def away_seconds(self) -> float:
         """Return how much of the time of all calls so far was spent on the way."""
         return self._program.region.away_seconds()

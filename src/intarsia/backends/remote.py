@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 class Away(Protocol):
     """What an executable has that runs elsewhere."""
 
+    @property
+    def runner(self) -> str:
+        """Text of the way to its machine."""
+
     def away_seconds(self) -> float:
         """Return how much of the time of all calls so far was spent on the way."""
 
@@ -98,6 +102,11 @@ class RemoteExecutable:
     ) -> Step:
         """Return the call that runs the region there on these arrays."""
         return partial(self._region.run, tuple(inputs), tuple(outputs))
+
+    @property
+    def runner(self) -> str:
+        """Text of the way to its machine."""
+        return self._region.agent.runner.text
 
     def away_seconds(self) -> float:
         """Return how much of the time of all calls so far was spent on the way."""

@@ -44,6 +44,12 @@ HALF_WIDTH = 0.01
 
 SUBJECT = "intarsia.bench.subject"
 
+AWAY = (
+    "times of intarsia are those of the machines that runners lead to, by their clocks: the way "
+    "there is left out; peers run on this machine"
+)
+AWAY_STREAMS = "runs per second of several streams hold the way there"
+
 Progress = Callable[[str, int, int], None]
 
 
@@ -192,6 +198,8 @@ def compare(  # noqa: PLR0913 - all by name
     timed = time_in_turn(runners, model.feeds, effort, tell)
     reference, notes = _reference(model, check_errors=check_errors, tell=tell)
     series = {name: _series(timed, name, reference) for name in runners}
+    if timed.facts[OURS]["is_away"]:
+        notes += (AWAY, AWAY_STREAMS)[: 1 if streams == 1 else 2]
     return Comparison(
         model=model.name,
         target=target or "detected",

@@ -6,11 +6,12 @@ from __future__ import annotations
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from intarsia.backends.remote import RemoteClock
 from intarsia.cost.peak import Peak, measured_peak
 from intarsia.errors import SettingError
 from intarsia.measure.timing import Spread, measure_streams
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
     from intarsia.backends.device import Step
     from intarsia.backends.values import KernelCall
     from intarsia.runtime.executor import PlanExecutable
+
+
+AWAY_PROFILE = (
+    "times of what runs on other machines are by their clocks, without the way there; the limits "
+    "are this machine's"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +103,8 @@ class KernelProfile:
         peak_flop_per_second: What multiply-adds alone, or the best of the calls, reach here.
         bytes_per_second: What copies or calls reach here, beyond the caches.
         cache_bytes_per_second: The same inside the caches.
+        is_away: Whether something runs on another machine: its calls are timed by that machine's
+            clock, and are held against the limits of this one.
     """
 
     rows: tuple[Row, ...]
@@ -105,6 +114,7 @@ class KernelProfile:
     peak_flop_per_second: float
     bytes_per_second: float
     cache_bytes_per_second: float
+    is_away: bool = False
 
 
 def time_streams(
@@ -150,12 +160,14 @@ def profile_kernels(
     context = executable.context()
     context.write_inputs([feeds[spec.name] for spec in executable.inputs])
     context.run()  # sizes that the data decides are known then
-    recorder = RunRecorder(context, by_kernel=True)
+    remote = RemoteClock(executable.executables)
+    clock = remote or perf_counter
+    recorder = RunRecorder(context, by_kernel=True, clock=clock)
     recorder.run()
     whole: list[float] = []
     runs: list[list[TimedCall]] = []
     for _ in range(rounds):
-        whole.append(_time(context.run))
+        whole.append(_time(context.run, clock))
         runs.append(recorder.run())
     totals = sum_calls(runs)
     calls = [(path, call, totals[path]) for path, call in recorder.calls.items()]
@@ -182,6 +194,7 @@ def profile_kernels(
         peak_flop_per_second=peak,
         bytes_per_second=machine.bytes_per_second,
         cache_bytes_per_second=machine.cache_bytes_per_second,
+        is_away=bool(remote),
     )
 
 
@@ -230,10 +243,10 @@ def _bytes_moved(call: RecordedCall) -> int:
     return step.nbytes if isinstance(step, CopyStep) else 0
 
 
-def _time(step: Step) -> float:
-    start = perf_counter()
+def _time(step: Step, clock: Callable[[], float]) -> float:
+    start = clock()
     step()
-    return perf_counter() - start
+    return clock() - start
 
 
 def _peak(threads: int) -> float:

@@ -191,12 +191,15 @@ def _profile(model: BenchModel, request: Request, rounds: int) -> KernelProfile:
 
 def _show(result: Comparison | KernelProfile) -> None:
     from intarsia.bench.compare import Comparison
+    from intarsia.bench.profile import AWAY_PROFILE
     from intarsia.report.kernels import kernels_view
 
     if isinstance(result, Comparison):
         _show_comparison(result)
     else:
         show(kernels_view(result))
+        if result.is_away:
+            note(AWAY_PROFILE)
 
 
 def _show_comparison(comparison: Comparison) -> None:

@@ -42,10 +42,11 @@ from intarsia.place.machine import (
 )
 from intarsia.place.pipeline import Pipeline
 from intarsia.place.request import Progress, Request, quiet
-from intarsia.plan.checking import CheckFinding, CheckReport, CheckVerdict
+from intarsia.plan.checking import CheckFinding, CheckReport, CheckVerdict, check_runners
 from intarsia.plan.identity import Identity, machine_identity
 from intarsia.plan.plan import PassRun
 from intarsia.target import CompilationConfig
+from intarsia.target.hosts import RUNNER
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -541,7 +542,9 @@ def check_setting(file: str, setting: Setting) -> CheckReport:
         file: Where the model came from.
         setting: The prepared model and the machine.
     """
-    return CheckReport.of(file, (*_model(setting), *_capable(setting)))
+    attrs = [capability.target.target.attrs for capability in setting.capabilities]
+    runners = [one[RUNNER] for one in attrs if one.get(RUNNER)]
+    return CheckReport.of(file, (*_model(setting), *_capable(setting), *check_runners(runners)))
 
 
 def _capable(setting: Setting, place: str = "") -> Iterator[CheckFinding]:

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+
+from intarsia.cost.fingerprint import machine_of
+from intarsia.errors import IntarsiaError
 
 
 class CheckVerdict(StrEnum):
@@ -62,3 +65,17 @@ class CheckReport:
             (finding.verdict for finding in collected), key=order.index, default=CheckVerdict.OK
         )
         return cls(file, worst, collected)
+
+
+def check_runners(runners: Iterable[str]) -> Iterator[CheckFinding]:
+    """Ask each machine that runners lead to what it is.
+
+    Args:
+        runners: Their texts; each is asked once.
+    """
+    for runner in dict.fromkeys(runners):
+        try:
+            verdict, message, hint = CheckVerdict.OK, f"answers: {machine_of(runner)}", ""
+        except IntarsiaError as error:
+            verdict, message, hint = CheckVerdict.INCOMPATIBLE, error.message, error.hint or ""
+        yield CheckFinding(f"runner {runner}", verdict, message, hint)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from intarsia.backends.artifact import first_line, shared_sizes
+from intarsia.backends.remote import Away
 from intarsia.errors import IntarsiaError, PackageError
-from intarsia.plan.checking import CheckFinding, CheckReport, CheckVerdict
+from intarsia.plan.checking import CheckFinding, CheckReport, CheckVerdict, check_runners
 from intarsia.plan.identity import Identity, compare_identities, identity_here
 from intarsia.plan.placement import CONTROL_FLOW
 from intarsia.runtime.loader import RegionLoader, run_options
@@ -121,18 +122,22 @@ def _regions(package: Package, backends: Backends, threads: int) -> Iterator[Che
     loader = RegionLoader(backends, run_options(threads, used, is_shared=package.plan.is_mixed))
     loaded: dict[tuple[str, str], int] = {}
     failed: set[tuple[str, str]] = set()
+    runners: list[str] = []
     for number, artifact, device in package.all_regions:
         place = (artifact.backend, device)
         if place in failed or artifact.backend == CONTROL_FLOW:
             continue
         try:
-            loader.load(artifact, device)
+            executable = loader.load(artifact, device)
         except IntarsiaError as error:
             failed.add(place)
             where = f"region {number} on {artifact.target}, {device}"
             yield CheckFinding(where, CheckVerdict.INCOMPATIBLE, error.message, error.hint or "")
             continue
         loaded[place] = loaded.get(place, 0) + 1
+        if isinstance(executable, Away):
+            runners.append(executable.runner)
     for (backend, device), count in loaded.items():
         if (backend, device) not in failed:
             yield CheckFinding(backend, CheckVerdict.OK, f"regions loaded on {device}: {count}")
+    yield from check_runners(runners)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -38,6 +39,7 @@ class RunRecorder:
         by_kernel: Whether to time each kernel of a region that tells them.
         path: The way to the body that the context is of.
         log: Where calls are noted as they end; `start` is the clock's there.
+        clock: Tells the time, in seconds.
 
     Attributes:
         calls: All calls, in the order of the plan: an operator, then its bodies.
@@ -50,9 +52,11 @@ class RunRecorder:
         by_kernel: bool = False,
         path: CallPath = (),
         log: list[TimedCall] | None = None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.calls: dict[CallPath, RecordedCall] = {}
         self._context, self._by_kernel, self._path = context, by_kernel, path
+        self._clock = clock
         self._log: list[TimedCall] = [] if log is None else log
         self._steps: list[tuple[CallPath, int, Step]] = []
         for position, kernel, step in context.calls(self._time_body, by_kernel=by_kernel):
@@ -73,25 +77,27 @@ class RunRecorder:
             InputError: An input holds what the model does not allow, as an index that is too large.
         """
         self._log.clear()
-        began = perf_counter()
+        began = self._clock()
         self._run()
         return [replace(call, start=call.start - began) for call in self._log]
 
     def _run(self) -> None:
         for path, position, step in self._steps:
-            start = perf_counter()
+            start = self._clock()
             self._context.call(position, step)
-            self._log.append(TimedCall(path, start, perf_counter() - start))
+            self._log.append(TimedCall(path, start, self._clock() - start))
 
     def _time_body(self, name: str, context: Context) -> Step:
         """Return the call that runs a body of the next call in a context, and times it."""
         path = (*self._next, name)
-        inner = RunRecorder(context, by_kernel=self._by_kernel, path=path, log=self._log)
+        inner = RunRecorder(
+            context, by_kernel=self._by_kernel, path=path, log=self._log, clock=self._clock
+        )
         self.calls |= {path: RecordedCall(context.plan, None), **inner.calls}
 
         def run() -> None:
-            start = perf_counter()
+            start = self._clock()
             inner._run()
-            self._log.append(TimedCall(path, start, perf_counter() - start))
+            self._log.append(TimedCall(path, start, self._clock() - start))
 
         return run

@@ -35,6 +35,11 @@ class AclExecutable:
         """Return the call that runs the region there on these arrays."""
         return partial(self._region.run, (*inputs, *self._constants), tuple(outputs))
 
+    @property
+    def runner(self) -> str:
+        """Text of the way to its machine."""
+        return self._region.agent.runner.text
+
     def away_seconds(self) -> float:
         """Return how much of the time of all calls so far was spent on the way."""
         return self._region.away_seconds()
