@@ -102,13 +102,13 @@ def _carried(target: Target, fallback: PlacedTarget) -> list[tuple[Target, str]]
     """Return the hosts of a target and of what is inside, each with its owner, the outer first.
 
     A composite's host says what its fallback is; a fallback of the same kind that the user gives
-    after it (`acl, llvm -mattr=+neon`) takes its place.
+    after it (`acl, llvm -mattr=+neon`) takes its place, unless a runner leads to it.
     """
     name = target.tags[0] if target.tags else target.kind.name
     host, last = target.host, fallback.target
     hosts: list[tuple[Target, str]] = []
     if host is not None:
-        is_last = is_composite(target) and last.kind == host.kind
+        is_last = is_composite(target) and last.kind == host.kind and not last.attrs.get(RUNNER)
         hosts = [(last if is_last else host, name), *_carried(host, fallback)]
     base = target.attrs.get(BASE_ATTR.name)
     inner = (*((base,) if base is not None else ()), *target.attrs.get("devices", ()))
