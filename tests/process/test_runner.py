@@ -82,6 +82,7 @@ def way(request, tmp_path):
         ("ssh://board", SshRunner("board")),
         ("ssh://me@Board:2222/data/x/", SshRunner("Board", "me", 2222, "/data/x")),
         ("ssh://[::1]:22", SshRunner("::1", port=22)),
+        ("ssh://a%40b@board/data%3F%23%25x", SshRunner("board", "a@b", 0, "/data?#%x")),
     ],
 )
 def test_a_text_names_a_runner_which_prints_as_it(text, runner):
@@ -106,6 +107,14 @@ def test_a_text_that_names_none_is_refused(text, problem):
     with pytest.raises(TargetError, match=problem) as caught:
         parse_runner(text)
     assert "secret" not in str(caught.value)
+
+
+def test_a_shell_that_greets_is_told_and_nothing_else_is_removed(monkeypatch):
+    greeting = ["/bin/sh", "-c", "echo hello; echo /; printf '\\nintarsia-status 0\\n' >&2"]
+    monkeypatch.setattr(HereRunner, "shell", lambda self, script: greeting)
+    with pytest.raises(LinkError, match="instead of one it says 'hello") as caught:
+        RemoteFolder(HereRunner())
+    assert "bashrc" in caught.value.hint
 
 
 def test_every_way_carries_files_and_programs(way):

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.errors import BackendError, ExecutionError
-from intarsia.process.runner import Conversation, RemoteFolder, Runner
+from intarsia.errors import ExecutionError
+from intarsia.process.runner import Conversation, Runner, start_program
 
 _SOURCE = Path(__file__).with_name("agent.c")
 _MAGIC, _VERSION = 0x746E656761736E69, 1
@@ -158,13 +158,7 @@ class Agent:
     def _open(self) -> Conversation:
         """Return the conversation, with all that is to be kept at the other end."""
         if self._talk is None:
-            folder = RemoteFolder(self.runner)
-            try:
-                folder.put("agent", self._program)
-                self._talk = folder.talk("./agent")
-            except BackendError:
-                folder.close()
-                raise
+            self._talk = start_program(self.runner, "agent", self._program)
             self._sent = 0
             self.starts += 1
             magic, version, _, is_little = _read_numbers(self._talk, 4, _START_SECONDS)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import shlex
 import shutil
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import IO, Protocol, Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from intarsia.errors import BackendError, ExecutionError, LinkError, TargetError
 
@@ -40,6 +41,8 @@ _SLOWEST_BYTES = 100e3
 """A second; what sends fewer is taken for dead."""
 _GRACE_SECONDS = 2.0
 _CHUNK_BYTES = 1 << 16
+_MADE = re.compile(r"/[^\n]*intarsia\.\w{6}")
+"""A folder that `mktemp` made."""
 _SOCKET_FOLDER_LETTERS = 48
 """The system allows 107 for a socket; the client adds a digest of 40 and, for a moment, 17 more."""
 
@@ -147,8 +150,9 @@ class SshRunner:
     def text(self) -> str:
         """As an address: `ssh://user@host:port/folder`."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        user, port = f"{self.user}@" if self.user else "", f":{self.port}" if self.port else ""
-        return f"{_SSH}{user}{host}{port}{self.parent}"
+        user = f"{quote(self.user)}@" if self.user else ""
+        port = f":{self.port}" if self.port else ""
+        return f"{_SSH}{user}{host}{port}{quote(self.parent)}"
 
     @property
     def place(self) -> str:
@@ -286,6 +290,9 @@ def _parse_ssh(text: str) -> SshRunner:
     except ValueError as error:
         raise TargetError(f"runner: {text!r} is not an address: {error}", hint=_FORMS) from error
     host, user = unquote(parts.hostname or ""), unquote(parts.username or "")
+    named = parts.netloc.rpartition("@")[2]
+    if not named.startswith("["):  # names in settings have capitals
+        host = unquote(named.partition(":")[0])
     # The client would take a host that begins with a dash for an option.
     if not host or host.startswith("-") or user.startswith("-"):
         raise TargetError(f"runner: {text!r} names no host", hint=_FORMS)
@@ -296,8 +303,6 @@ def _parse_ssh(text: str) -> SshRunner:
         )
     if parts.query or parts.fragment:
         raise TargetError(f"runner: {text!r} has more than a folder behind the host", hint=_FORMS)
-    if not parts.netloc.rpartition("@")[2].startswith("["):  # names in settings have capitals
-        host = unquote(parts.netloc.rpartition("@")[2].partition(":")[0])
     return SshRunner(host, user, port, unquote(parts.path.rstrip("/")))
 
 
@@ -333,8 +338,14 @@ class RemoteFolder:
         self._started = count()
         parent = shlex.quote(runner.parent) if runner.parent else '"${TMPDIR:-/tmp}"'
         made = f'mkdir -p {parent} && cd {parent} && mktemp -d "$PWD/intarsia.XXXXXX"'
-        answer = self._shell(made, doing="make a folder")
-        self.path = answer.decode(errors="replace").strip()
+        answer = self._shell(made, doing="make a folder").decode(errors="replace").strip()
+        # It is removed in the end, so it had better be one; and programs talk where this came from.
+        if not _MADE.fullmatch(answer):
+            raise LinkError(
+                f"cannot make a folder on {runner.place}: instead of one it says {answer[:80]!r}",
+                hint="let what its shell starts with (~/.bashrc) write nothing",
+            )
+        self.path = answer
 
     def __enter__(self) -> Self:
         return self
@@ -458,6 +469,26 @@ class RemoteFolder:
         if _status(said) != 0:
             raise _broken(self.runner, f"cannot {doing} on", said)
         return stdout
+
+
+def start_program(runner: Runner, name: str, content: bytes) -> Conversation:
+    """Bring a program to a machine, and talk to it; nothing is left there when it ends.
+
+    Args:
+        runner: The way there.
+        name: What its file is called.
+        content: An executable for that machine.
+
+    Raises:
+        LinkError: The way there failed.
+    """
+    folder = RemoteFolder(runner)
+    try:
+        folder.put(name, content)
+        return folder.talk(f"./{name}")
+    except BaseException:
+        folder.close()
+        raise
 
 
 class Conversation:
@@ -600,9 +631,10 @@ class _Started:
         return bytes(received)
 
     def _wait(self, deadline: float | None, *, writing: bool) -> None:
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        reads, writes = ([], [self._in]) if writing else ([self._out], [])
-        if not any(select.select(reads, writes, [], left)[:2]):
+        left = None if deadline is None else 1e3 * max(0.0, deadline - time.monotonic())
+        waiting = select.poll()  # `select` refuses the descriptors of a process with many
+        waiting.register(*((self._in, select.POLLOUT) if writing else (self._out, select.POLLIN)))
+        if not waiting.poll(left):
             raise TimeoutError
 
     def last_words(self, seconds: float = 0.0) -> str:

@@ -62,6 +62,8 @@ def convnet(pooled="c", **more):
 
 
 STACK = 4000
+ANY_NAME = "half *\\\n/ /* of it"
+"""Of a node: it would end a comment where a compiler joins lines, and begin another one."""
 HALVED = """\
 static int halved(const float *x, float *work, float *y)
 {
@@ -83,7 +85,7 @@ def library_call():
     function = c_function("halved", buffers, HALVED, includes=("<string.h>",), stack_bytes=STACK)
     kinds = (StorageKind.INPUT, StorageKind.SCRATCH, StorageKind.OUTPUT)
     storages = tuple(MemoryBlock(kind, 0, 300) for kind in kinds)
-    call = Call(0, tuple(Argument(number, 0) for number in range(3)), 1, ("half",))
+    call = Call(0, tuple(Argument(number, 0) for number in range(3)), 1, (ANY_NAME,))
     return Program((function,), (call,), storages)
 
 

@@ -14,7 +14,7 @@ from functools import cache
 from intarsia.backends.arm_acl.program import AclProgram
 from intarsia.backends.arm_acl.toolchain import Toolchain
 from intarsia.errors import BackendError
-from intarsia.process.runner import Conversation, RemoteFolder, parse_runner
+from intarsia.process.runner import Conversation, parse_runner, start_program
 
 _NAME = "validate"
 _SECONDS = 120.0
@@ -58,9 +58,8 @@ class Helper:
 
     def _ask(self, text: str) -> str:
         if self._conversation is None:
-            folder = RemoteFolder(parse_runner(self._runner))
-            folder.put(_NAME, self._toolchain.helper())
-            self._conversation = folder.talk(f"./{_NAME}")
+            program = self._toolchain.helper()
+            self._conversation = start_program(parse_runner(self._runner), _NAME, program)
             atexit.register(self._conversation.close)
         try:
             self._conversation.send(text.encode(), seconds=_SECONDS)
