@@ -172,6 +172,12 @@ def test_without_a_path_it_says_where_the_library_is(network):
     assert "https://github.com/ARM-software/CMSIS-NN" in info.value.hint
 
 
+def test_a_program_for_a_board_needs_to_know_its_cpu(network, tmp_path):
+    with pytest.raises(TargetError, match="mcpu: the sizes of the library's buffers") as info:
+        export_c(network, tmp_path, f"{TARGET.removesuffix('llvm')} c -mcpu=cortex-m55")
+    assert "-mcpu=cortex-m55" in info.value.hint
+
+
 def test_a_folder_without_the_library_is_an_error(network, tmp_path):
     with pytest.raises(TargetError, match=r"has no Include/arm_nnfunctions\.h"):
         intarsia.compile(network, target=f"cmsis-nn -cmsis_nn_path={tmp_path}, llvm")

@@ -52,6 +52,8 @@ _GENERATORS = (
 )
 _VARIANTS = (("mve", "_mve"), ("dsp", "_dsp"))
 """Features of CPUs of which the library has builds of their own, the better first."""
+_OF_BOARDS = ("mcpu", "mattr")
+"""Attributes that change nothing on this machine, for which the library is compiled as it is."""
 _DIGEST_BYTES = 32
 
 
@@ -101,7 +103,7 @@ class CmsisNnBackend(ConfiguredBackend):
             TargetError: It does not, or the library is not there.
         """
         self._library(target)
-        return ()
+        return tuple(name for name in _OF_BOARDS if name in target.attrs)
 
     def rules(self, context: BuildContext) -> tuple[Rule, ...]:
         """Return the one rule: integer layers that the library computes."""
@@ -133,7 +135,7 @@ class CmsisNnBackend(ConfiguredBackend):
         """Return a region as C functions that call the library, for a program in C.
 
         Raises:
-            TargetError: The target does not say where the library is.
+            TargetError: The target does not say where the library is, or which CPU it is for.
             BackendError: Some node is in no layer that the library computes.
         """
         from intarsia.backends.cmsis_nn.lowering import lower_region
@@ -197,7 +199,7 @@ class CmsisNnBackend(ConfiguredBackend):
 
     def _library(self, target: Target) -> Library:
         given = target.attrs.get(PATH)
-        caches = self.settings.cache_folder() or Path(tempfile.gettempdir()) / "intarsia"
+        caches = self.settings.cache_folder()
         return _known(str(given), str(caches)) if given else Library.of(target, caches)
 
 
@@ -210,8 +212,18 @@ def _known(folder: str, caches: str) -> Library:
 
 
 def _variant(target: Target) -> str:
-    """Return which build of the library a CPU has."""
+    """Return which build of the library a CPU has.
+
+    Raises:
+        TargetError: The target does not say which CPU it is for.
+    """
     features = target.features.isa
+    if features is None:  # buffers of another build's sizes would be overrun
+        raise TargetError(
+            "mcpu: the sizes of the library's buffers depend on the CPU, and the target names none",
+            target=str(target),
+            hint="give cmsis-nn the -mcpu= of the target behind it, such as -mcpu=cortex-m55",
+        )
     return next((suffix for feature, suffix in _VARIANTS if feature in features), "")
 
 

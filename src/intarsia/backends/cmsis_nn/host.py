@@ -11,8 +11,6 @@ from intarsia.codegen.storage import StorageKind
 if TYPE_CHECKING:
     from intarsia.codegen.lower.program import Argument, Program
 
-_TYPES = {"int8": "int8_t", "int32": "int32_t", "uint8": "uint8_t"}
-
 
 def write_source(program: Program) -> str:
     """Return a program of calls as a source with one function, `region_run`."""
@@ -28,7 +26,7 @@ def write_source(program: Program) -> str:
     for call in program.calls:
         kernel = program.kernels[call.kernel]
         passed = [
-            f"({'' if buffer.is_written else 'const '}{_TYPES[buffer.dtype]} *)"
+            f"({'' if buffer.is_written else 'const '}{buffer.dtype}_t *)"
             f"({_pointer(program, argument)})"
             for buffer, argument in zip(kernel.buffers, call.arguments, strict=True)
         ]

@@ -41,7 +41,6 @@ from intarsia.errors import BackendError
 from intarsia.graph.region import Region
 
 _IMAGE = 4
-_TYPES = {"int8": "int8_t", "int32": "int32_t", "uint8": "uint8_t"}
 _STACK_BYTES = 1024
 """What a call takes of the stack: the library keeps what is large in its buffers."""
 
@@ -182,7 +181,7 @@ class _Draft:
             is_written = name in ("y", "buffer")
             buffers.append(dense(name, dtype, (size,), is_written=is_written))
         passed = ", ".join(
-            f"{'' if buffer.is_written else 'const '}{_TYPES[buffer.dtype]} *{buffer.name}"
+            f"{'' if buffer.is_written else 'const '}{buffer.dtype}_t *{buffer.name}"
             for buffer in buffers
         )
         name = f"cmsis_{what}_{hashlib.sha256(f'{passed}{body}'.encode()).hexdigest()[:10]}"

@@ -164,6 +164,7 @@ class EthosUBackend:
         raise TargetError(
             f"accelerator_config: an {accelerator_of(target)} does not run programs of this "
             "machine",
+            target=str(target),
             hint="plan with `intarsia plan absent`, or write C for its board with --emit c",
         )
 
