@@ -294,7 +294,11 @@ __asm__(".section .rodata\\n"
 
 
 def _objects(native: Native, folder: Path) -> list[str]:
-    """Write an object file for each kernel that is called, and return their names."""
+    """Write an object file for each kernel that is called, and return their names.
+
+    Raises:
+        BackendError: A kernel has no code for the CPU.
+    """
     from intarsia.codegen.emit.llvm import emit_llvm
     from intarsia.native.objects import ObjectCache
 
@@ -303,7 +307,12 @@ def _objects(native: Native, folder: Path) -> list[str]:
     names = []
     for number in sorted({call.kernel for call in native.program.calls}):
         kernel = native.program.kernels[number]
-        text = emit_llvm(kernel, native.unit)
+        try:
+            text = emit_llvm(kernel, native.unit)
+        except BackendError as error:
+            calls = (call for call in native.program.calls if call.kernel == number)
+            error.node, error.target = " + ".join(next(calls).nodes), str(native.target)
+            raise
         names.append(f"{kernel.name}.o")
         (folder / names[-1]).write_bytes(cache.object_of(text, native.cpu))
     return names

@@ -9,6 +9,7 @@ are read for their words, never for figures.
 from __future__ import annotations
 
 import atexit
+import hashlib
 import os
 import re
 import tempfile
@@ -16,7 +17,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 from importlib.util import find_spec
@@ -31,7 +32,6 @@ PACKAGE = "ethos-u-vela"
 HINT = "pip install 'intarsia[ethos-u]'"
 DEFAULT = "ethos-u55-256"
 _LIMITS = Limits(seconds=300.0)
-_KEPT = 4096
 _READ_ONLY, _ARENA, _FAST = 0, 1, 2
 
 
@@ -131,6 +131,10 @@ class Forecast:
     macs: int
 
 
+_FORECASTS: dict[tuple[bytes, str], Forecast] = {}
+"""By a network's digest, since networks are large, and the accelerator."""
+
+
 def version() -> str:
     """Return Vela's version.
 
@@ -147,9 +151,8 @@ def version() -> str:
     return found
 
 
-@lru_cache(maxsize=_KEPT)
 def forecast(network: bytes, accelerator: str) -> Forecast:
-    """Return what Vela says of a network, which it compiles for that.
+    """Return what Vela says of a network, which it compiles for that, once.
 
     Args:
         network: A TFLite flat buffer.
@@ -158,10 +161,14 @@ def forecast(network: bytes, accelerator: str) -> Forecast:
     Raises:
         BackendError: Vela is not installed.
     """
-    outcome = _call("forecast_here", network, accelerator)
-    if not outcome.is_ok:  # crashes of Vela's are of this network alone
-        return Forecast(f"Vela fails on it: {outcome.message}", 0, 0, 0)
-    return Forecast(**outcome.value)
+    key = hashlib.sha256(network).digest(), accelerator
+    if key not in _FORECASTS:
+        outcome = _call("forecast_here", network, accelerator)
+        if outcome.is_ok:
+            _FORECASTS[key] = Forecast(**outcome.value)
+        else:  # crashes of Vela's are of this network alone
+            _FORECASTS[key] = Forecast(f"Vela fails on it: {outcome.message}", 0, 0, 0)
+    return _FORECASTS[key]
 
 
 def compile_stream(network: bytes, accelerator: str) -> Stream:
