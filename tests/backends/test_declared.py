@@ -9,6 +9,7 @@ from onnx import numpy_helper
 import intarsia
 from intarsia.backends.declared import (
     Declaration,
+    DeclaredBackend,
     known_declarations,
     read_declarations,
     with_declared,
@@ -65,6 +66,14 @@ def test_a_composite_is_planned_for_a_machine_without_its_code_generators(model,
     assert found["erf"] == "llvm"
     assert report.is_mixed
     assert any("estimated" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(("runner", "is_declared"), [("", True), (" -runner=ssh://board", False)])
+def test_a_backend_without_a_machine_to_ask_is_replaced(runner, is_declared, backends, monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    config = CompilationConfig.resolve(f"acl, llvm -mtriple=aarch64-linux-gnu{runner}")
+    found = with_declared(backends, config).by_kind["arm_acl"].value
+    assert isinstance(found, DeclaredBackend) == is_declared
 
 
 QUANTISED = """<ir_version: 8, opset_import: ["": 17]>

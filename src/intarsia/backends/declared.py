@@ -20,6 +20,7 @@ from intarsia.backends.values import Detection, FusedGroup, Refusal, Rule
 from intarsia.cost.cost import Cost, CostSource
 from intarsia.cost.work import region_work
 from intarsia.errors import BackendError, ReasonCode, TargetError
+from intarsia.target.hosts import RUNNER
 from intarsia.target.source import read_source
 from intarsia.target.text import suggest
 
@@ -173,7 +174,9 @@ def with_declared(
 ) -> Backends:
     """Return backends that can be planned with for every kind of a machine that is declared.
 
-    Kinds with a backend keep it. Complete kinds are taken to run every operator.
+    Kinds with a backend keep it, unless it would have to ask a machine that is out of reach: it
+    finds nothing here, and no runner leads elsewhere. Complete kinds are taken to run every
+    operator.
 
     Args:
         backends: Those that are installed.
@@ -185,9 +188,13 @@ def with_declared(
     """
     declared = {**known_declarations(), **(read_declarations(path) if path else {})}
     by_name, by_kind = dict(backends.by_name), dict(backends.by_kind)
+    has_runner = any(placed.target.attrs.get(RUNNER) for placed in config.targets)
     for target in (*(placed.target for placed in config.targets), config.host):
         kind = target.kind
-        if kind.name in by_kind:
+        backend = by_kind.get(kind.name)
+        if backend is not None and (
+            kind.name not in declared or has_runner or backend.detect().targets
+        ):
             continue
         declaration = declared.get(kind.name) or (Declaration() if kind.is_complete else None)
         if declaration is not None:
@@ -285,7 +292,7 @@ class DeclaredBackend:
         return None
 
     def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
-        """Return what the declared rates allow; nothing without rates."""
+        """Return what the declared rates allow; without rates, what our kernels would take."""
         declared = self.declaration.of(context.target.target)
         rates = (declared.operations_per_second, declared.bytes_per_second)
         if rates == (None, None):
@@ -302,12 +309,17 @@ class DeclaredBackend:
         return cost.within(declared.spread)
 
     def _from_kernels(self, candidate: Candidate, context: BuildContext) -> Cost | None:
-        """Return what kernels take that we could write in C; nothing if it is not of that kind."""
+        """Return what kernels of ours would take: in C, or on the CPU whose target it refines.
+
+        A roofline beside estimates of the same core would win every comparison.
+        """
         from intarsia.codegen.lower.region import refuse_node  # few plans need it
         from intarsia.native.estimates import estimate_cost
 
         target, region = context.target.target, candidate.region
-        if not target.kind.is_source:
+        if not target.kind.is_complete:
+            target = context.refined
+        if not (target.kind.is_source or target.kind.is_native):
             return None
         if any(refuse_node(region.graph, region.graph.nodes[node]) for node in region.nodes):
             return None
