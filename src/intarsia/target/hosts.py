@@ -50,8 +50,10 @@ def choose_host(
     carried = [pair for target in given for pair in _carried(target, fallback)]
     if asked is not None:
         chosen, why = asked, "asked for as the host of all targets"
-    elif carried and carried[0][0] is not fallback.target:
+    elif carried:
         chosen, why = carried[0][0], f"carried by {carried[0][1]}"
+        if chosen is fallback.target:
+            why = _FALLBACK
     else:
         chosen, why = deduce_host(fallback), _FALLBACK
         if chosen is not fallback.target:
@@ -59,8 +61,6 @@ def choose_host(
     chosen = check_host(overridden(chosen, overrides))
     replaced = []
     for host, owner in carried:
-        if host is fallback.target and host.attrs.get(RUNNER):
-            continue  # nobody named it as one, and it is elsewhere
         if on_this_machine(overridden(host.without_host(), overrides)) != chosen:
             warn(f"host '{host}' is replaced by '{chosen}'")
             replaced.append(f"host {host} of {owner}: all targets of a config have one host")

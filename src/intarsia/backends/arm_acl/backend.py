@@ -44,7 +44,7 @@ from intarsia.backends.values import (
     Refusal,
     Rule,
 )
-from intarsia.errors import BackendError, ReasonCode, SettingError
+from intarsia.errors import BackendError, PackageError, ReasonCode, SettingError
 from intarsia.graph.per_graph import per_graph
 from intarsia.native.agent import agent_sources
 from intarsia.process.runner import HERE
@@ -246,9 +246,15 @@ class ArmAclBackend(ConfiguredBackend):
         """Bring the program to its machine.
 
         Raises:
-            BackendError: The machine is out of reach.
+            PackageError: The artifact is damaged.
         """
-        return AclExecutable(artifact, artifact.metadata[_RUNNER])
+        runner = artifact.metadata.get(_RUNNER)
+        if not runner or not artifact.constants:
+            raise PackageError(
+                f"an artifact of {self.name} is damaged: it lacks its program or its runner",
+                target=artifact.target,
+            )
+        return AclExecutable(artifact, runner)
 
     def _lower(
         self, region: Region, context: BuildContext
