@@ -7,7 +7,6 @@ walks over, is an input that the agent keeps, and so are the weights.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from intarsia.graph.arena import ALIGNMENT
 from intarsia.hashing import digest
 from intarsia.native.agent import Agent, agent_sources
 from intarsia.native.entries import Entries
-from intarsia.native.linking import Form, Linker
+from intarsia.native.linking import Form, Linker, has_system_compiler
 from intarsia.native.machine import NativeCpu, generator_version, triple_words
 from intarsia.native.native_target import is_platform_here
 from intarsia.target.cpu import host_triple
@@ -107,16 +106,12 @@ def _find_linker(triple: str, caches: Path) -> Linker:
         BackendError: Nothing here does.
     """
     architecture, system, environment = triple_words(triple or host_triple())
-    if is_platform_here(triple) and _has_compiler():
+    if is_platform_here(triple) and has_system_compiler():
         return Linker.find(NativeCpu(), caches)
     if system == "linux":  # the wheel links no other C library for Linux in
         suffix = environment.removeprefix("gnu").removeprefix("musl")
         triple = f"{architecture}-linux-musl{suffix}"
     return Linker.find(NativeCpu(triple), caches)
-
-
-def _has_compiler() -> bool:
-    return any(shutil.which(name) for name in ("cc", "gcc", "clang"))
 
 
 class RemoteProgram:

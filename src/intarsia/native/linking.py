@@ -134,7 +134,13 @@ class Linker:
         hint = "look at what it says; --emit c writes sources for another compiler"
         try:
             done = subprocess.run(
-                command, cwd=folder, env=environment, check=False, capture_output=True, text=True
+                command,
+                cwd=folder,
+                env=environment,
+                check=False,
+                capture_output=True,
+                text=True,
+                errors="replace",  # it quotes sources, whose names may be anything
             )
         except OSError as error:
             said = f"{self.name} failed to {purpose}: {error.strerror or error}"
@@ -154,6 +160,11 @@ _FORMS: dict[Form, tuple[str, ...]] = {
 def has_zig() -> bool:
     """Tell whether the wheel `ziglang` is installed."""
     return importlib.util.find_spec("ziglang") is not None
+
+
+def has_system_compiler() -> bool:
+    """Tell whether this machine has a C compiler of its own."""
+    return _system_compilers() is not None
 
 
 def _system_compilers() -> tuple[str, str] | None:
