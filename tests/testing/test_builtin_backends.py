@@ -16,6 +16,14 @@ test_reference = conformance(BACKENDS.named("reference"))
 test_fake = conformance(BACKENDS.named("fake"))
 test_onnxruntime = conformance(BACKENDS.named("onnxruntime"))
 test_llvm = pytest.mark.sample(3)(conformance(BACKENDS.named("llvm"), target="llvm, onnxruntime"))
+test_llvm_through_a_runner = pytest.mark.exhaustive(
+    conformance(
+        BACKENDS.named("llvm"),
+        target="llvm -runner=here",
+        checks=["contract", "numbers", "artifacts", "processes", "threads", "memory", "runner"],
+        cases=[case for case in CASES if str(case) in ("Conv-padded", "Softmax-last_axis")],
+    )
+)
 test_openvino = pytest.mark.sample(4)(
     conformance(BACKENDS.named("openvino"), target="openvino, onnxruntime")
 )

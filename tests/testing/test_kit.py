@@ -24,6 +24,7 @@ from intarsia.testing import (
     fed,
     list_trials,
 )
+from intarsia.testing.kit import _NOT_THERE
 from intarsia.testing.subject import Subject
 from intarsia.testing.tolerance import EXACT, difference
 
@@ -222,3 +223,31 @@ def test_a_difference_is_told_in_words(expected, actual, says):
 @pytest.mark.parametrize("array", [[np.nan, np.inf, 1.0], [], [True, False], 3])
 def test_equal_values_do_not_differ(array):
     assert difference(np.asarray(array), np.asarray(array), EXACT) is None
+
+
+def test_a_target_with_a_runner_has_a_list_of_its_own():
+    backend = load_backends(Settings.from_environment()).named("llvm")
+    here = examine(backend, "llvm", checks=["contract"])
+    there = examine(
+        backend,
+        "llvm -runner=here",
+        checks=["contract", "numbers", "artifacts", "devices", "runner"],
+        cases=TWO[:1],
+    )
+    assert not there.failures, str(there)
+    assert (here.runner, here.left_out) == ("", {})
+    tried = {verdict.trial.id for verdict in there.verdicts}
+    assert {"contract-executable", "runner-the_machine_answers", "runner-time_on_the_way"} <= tried
+    assert tried.isdisjoint(there.left_out)
+    assert {"contract-name", "devices-buffers"} <= there.left_out.keys()
+    text = str(there)
+    assert text.startswith("llvm through the runner here:")
+    assert "not through a runner, as it asks the backend" in text
+    assert "  runner: 2 passed" in text
+    nowhere = examine(backend, "llvm -runner=intarsia-none", checks=["runner"])
+    assert len(nowhere.failures) == 2
+
+
+def test_what_does_not_apply_through_a_runner_is_known():
+    known = {trial.id for trial in list_trials()} | {trial.check for trial in list_trials()}
+    assert set(_NOT_THERE) <= known

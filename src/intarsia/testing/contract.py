@@ -48,6 +48,10 @@ def contract_trials() -> Iterator[Trial]:
         yield Trial("contract", name, act)
 
 
+OF_THE_BACKEND = ("members", "name", "kinds", "version", "detect", "yields")
+"""Trials that say nothing of the target's machine."""
+
+
 def has_members(subject: Subject) -> None:
     """Require every member of `Backend`."""
     _require(subject.backend, Backend, "the backend")

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from os import PathLike
 from types import MappingProxyType
 
 from intarsia.backends.backend import Backend
 from intarsia.errors import SettingError
-from intarsia.testing import contract, oddities, programs, regions
+from intarsia.testing import away, contract, oddities, programs, regions
 from intarsia.testing.case import OperatorCase
 from intarsia.testing.cases import CASES
+from intarsia.testing.judging import NotApplicable
 from intarsia.testing.subject import Subject
 from intarsia.testing.tolerance import TOLERANCES, Tolerance
 from intarsia.testing.trial import Status, Trial, TrialVerdict, judge
@@ -91,6 +92,22 @@ _CHECKS = (
 CHECKS: Mapping[str, ConformanceCheck] = MappingProxyType({check.name: check for check in _CHECKS})
 """Every check by its name, in the order in which they run."""
 
+RUNNER_CHECK = ConformanceCheck(
+    "runner",
+    "The machine of a runner answers; a region there says so, and how long the way took.",
+    lambda _: away.runner_trials(),
+)
+"""One more where the target has a runner."""
+
+_KNOWN = {**CHECKS, RUNNER_CHECK.name: RUNNER_CHECK}
+
+_OF_THE_BACKEND = "it asks the backend, which is here, and not the machine"
+_NOT_THERE: Mapping[str, str] = {
+    **{f"contract-{name}": _OF_THE_BACKEND for name in contract.OF_THE_BACKEND},
+    "devices": "tensors of a target with a runner lie here, in the host's memory",
+}
+"""By the name of a check or the id of a trial, why it does not apply where there is a runner."""
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -99,10 +116,14 @@ class Report:
     Attributes:
         backend: Name of the backend.
         verdicts: In the order of the trials.
+        runner: The way to the target's machine; empty if it is this one.
+        left_out: Why trials do not apply where there is a runner, by their ids.
     """
 
     backend: str
     verdicts: tuple[TrialVerdict, ...]
+    runner: str = ""
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def failures(self) -> tuple[TrialVerdict, ...]:
@@ -111,10 +132,14 @@ class Report:
 
     def __str__(self) -> str:
         counts = Counter((verdict.trial.check, verdict.status) for verdict in self.verdicts)
-        lines = [f"{self.backend}:"]
+        through = f" through the runner {self.runner}" if self.runner else ""
+        lines = [f"{self.backend}{through}:"]
         for name in dict.fromkeys(verdict.trial.check for verdict in self.verdicts):
             parts = [f"{counts[name, s]} {s}" for s in Status if counts[name, s]]
             lines.append(f"  {name}: {', '.join(parts)}")
+        for reason in dict.fromkeys(self.left_out.values()):
+            names = ", ".join(name for name, why in self.left_out.items() if why == reason)
+            lines.append(f"  not through a runner, as {reason}: {names}")
         return "\n".join([*lines, *(f"  {failure}" for failure in self.failures)])
 
 
@@ -128,7 +153,8 @@ def conformance(
 ) -> Callable[[Trial], None]:
     """Return a pytest function with one case per thing tried; needs pytest.
 
-    A case that the backend refuses is skipped, with its reason::
+    A case that the backend refuses is skipped, with its reason, and so is one that does not apply
+    to a target with a runner::
 
         test_conformance = conformance("my_package:BACKEND", target="mykind")
 
@@ -147,16 +173,22 @@ def conformance(
     import pytest
 
     subject = Subject(backend, target, {**TOLERANCES, **(tolerances or {})})
-    chosen = list_trials(checks, cases)
+    chosen, left_out = _choose(subject, checks, cases)
+    skipped = [
+        replace(trial, act=partial(_leave_out, why=why), needs_runtime=False)
+        for trial, why in left_out.items()
+    ]
 
-    @pytest.mark.parametrize("trial", [pytest.param(trial, id=trial.id) for trial in chosen])
+    @pytest.mark.parametrize(
+        "trial", [pytest.param(trial, id=trial.id) for trial in (*chosen, *skipped)]
+    )
     def test(trial: Trial) -> None:
         __tracebackhide__ = True
         verdict = judge(subject, trial)
         if verdict.status is Status.SKIPPED:
             pytest.skip(verdict.message)
         if verdict.status is Status.FAILED:
-            promise = CHECKS[trial.check].sentence
+            promise = _KNOWN[trial.check].sentence
             pytest.fail(f"{verdict.message}\n{trial.check}: {promise}", pytrace=False)
 
     return test
@@ -172,12 +204,36 @@ def examine(
 ) -> Report:
     """Run the kit without pytest and return a report; the arguments are `conformance`'s.
 
+    Of a target with a runner, the report names what does not apply there, and why.
+
     Raises:
         SettingError: There is no check or no backend of such a name.
     """
     subject = Subject(backend, target, {**TOLERANCES, **(tolerances or {})})
-    verdicts = tuple(map(partial(judge, subject), list_trials(checks, cases)))
-    return Report(subject.backend.name, verdicts)
+    chosen, left_out = _choose(subject, checks, cases)
+    verdicts = tuple(map(partial(judge, subject), chosen))
+    reasons = {trial.id: why for trial, why in left_out.items()}
+    return Report(subject.backend.name, verdicts, subject.runner, reasons)
+
+
+def _choose(
+    subject: Subject, checks: Sequence[str] | None, cases: Sequence[OperatorCase]
+) -> tuple[tuple[Trial, ...], dict[Trial, str]]:
+    """Return what to try, and what does not apply because there is a runner."""
+    if not subject.runner:
+        return list_trials(checks, cases), {}
+    every = list_trials((*CHECKS, RUNNER_CHECK.name) if checks is None else checks, cases)
+    reasons = {trial: _why_not_there(trial) for trial in every}
+    left_out = {trial: why for trial, why in reasons.items() if why}
+    return tuple(trial for trial in every if trial not in left_out), left_out
+
+
+def _leave_out(_subject: Subject, why: str) -> None:
+    raise NotApplicable(f"not through a runner, as {why}")
+
+
+def _why_not_there(trial: Trial) -> str:
+    return _NOT_THERE.get(trial.check) or _NOT_THERE.get(trial.id, "")
 
 
 def list_trials(
@@ -193,9 +249,9 @@ def list_trials(
         SettingError: There is no check of such a name.
     """
     for name in checks or ():
-        if name not in CHECKS:
+        if name not in _KNOWN:
             raise SettingError(
-                f"the kit has no check {name!r}", hint=f"use some of {', '.join(CHECKS)}"
+                f"the kit has no check {name!r}", hint=f"use some of {', '.join(_KNOWN)}"
             )
     chosen = CHECKS if checks is None else checks
-    return tuple(trial for name in chosen for trial in CHECKS[name].trials(cases))
+    return tuple(trial for name in chosen for trial in _KNOWN[name].trials(cases))

@@ -28,6 +28,7 @@ from intarsia.place.pipeline import Pipeline
 from intarsia.plan.devices import HOST_DOMAIN
 from intarsia.settings import Settings
 from intarsia.target import CompilationConfig, PlacedTarget, Target, get_kind
+from intarsia.target.hosts import RUNNER
 from intarsia.testing.binding import Bound, Loaded, make_buffer, make_scratch
 from intarsia.testing.blocks import blocks_of
 from intarsia.testing.judging import (
@@ -109,6 +110,18 @@ class Subject:
             f"no target of '{self.config.text}' is served by backend {self.backend.name!r}, "
             f"which serves {served}"
         )
+
+    @cached_property
+    def runner(self) -> str:
+        """The way to the target's machine, as its backend finds it; empty if it is this one."""
+        if self.asked is None:
+            return ""
+        try:
+            refined = self.config.refined(self.placed)
+            attrs = (self.placed.target.attrs, {} if refined is None else refined.attrs)
+        except (ConformanceError, TargetError):  # which the checks say
+            return ""
+        return next((str(one[RUNNER]) for one in attrs if one.get(RUNNER)), "")
 
     @cached_property
     def context(self) -> BuildContext:
