@@ -70,6 +70,11 @@ def count(database: Path) -> tuple[int, int]:
     return samples, failures
 
 
+def count_told(said: str) -> int:
+    """Return how many losses a tuner has told of."""
+    return said.count("a measurement was lost") + said.count("trying again")
+
+
 def main() -> int:
     """Kill and resume; return 0 if nothing was lost."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -89,9 +94,11 @@ def main() -> int:
     command = [sys.executable, str(script), str(folder / "net.onnx"), target]
     command.append(str(arguments.budget))
 
+    told = folder / "told.txt"  # a pipe that nobody reads would stop it, once full
+
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            command, env=environment, cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE
+            command, env=environment, cwd=ROOT, start_new_session=True, stderr=told.open("wb")
         )
 
     before, lost = 0, 0
@@ -103,7 +110,8 @@ def main() -> int:
         deadline = time.monotonic() + seconds
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
-        if process.poll() is not None:
+        has_ended = process.poll() is not None
+        if has_ended:
             what = f"had ended with {process.returncode}"
         elif is_kill:
             os.killpg(process.pid, signal.SIGKILL)
@@ -112,9 +120,8 @@ def main() -> int:
             server.cut()
             what = "connection cut"
         code = process.wait(600)
-        said = process.stderr.read().decode(errors="replace")
-        if not is_kill and code:
-            print(said[-2000:])
+        if code and (has_ended or not is_kill):
+            print(told.read_text(errors="replace")[-2000:])
             lost += 1
         databases = sorted(caches.rglob("costs*.sqlite"))
         samples, failures = count(databases[0]) if databases else (0, 0)
@@ -122,7 +129,7 @@ def main() -> int:
         print(
             f"{number + 1:2} after {seconds:4.1f} s: {what}, ended with {code}: {before} -> "
             f"{samples} samples, {failures} failures, "
-            f"{said.count('a measurement was lost') + said.count('trying again')} told",
+            f"{count_told(told.read_text(errors='replace'))} told",
             flush=True,
         )
         before = samples
