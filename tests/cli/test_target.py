@@ -114,7 +114,8 @@ def test_list_of_what_is_usable_here(call):
     found = call("target", "list", "--usable", "--json").json
     names = [kind["name"] for kind in found["kinds"]]
     opencl = ["opencl"] if has_device() else []
-    assert names == ["dnnl", "llvm", "onnxruntime", *opencl, "openvino"]
+    cross = ["arm_acl", "cmsis-nn", "ethos-u"]  # they compile for other machines
+    assert sorted(names) == sorted([*cross, "dnnl", "llvm", "onnxruntime", *opencl, "openvino"])
     every = {tag["name"] for tag in call("target", "list", "--tags", "--json").json["tags"]}
     usable = {tag["name"] for tag in found["tags"]}
     assert usable < every
@@ -287,7 +288,8 @@ def test_detect_as_json(call):
     assert answer.json["text"] == answer.json["config"]["text"]
     assert answer.json["text"].endswith("openvino, onnxruntime, dnnl")
     missing = [backend["backend"] for backend in answer.json["missing"]]
-    assert missing == ([] if has_device() else ["opencl"])
+    assert set(missing) - {"opencl"} == {"arm_acl", "cmsis-nn", "ethos-u"}
+    assert ("opencl" in missing) == (not has_device())
 
 
 def test_an_error_points_at_the_column(call):

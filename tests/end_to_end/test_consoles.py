@@ -205,7 +205,7 @@ def check_need(desk, command, where):
 
 def test_every_command_is_in_a_console_block_that_is_run_or_says_why_not():
     typed = re.compile(r"^(\$ |intarsia |pip |make |python -m |python \w+/)", re.MULTILINE)
-    known = re.compile(r"(takes hours|needs [a-z_-]+)?")
+    known = re.compile(r"(takes hours|needs [a-z0-9_-]+)?")
     for page in PAGES:
         for block in blocks_of(page):
             where = f"{page}:{block.line}"

@@ -321,7 +321,7 @@ def test_dequantised_weights_stay_packed(lower_model, backends, case, dtype, zer
 
 
 def test_what_others_read_is_dequantised_too(lower_model, backends):
-    body = "m = MatMul(x, d) e = Neg(d) y = MatMul(m, e)"
+    body = "m = MatMul(x, d) e = Softmax<axis = 0>(d) y = MatMul(m, e)"
     model, x, _ = dequantised(body, (5, 40), 16, 1, k=40)
     program, _ = lower_model(model)
     assert [call.nodes for call in program.calls if "n1" in call.nodes] == [("n1",)]

@@ -18,7 +18,6 @@ from intarsia.backends.artifact import refuse, tensor_spec
 from intarsia.backends.device import Device, Executable, HostDevice, ThreadOptions
 from intarsia.backends.ethos_u import vela
 from intarsia.backends.tflite.network import write_network
-from intarsia.backends.tflite.operators import write_region
 from intarsia.backends.values import (
     ABOUT,
     Artifact,
@@ -34,6 +33,7 @@ from intarsia.graph.per_graph import per_graph
 from intarsia.graph.region import Region
 
 if TYPE_CHECKING:
+    from intarsia.backends.tflite.operators import Written
     from intarsia.backends.values import BuildContext, Candidate
     from intarsia.codegen.lower.program import Program
     from intarsia.graph.graph import Graph
@@ -100,9 +100,16 @@ def compile_region(region: Region, accelerator: str) -> Compiled:
     )
 
 
+def _write_region(region: Region) -> Written:
+    """Write a region as a TFLite network; what reads operators is not imported to run a program."""
+    from intarsia.backends.tflite.operators import write_region
+
+    return write_region(region)
+
+
 def _network(region: Region) -> tuple[bytes | None, str]:
     """Return a region as a flat buffer, or None and why it is none."""
-    written = write_region(region)
+    written = _write_region(region)
     if written.network is None:
         return None, next(iter(written.reasons.values()), "it is empty")
     return write_network(written.network), ""
@@ -110,7 +117,7 @@ def _network(region: Region) -> tuple[bytes | None, str]:
 
 @per_graph
 def _layers_of(graph: Graph) -> tuple[tuple[int, ...], ...]:
-    return tuple(nodes for _, nodes in write_region(graph.whole).layers)
+    return tuple(nodes for _, nodes in _write_region(graph.whole).layers)
 
 
 def _estimate_part(region: Region, accelerator: str) -> Cost | None:
@@ -179,7 +186,7 @@ class EthosUBackend:
     def _refuse(self, graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
         """Refuse what is no integer layer of TFLite's, and what Vela leaves to a CPU."""
         code, refusals = ReasonCode.UNSUPPORTED_OP, {}
-        written = write_region(graph.whole)
+        written = _write_region(graph.whole)
         for number, reason in written.reasons.items():
             refusals[number] = refuse(graph.nodes[number], context, code, reason)
         accelerator = accelerator_of(context.target.target)
@@ -197,13 +204,15 @@ class EthosUBackend:
     def groups(self, region: Region, context: BuildContext) -> Sequence[FusedGroup]:
         """Return the layers: an operator with its Q and DQ nodes."""
         return tuple(
-            FusedGroup(nodes, name) for name, nodes in write_region(region).layers if len(nodes) > 1
+            FusedGroup(nodes, name)
+            for name, nodes in _write_region(region).layers
+            if len(nodes) > 1
         )
 
     def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
         """Return why a region does not become one command stream, if it does not."""
         region = candidate.region
-        written = write_region(region)
+        written = _write_region(region)
         node = region.graph.nodes[region.nodes[0]]
         if written.network is None:
             for number, reason in written.reasons.items():
