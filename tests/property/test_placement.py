@@ -158,7 +158,7 @@ def cases(draw):
 
 @pytest.mark.exhaustive
 @settings(
-    max_examples=1000,
+    max_examples=600,
     deadline=None,
     derandomize=True,
     database=None,

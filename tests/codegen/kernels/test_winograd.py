@@ -168,6 +168,7 @@ def test_cut_tiles_take_zeros_from_the_padding(run_kernel, out, outputs):
     assert relative_error(by_border, want) < 1.5e-6
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("is_streamed", "batch"), [(False, 3), (True, 1)])
 @pytest.mark.parametrize(("outputs", "out"), [(2, (6, 8)), (2, (13, 7)), (4, (19, 15))])
 def test_blocks_of_more_and_of_fewer_rows_share_code(run_kernel, outputs, out, batch, is_streamed):
