@@ -17,7 +17,7 @@ interpreter = pytest.importorskip("ai_edge_litert.interpreter", reason="LiteRT i
 pytest.importorskip("tflite", reason="the package tflite is not installed")
 
 MOVING = ("global max pool", "max pool", "pad", "reshape", "slice", "transpose")
-DIFFERING = 0.15
+DIFFERING = 0.2
 """At most this part of the codes of a layer's seeds is one step off: those that are requantised
 round halves otherwise, and average pools round twice where TFLite does."""
 
