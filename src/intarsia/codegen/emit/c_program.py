@@ -300,7 +300,7 @@ class _Writer:
             if not check.extent:
                 line = f"{number}: {check.indices!r} does not fit the shapes of node {check.node!r}"
             # A node's name may be any text, and would end the comment.
-            lines.append(line.replace("*/", "* /"))
+            lines.append(_in_comment(line))
         return [*lines[:-1], f"{lines[-1]} */"]
 
     def _signature(self) -> str:
@@ -389,7 +389,7 @@ class _Writer:
             kernel = self._kernels[call.kernel]
             what = " + ".join(call.nodes) or call.note
             if what:
-                lines.append(f"    /* {what.replace('*/', '* /')} */")
+                lines.append(f"    /* {_in_comment(what)} */")
             lines += self._call(kernel, call)
             for argument in call.arguments:
                 if argument.storage in faults:
@@ -525,6 +525,12 @@ _PLACE = """\
 #error "the weights are written for a machine with the lowest byte first"
 #endif
 """
+
+
+def _in_comment(text: str) -> str:
+    """Return what names of a model say, on one line that ends no comment, nor begins one."""
+    # A backslash before the end of a line would join what is left and right of it.
+    return " ".join(text.split()).replace("*/", "* /").replace("/*", "/ *")
 
 
 def _array(name: str, array: Array, place: str) -> str:
