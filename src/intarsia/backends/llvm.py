@@ -10,6 +10,7 @@ in the artifact's constants as the kernels want them, shared by all contexts.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -177,7 +178,7 @@ class _Shared:
         return cls(table, FreeCalls(payload, artifact.target) if is_free else None)
 
 
-class _NativeRegion:
+class _NativeRegion(ABC):
     """A program of kernels, wherever they run: its sizes, and what its calls tell.
 
     Args:
@@ -221,15 +222,15 @@ class _NativeRegion:
         """
         return self if self._free is None else self._resized(self._free.at(sizes))
 
+    @abstractmethod
     def _resized(self, sized: SizedCalls) -> Self:
         """Return the program at other sizes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _bind(
         self, inputs: Sequence[Buffer], found: _Found, scratch: Buffer | None, faults: Array
     ) -> Step:
         """Return the call that runs the kernels, without what is looked at behind it."""
-        raise NotImplementedError
 
     def bind(
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
