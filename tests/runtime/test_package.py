@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import zipfile
+import zlib
 
 import msgspec
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 import intarsia
 from intarsia.backends.registry import collect
 from intarsia.errors import BackendError, IntarsiaError, PackageError
+from intarsia.runtime.archive import write_archive
 
 TARGETS = (
     "reference",
@@ -56,13 +58,11 @@ def package(weighted_model, backends, tmp_path_factory):
     return path
 
 
-def rewrite(source, destination, change=lambda name, data: data, **options):
+def rewrite(source, destination, change=lambda name, data: data):
     """Write a package again, entry by entry."""
-    with zipfile.ZipFile(source) as old, zipfile.ZipFile(destination, "w", **options) as new:
-        for info in old.infolist():
-            data = change(info.filename, old.read(info))
-            if data is not None:
-                new.writestr(info.filename, data)
+    with zipfile.ZipFile(source) as old:
+        changed = [(name, change(name, old.read(name))) for name in old.namelist()]
+    write_archive(destination, [(n, memoryview(data)) for n, data in changed if data is not None])
 
 
 def with_manifest(source, destination, change):
@@ -157,7 +157,7 @@ def test_saving_replaces_whole_or_not_at_all(weighted_model, backends, tmp_path,
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(zipfile.ZipFile, "open", fail)
+        patch.setattr(zlib, "crc32", fail)
         with pytest.raises(PackageError, match="No space left"):
             exe.save(path)
     assert path.read_bytes() == b"older"
@@ -209,8 +209,7 @@ def test_a_missing_file_a_folder_and_another_zip_are_no_packages(backends, tmp_p
         intarsia.load(tmp_path / "m.intarsia", backends=backends)
     with pytest.raises(PackageError, match="not a package"):
         intarsia.load(tmp_path, backends=backends)
-    with zipfile.ZipFile(tmp_path / "z", "w") as archive:
-        archive.writestr("readme", "hello")
+    write_archive(tmp_path / "z", [("readme", memoryview(b"hello"))])
     with pytest.raises(PackageError, match="a zip file, but not a package"):
         intarsia.load(tmp_path / "z", backends=backends)
 
@@ -432,32 +431,12 @@ def test_a_manifest_that_is_no_json_object_is_refused(text, package, backends, t
         intarsia.load(path, backends=backends)
 
 
-@pytest.mark.parametrize("name", ["../evil", "/etc/evil", "a/../../evil", "a\\..\\evil", "extra"])
-def test_an_entry_that_does_not_belong_is_refused(name, package, backends, tmp_path):
+def test_an_entry_that_the_manifest_does_not_list_is_refused(package, backends, tmp_path):
     path = tmp_path / "m.intarsia"
-    path.write_bytes(package.read_bytes())
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr(name, b"evil")
-    with pytest.raises(PackageError, match=r"leaves the package|do not agree"):
-        intarsia.load(path, backends=backends)
-
-
-def test_an_entry_that_stands_twice_is_refused(package, backends, tmp_path):
-    path = tmp_path / "m.intarsia"
-    path.write_bytes(package.read_bytes())
-    with (
-        zipfile.ZipFile(path, "a") as archive,
-        pytest.warns(UserWarning, match="Duplicate name"),
-    ):
-        archive.writestr(MANIFEST, b"{}")
-    with pytest.raises(PackageError, match="occurs twice"):
-        intarsia.load(path, backends=backends)
-
-
-def test_a_compressed_entry_is_refused(package, backends, tmp_path):
-    path = tmp_path / "m.intarsia"
-    rewrite(package, path, compression=zipfile.ZIP_DEFLATED)
-    with pytest.raises(PackageError, match="not stored plainly"):
+    with zipfile.ZipFile(package) as archive:
+        contents = [(name, memoryview(archive.read(name))) for name in archive.namelist()]
+    write_archive(path, [*contents, ("extra", memoryview(b"evil"))])
+    with pytest.raises(PackageError, match="entry 'extra' and the manifest do not agree"):
         intarsia.load(path, backends=backends)
 
 

@@ -14,15 +14,12 @@ Format 1 had neither, and is read as what it is.
 from __future__ import annotations
 
 import hashlib
-import mmap
-import os
 import struct
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -32,7 +29,6 @@ from intarsia.backends.values import Artifact, ArtifactConstant, TensorSpec
 from intarsia.decoding import decode_json
 from intarsia.errors import InputError, PackageError
 from intarsia.extents import read_data
-from intarsia.files import whole_file
 from intarsia.graph.free_sizes import (
     FreeSignature,
     RawSpec,
@@ -55,6 +51,7 @@ from intarsia.plan.plan import (
     PlanTensor,
     RegionStep,
 )
+from intarsia.runtime.archive import MAGIC, open_archive, write_archive
 from intarsia.runtime.buckets import Buckets, make_buckets
 from intarsia.runtime.executor import PlanExecutable
 from intarsia.runtime.file_facts import fact_of
@@ -71,35 +68,19 @@ if TYPE_CHECKING:
     from intarsia.plan.tuning import TuningReport
 
 MANIFEST = "manifest.json"
-# The file is mapped as a whole, so that any multiple of 64 would serve vectors; whole pages also
-# let the system drop and read one constant without its neighbours.
-PAGE_BYTES = 4096
 # 25 pieces for each 100 MB, so that every CPU has one: hashing is a quarter of a warm start
 # (docs/decisions.md).
 CHUNK_BYTES = 4 << 20
 # What is read before anything has been checked is bounded: the file may be anybody's.
 MAX_MANIFEST_BYTES = 256 << 20
-MAX_ENTRIES = 200_000
-
-_PADDING_ID = 0xD935
-"""Header id of the extra field that aligns an entry (PKWARE APPNOTE 4.5.2, registered mapping)."""
 
 # 128 bits are enough against chance; against intent no digest inside the file helps.
 _DIGEST_DIGITS = 32
-_LOCAL_HEADER_BYTES = 30
-_EXTRA_HEADER_BYTES = 4
-"""Sizes of a local file header and of an extra field's header (APPNOTE 4.3.7, 4.5.1)."""
-
-_UNREADABLE = (OSError, EOFError, ValueError, zipfile.BadZipFile, RuntimeError, struct.error)
-"""What `zipfile` raises for bytes that are not a zip file of ours."""
+_UNREADABLE = (OSError, ValueError, struct.error)
+"""What opening raises of what is not a package at all."""
 
 PACKAGE_SUFFIX = ".intarsia"
 """How the names of packages end, by custom."""
-
-_ZIP_MAGIC = b"PK\x03\x04"
-
-_EPOCH = (1980, 1, 1, 0, 0, 0)
-"""The earliest date of a zip: one model gives one sequence of bytes."""
 
 
 class Blob(msgspec.Struct, frozen=True):
@@ -265,7 +246,7 @@ def is_package(path: str | Path) -> bool:
         return True
     try:
         with path.open("rb") as opened:
-            return opened.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
+            return opened.read(len(MAGIC)) == MAGIC
     except OSError:
         return False  # the reader of models says what is wrong
 
@@ -385,17 +366,8 @@ def _write(
         free,
         program.bodies,
     )
-    try:
-        with (
-            whole_file(path) as draft,
-            draft.open("wb") as file,
-            zipfile.ZipFile(file, "w") as archive,
-        ):
-            _write_entry(archive, file, MANIFEST, memoryview(msgspec.json.encode(manifest)))
-            for blob, content in zip(table.blobs, table.contents, strict=True):
-                _write_entry(archive, file, blob.name, content)
-    except OSError as error:
-        raise PackageError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+    entries = zip((blob.name for blob in table.blobs), table.contents, strict=True)
+    write_archive(path, [(MANIFEST, memoryview(msgspec.json.encode(manifest))), *entries])
 
 
 @dataclass(frozen=True, slots=True)
@@ -783,33 +755,14 @@ def _plan(record: PlanRecord) -> Plan:
     )
 
 
-def _write_entry(archive: zipfile.ZipFile, file: IO[bytes], name: str, content: memoryview) -> None:
-    info = zipfile.ZipInfo(name, _EPOCH)
-    info.file_size = len(content)
-    is_large = len(content) >= zipfile.ZIP64_LIMIT
-    # `zipfile` puts its own field for 64-bit sizes before ours: 4 bytes of header and two sizes
-    # (APPNOTE 4.5.3).
-    header = file.tell() + _LOCAL_HEADER_BYTES + len(name.encode()) + (20 if is_large else 0)
-    padding = -header % PAGE_BYTES
-    # An extra field takes at least its own header.
-    if 0 < padding < _EXTRA_HEADER_BYTES:
-        padding += PAGE_BYTES
-    if padding:
-        info.extra = struct.pack("<HH", _PADDING_ID, padding - _EXTRA_HEADER_BYTES)
-        info.extra += bytes(padding - _EXTRA_HEADER_BYTES)
-    with archive.open(info, "w", force_zip64=is_large) as entry:
-        for chunk in _chunks(content):
-            entry.write(chunk)
-
-
 def _open(path: Path, settings: Settings | None) -> tuple[Manifest, list[memoryview]]:
     try:
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            with zipfile.ZipFile(file) as archive:
-                entries = _entries(path, archive)
-                manifest = _decode_manifest(path, archive)
+        archive = open_archive(path)
+        if next(iter(archive.contents)) != MANIFEST:
+            raise PackageError(f"{str(path)!r} is a zip file, but not a package")
+        if len(archive.contents[MANIFEST]) > MAX_MANIFEST_BYTES:
+            raise PackageError(f"{str(path)!r}: the manifest is larger than {MAX_MANIFEST_BYTES}")
+        text = archive.small(MANIFEST)
     except FileNotFoundError as error:
         raise PackageError(f"there is no file {str(path)!r}") from error
     except _UNREADABLE as error:
@@ -822,11 +775,18 @@ def _open(path: Path, settings: Settings | None) -> tuple[Manifest, list[memoryv
             message = f"is not a package, or is damaged: {error}"
             hint = "make it again with `intarsia compile MODEL -t TARGET -o FILE`"
         raise PackageError(f"{str(path)!r} {message}", hint=hint) from error
-    listed = {blob.name for blob in manifest.blobs} | {MANIFEST}
-    if listed != set(entries):
-        odd = sorted(listed ^ set(entries))[0]
-        raise PackageError(f"{str(path)!r}: entry {odd!r} and the manifest do not agree")
-    contents = [_content(path, mapped, entries[blob.name], blob) for blob in manifest.blobs]
+    manifest = _decode_manifest(path, text)
+    listed = [MANIFEST, *(blob.name for blob in manifest.blobs)]
+    if listed != list(archive.contents):
+        odd = sorted({*listed} ^ {*archive.contents}) or ["its order"]
+        raise PackageError(f"{str(path)!r}: entry {odd[0]!r} and the manifest do not agree")
+    contents = [archive.contents[blob.name] for blob in manifest.blobs]
+    for blob, content in zip(manifest.blobs, contents, strict=True):
+        if blob.nbytes != len(content):
+            raise PackageError(
+                f"{str(path)!r}: entry {blob.name!r} has {len(content)} bytes, and the manifest "
+                f"says {blob.nbytes}"
+            )
 
     def check() -> str:
         _check_digests(path, manifest.blobs, contents)
@@ -835,35 +795,11 @@ def _open(path: Path, settings: Settings | None) -> tuple[Manifest, list[memoryv
     if settings is None:
         check()
     else:
-        fact_of(status, "package", check, settings)
+        fact_of(archive.status, "package", check, settings)
     return manifest, contents
 
 
-def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    infos = archive.infolist()
-    if len(infos) > MAX_ENTRIES:
-        raise PackageError(f"{str(path)!r} has {len(infos)} entries, more than {MAX_ENTRIES}")
-    entries: dict[str, zipfile.ZipInfo] = {}
-    for info in infos:
-        parts = info.filename.split("/")
-        if info.filename.startswith("/") or "\\" in info.filename or ".." in parts:
-            raise PackageError(f"{str(path)!r}: entry {info.filename!r} leaves the package")
-        if info.filename in entries:
-            raise PackageError(f"{str(path)!r}: entry {info.filename!r} occurs twice")
-        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 0x1:
-            raise PackageError(f"{str(path)!r}: entry {info.filename!r} is not stored plainly")
-        entries[info.filename] = info
-    return entries
-
-
-def _decode_manifest(path: Path, archive: zipfile.ZipFile) -> Manifest:
-    try:
-        info = archive.getinfo(MANIFEST)
-    except KeyError as error:
-        raise PackageError(f"{str(path)!r} is a zip file, but not a package") from error
-    if info.file_size > MAX_MANIFEST_BYTES:
-        raise PackageError(f"{str(path)!r}: the manifest has {info.file_size} bytes, too many")
-    text = archive.read(info)
+def _decode_manifest(path: Path, text: bytes) -> Manifest:
     try:
         # The number alone first: a manifest of another format need not have our fields.
         version = decode_json(text, dict[str, msgspec.Raw]).get("format_version")
@@ -877,21 +813,6 @@ def _decode_manifest(path: Path, archive: zipfile.ZipFile) -> Manifest:
         return decode_json(text, Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PackageError(f"{str(path)!r}: the manifest is malformed: {error}") from error
-
-
-def _content(path: Path, mapped: memoryview, info: zipfile.ZipInfo, blob: Blob) -> memoryview:
-    header = mapped[info.header_offset : info.header_offset + _LOCAL_HEADER_BYTES]
-    start = info.header_offset + _LOCAL_HEADER_BYTES
-    if len(header) == _LOCAL_HEADER_BYTES:
-        start += sum(struct.unpack("<HH", header[26:30]))
-    content = mapped[start : start + blob.nbytes]
-    if (
-        len(header) != _LOCAL_HEADER_BYTES
-        or len(content) != blob.nbytes
-        or info.file_size != blob.nbytes
-    ):
-        raise PackageError(f"{str(path)!r}: entry {blob.name!r} is truncated")
-    return content
 
 
 def _check_digests(path: Path, blobs: Sequence[Blob], contents: Sequence[memoryview]) -> None:
