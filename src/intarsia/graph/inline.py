@@ -68,6 +68,7 @@ def inline_functions(model: ir.Model) -> bool:
             )
             for call in calls
         ]
+        around = [calls_of(call) for call in calls]
         devices = [call.device_configurations for call in calls]
         top = {call for call in calls if call.graph is model.graph}
         origins = [
@@ -76,6 +77,7 @@ def inline_functions(model: ir.Model) -> bool:
         ]
         for call in calls:
             call.metadata_props.pop(DEVICE_KEY, None)
+            call.metadata_props.pop(CALLS_KEY, None)
             call.resize_outputs(len(model.functions[call.op_identifier()].outputs))
             for number, output in enumerate(call.outputs):
                 if not output.name:  # a node inside may not leave out what a call may
@@ -84,7 +86,7 @@ def inline_functions(model: ir.Model) -> bool:
         for node in _all_nodes(model):
             if _CALL in node.metadata_props:
                 index = int(node.metadata_props.pop(_CALL))
-                _adopt(node, own[index], origins[index])
+                _adopt(node, own[index], around[index], origins[index])
                 node.device_configurations = node.device_configurations or devices[index]
                 inlined[node] = None
     _separate_values(model, [node for node in inlined if node.graph is not None])
@@ -119,12 +121,14 @@ def _separate_values(model: ir.Model, inlined: Sequence[ir.Node]) -> None:
         taken.add(value.name)
 
 
-def _adopt(node: ir.Node, call: FunctionCall, origins: str | None) -> None:
+def _adopt(
+    node: ir.Node, call: FunctionCall, around: Sequence[FunctionCall], origins: str | None
+) -> None:
     """Name a node that came in with a call, and write on it where it came from."""
     props = node.metadata_props
     node.name = f"{call.name}/{props.pop(_LOCAL)}"
     inner = (replace(each, name=f"{call.name}/{each.name}") for each in calls_of(node))
-    props[CALLS_KEY] = json.dumps([astuple(each) for each in (call, *inner)])
+    props[CALLS_KEY] = json.dumps([astuple(each) for each in (*around, call, *inner)])
     if origins is not None:
         props[ORIGIN_KEY] = origins
 

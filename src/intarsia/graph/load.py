@@ -34,6 +34,7 @@ from intarsia.graph.infer import check_model, infer_shapes, skeleton
 from intarsia.graph.infer_free import name_free_dimensions
 from intarsia.graph.inline import inline_functions
 from intarsia.graph.model_info import describe_model
+from intarsia.graph.operator_functions import define_functions
 from intarsia.graph.order import sort_nodes
 from intarsia.graph.read import read_bytes, read_file
 from intarsia.graph.snapshot import dtype_name, node_bodies
@@ -75,6 +76,9 @@ def load(model: ModelLike, shapes: Shapes | None = None, *, stays_free: bool = F
         else:
             check_shapes(loaded, bounds)
         infer_shapes(loaded, None if shapes or is_inlined else checked)
+        while define_functions(loaded) and inline_functions(loaded):
+            name_nodes(loaded.graph)
+            infer_shapes(loaded)
         settle_loops(loaded)
     return loaded
 
