@@ -21,7 +21,7 @@ from intarsia.target import CompilationConfig, get_kind
 from intarsia.target.cpu import host_triple
 
 X86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="needs an x86 CPU")
-KINDS = ("llvm", "opencl", "onnxruntime", "openvino", "dnnl", "reference", "fake")
+KINDS = ("llvm", "opencl", "onnxruntime", "openvino", "dnnl", "xnnpack", "reference", "fake")
 ELSEWHERE = {
     "keys": "dispatch labels: test_canonical, test_kinds_and_tags",
     "device": "becomes a key: the same",
@@ -45,6 +45,7 @@ EFFECTS = {
     "onnxruntime": {"num_threads": "1", "graph_optimization": "none"},
     "openvino": {"precision": "bf16", "num_threads": "1"},
     "dnnl": {"precision": "bf16", "fpmath": "any", "num-cores": "1"},
+    "xnnpack": {"num_threads": "1"},
     "reference": {},
     "fake": {
         "ops": "Conv", "cost": "*:1", "kept": "*:1", "fusion": "'0.5' -cost=*:1", "call-cost": "2",

@@ -26,11 +26,20 @@ class PythonRuntime:
         title: Its name for people.
         package: The name of its package, of our extra for it, and of its backend.
         files: A pattern of its libraries inside the package.
+        backend: The name of the extra and the backend where these have one of their own.
+        module_name: The module of the backend under `intarsia.backends`; empty if it is its name.
     """
 
     title: str
     package: str
     files: str
+    backend: str = ""
+    module_name: str = ""
+
+    @property
+    def owner(self) -> str:
+        """The name of the backend, and of our extra for it."""
+        return self.backend or self.package
 
     def module(self) -> Any:
         """Import the package; `require` comes first, so that it has been tried.
@@ -71,7 +80,7 @@ class PythonRuntime:
         """
         return BackendError(
             f"{self.title} {problem}",
-            backend=f"{self.package} {artifact.version}",
+            backend=f"{self.owner} {artifact.version}",
             target=artifact.target,
         )
 
@@ -83,8 +92,8 @@ def _import(runtime: PythonRuntime) -> Any:
     except ImportError as error:
         raise BackendError(
             f"{runtime.title} is not available: {error}",
-            backend=runtime.package,
-            hint=f"pip install 'intarsia[{runtime.package}]'",
+            backend=runtime.owner,
+            hint=f"pip install 'intarsia[{runtime.owner}]'",
         ) from error
 
 
@@ -93,5 +102,6 @@ def _require(runtime: PythonRuntime, caches: Path) -> tuple[str, ...]:
     package = runtime.package
     facts = package_facts(package, runtime.files)
     hint = f"pip install --force-reinstall {package}, or another version of it"
-    require_library(runtime.title, f"intarsia.backends.{package}:BACKEND", facts, hint, caches)
+    spelling = f"intarsia.backends.{runtime.module_name or runtime.owner}:BACKEND"
+    require_library(runtime.title, spelling, facts, hint, caches)
     return facts

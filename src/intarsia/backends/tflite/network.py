@@ -6,7 +6,7 @@ The schema's bindings are those of the `tflite` package; nothing else here knows
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -17,21 +17,33 @@ from intarsia.arrays import Array
 from intarsia.errors import BackendError
 
 _SCHEMA_VERSION = 3
+_ALIGNMENT = 64
+"""Of constants behind a flat buffer, in bytes."""
 _BYTE_CODES = 127
 """Operators from this number on stand in a field of 32 bits; older readers see this number."""
 
 _OPTIONS: Mapping[str, tuple[str, int]] = {
+    "ABS": ("AbsOptions", 1),
     "ADD": ("AddOptions", 2),
     "AVERAGE_POOL_2D": ("Pool2DOptions", 2),
+    "BATCH_MATMUL": ("BatchMatMulOptions", 1),
+    "CEIL": ("", 1),
     "CONCATENATION": ("ConcatenationOptions", 2),
     "CONV_2D": ("Conv2DOptions", 3),
     "DEPTHWISE_CONV_2D": ("DepthwiseConv2DOptions", 3),
+    "DIV": ("DivOptions", 1),
+    "EXP": ("ExpOptions", 1),
+    "FLOOR": ("", 1),
     "FULLY_CONNECTED": ("FullyConnectedOptions", 5),
+    "HARD_SWISH": ("HardSwishOptions", 1),
     "LEAKY_RELU": ("LeakyReluOptions", 2),
     "LOGISTIC": ("", 2),
+    "MAXIMUM": ("MaximumMinimumOptions", 1),
     "MAX_POOL_2D": ("Pool2DOptions", 2),
     "MEAN": ("ReducerOptions", 2),
+    "MINIMUM": ("MaximumMinimumOptions", 1),
     "MUL": ("MulOptions", 2),
+    "NEG": ("NegOptions", 1),
     "PAD": ("PadOptions", 2),
     "PADV2": ("PadV2Options", 2),
     "QUANTIZE": ("QuantizeOptions", 2),
@@ -43,11 +55,12 @@ _OPTIONS: Mapping[str, tuple[str, int]] = {
     "RESIZE_NEAREST_NEIGHBOR": ("ResizeNearestNeighborOptions", 3),
     "SLICE": ("SliceOptions", 2),
     "SOFTMAX": ("SoftmaxOptions", 2),
+    "SQRT": ("", 1),
     "SUB": ("SubOptions", 2),
     "TANH": ("", 2),
     "TRANSPOSE": ("TransposeOptions", 2),
 }
-"""By operator, the table of its options, and the version that takes int8."""
+"""By operator, the table of its options, and the version that takes int8, if one does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +159,61 @@ def write_network(network: Network) -> bytes:
     return _Writer(_schema()).write(network)
 
 
+@dataclass(frozen=True, slots=True)
+class SplitNetwork:
+    """A flat buffer without its large constants, which are read from behind it.
+
+    Attributes:
+        head: The flat buffer, up to where the first of them begins.
+        constants: What follows it, by name.
+    """
+
+    head: bytes
+    constants: Mapping[str, Array]
+
+    @property
+    def whole(self) -> bytes:
+        """The whole network."""
+        return join(self.head, self.constants.values())
+
+
+def split_network(network: Network, least: int) -> SplitNetwork:
+    """Write a network whose constants from a number of bytes on stand behind the flat buffer.
+
+    Raises:
+        BackendError: The package `tflite` is not installed.
+    """
+    schema = _schema()
+    constants = {
+        tensor.name: tensor.data
+        for tensor in network.tensors
+        if tensor.data is not None and tensor.data.nbytes >= least
+    }
+    outside = {name: (_ALIGNMENT, data.nbytes) for name, data in constants.items()}
+    # Places are numbers of a fixed width, so what is written first tells where it ends.
+    place = _aligned(len(_Writer(schema, outside).write(network)))
+    for name, (_, nbytes) in outside.items():
+        outside[name] = (place, nbytes)
+        place += _aligned(nbytes)
+    head = _Writer(schema, outside).write(network)
+    return SplitNetwork(head.ljust(_aligned(len(head)), b"\0"), constants)
+
+
+def join(head: bytes, constants: Iterable[Array]) -> bytes:
+    """Return a flat buffer with the constants that it reads from behind it.
+
+    Args:
+        head: That of a `SplitNetwork`.
+        constants: Its constants, in their order.
+    """
+    parts = [array.tobytes() for array in constants]
+    return b"".join((head, *(part.ljust(_aligned(len(part)), b"\0") for part in parts)))
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
 def _schema() -> ModuleType:
     try:
         import tflite
@@ -159,12 +227,20 @@ def _schema() -> ModuleType:
 
 
 class _Writer:
-    """Writes one flat buffer, inner tables before those that refer to them."""
+    """Writes one flat buffer, inner tables before those that refer to them.
 
-    def __init__(self, schema: ModuleType) -> None:
+    Args:
+        schema: The bindings.
+        outside: By name of a constant that is not written, the place and the number of its bytes.
+    """
+
+    def __init__(
+        self, schema: ModuleType, outside: Mapping[str, tuple[int, int]] | None = None
+    ) -> None:
         import flatbuffers
 
         self._schema = schema
+        self._outside = outside or {}
         self._builder: Any = flatbuffers.Builder(1024)
 
     def write(self, network: Network) -> bytes:
@@ -213,6 +289,9 @@ class _Writer:
 
     def _buffer(self, tensor: Tensor) -> int:
         assert tensor.data is not None
+        if tensor.name in self._outside:
+            place, nbytes = self._outside[tensor.name]
+            return self._table("Buffer", Offset=place, Size=nbytes)
         data = np.frombuffer(np.ascontiguousarray(tensor.data).tobytes(), np.uint8)
         self._builder.StartVector(1, len(data), 16)  # TFLite maps constants: aligned to 16 bytes
         self._builder.head -= len(data)

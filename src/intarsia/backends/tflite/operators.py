@@ -26,6 +26,7 @@ from intarsia.backends.tflite.network import Network, Operator, Quantity, Tensor
 from intarsia.graph.extract import constant_array
 
 if TYPE_CHECKING:
+    from intarsia.codegen.lower.operation import Operation
     from intarsia.graph.region import Region
 
 _IMAGE = 4
@@ -187,14 +188,27 @@ class Window:
 
 
 def window_of(layer: Layer, kernel: Sequence[int]) -> Window:
-    """Read the window of a convolution or a pool.
+    """Read the window of a layer that is a convolution or a pool.
 
     Raises:
         NotTakenError: It is of no image.
     """
-    operation, shape, out = layer.operation, layer.operands[0].shape, layer.result.shape
-    if len(shape) != _IMAGE:
+    if len(layer.operands[0].shape) != _IMAGE:
         raise NotTakenError(f"{layer.operands[0].value.name!r} is no image")
+    return read_window(layer.operation, kernel, layer.operands[0].shape, layer.result.shape)
+
+
+def read_window(
+    operation: Operation, kernel: Sequence[int], shape: Sequence[int], out: Sequence[int]
+) -> Window:
+    """Read the window of a convolution or a pool.
+
+    Args:
+        operation: Its node.
+        kernel: The size of the window.
+        shape: Of the image that it reads, as ONNX has it.
+        out: Of the image that it makes.
+    """
     strides = tuple(operation.attribute("strides", (1, 1)))
     dilations = tuple(operation.attribute("dilations", (1, 1)))
     given = tuple(operation.attribute("pads", (0, 0, 0, 0)))
