@@ -115,7 +115,8 @@ def test_list_of_what_is_usable_here(call):
     names = [kind["name"] for kind in found["kinds"]]
     opencl = ["opencl"] if has_device() else []
     cross = ["arm_acl", "cmsis-nn", "ethos-u"]  # they compile for other machines
-    assert sorted(names) == sorted([*cross, "dnnl", "llvm", "onnxruntime", *opencl, "openvino"])
+    here = ["dnnl", "llvm", "onnxruntime", *opencl, "openvino", "xnnpack"]
+    assert sorted(names) == sorted([*cross, *here])
     every = {tag["name"] for tag in call("target", "list", "--tags", "--json").json["tags"]}
     usable = {tag["name"] for tag in found["tags"]}
     assert usable < every
