@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tuning through SSH, killed at random moments and resumed: what was measured must stay.
+"""Tuning through SSH, disturbed at random moments and resumed: what was measured must stay.
 
-Starts an SSH server on this machine's loopback, as the tests do, and tunes a small network on a
-target that is reached through it. Half of the rounds kill the tuner (SIGKILL to it and all that it
-started), the others break its connection in the middle, which it has to survive. After each, the
-samples in the cost database are counted: there may never be fewer, and nothing may be filed as a
-failure. Every four moments there is another network to tune. In the end a last run has to finish,
-and no folder may be left on the machine.
+Starts an SSH server on this machine's loopback, as the tests do, and tunes small networks on a
+target that is reached through it, one after another. At random moments one of these happens:
+
+    tuner  SIGKILL to the tuner alone; its workers have to end by themselves
+    tree   SIGKILL to the tuner and to all that it has started here, in whatever session
+    link   SIGKILL to the server's side of every connection; the tuner has to go on
+    agent  SIGKILL to the programs on the machine; the tuner has to go on
+
+Only moments at which a tuner was at work count. After each, and whenever a tuner ends, the rows of
+the cost database are read: none that was there may be gone or changed, none may be there twice,
+no time may be far from the others of its key, and nothing may be filed as a failure. A tuner that
+was not killed has to end well, with the numbers of ONNX Runtime, and soon. After a kill nothing may
+be left on the machine (folders, processes), and no worker here.
 
     python benchmarks/tune_by_ssh.py [--moments 20] [--seed 0]
 """
@@ -15,12 +22,17 @@ import argparse
 import contextlib
 import os
 import random
+import shutil
 import signal
 import sqlite3
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -38,11 +50,25 @@ net (float[8, WIDTH] x) => (float[8, WIDTH] y) <float[WIDTH, WIDTH] w, float[WID
 
 TUNE = """
 import sys
+import numpy as np
+import onnxruntime
 import intarsia
 if __name__ == "__main__":
     exe = intarsia.tune(sys.argv[1], sys.argv[2], budget=float(sys.argv[3]))
     print(exe.placement)
+    x = np.random.default_rng(0).standard_normal((8, int(sys.argv[4]))).astype(np.float32)
+    (expected,) = onnxruntime.InferenceSession(sys.argv[1]).run(None, {"x": x})
+    sys.exit(0 if np.allclose(exe(x), expected, rtol=1e-4, atol=1e-5) else 9)
 """
+
+KINDS = ("tuner", "tree", "link", "agent")
+LETHAL = ("tuner", "tree")
+LATE_SECONDS = 240.0
+"""What a tuner may take beyond its budget, on a machine with much to do, before it hangs."""
+VANISH_SECONDS = 60.0
+FAR = 200.0
+"""A sample that is so many times the median of its key, or less than that part, is wrong: waiting
+for a new connection would make it 10,000 times as long."""
 
 
 def write_model(path: Path, width: int) -> None:
@@ -58,87 +84,238 @@ def write_model(path: Path, width: int) -> None:
     onnx.save(model, path)
 
 
-def count(database: Path) -> tuple[int, int]:
-    """Return how many samples and how many failures a database has."""
-    if not database.exists():
-        return 0, 0
-    with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
-        tables = ("intarsia_sample", "intarsia_poison")
-        samples, failures = (
-            connection.execute(f"select count(*) from {table}").fetchone()[0] for table in tables
+def processes(is_one: Callable[[Path], bool]) -> Iterator[int]:
+    """Give the processes of which something is so, by their folder in `/proc`."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if folder.name != str(os.getpid()) and is_one(folder):
+                yield int(folder.name)
+
+
+@dataclass
+class Board:
+    """The machine as it is seen from there.
+
+    Attributes:
+        folder: What the runner's address names.
+    """
+
+    folder: Path
+
+    def programs(self) -> list[int]:
+        """Return the processes that run in a folder there, agents and their shells."""
+        return list(processes(lambda at: self._is_inside(at / "cwd")))
+
+    def agents(self) -> list[int]:
+        """Return the processes whose program is there."""
+        return list(processes(lambda at: self._is_inside(at / "exe")))
+
+    def folders(self) -> list[str]:
+        """Return the folders that were made there."""
+        return [path.name for path in self.folder.glob("intarsia.*")]
+
+    def _is_inside(self, link: Path) -> bool:
+        return str(link.readlink()).startswith(str(self.folder))
+
+
+@dataclass
+class Costs:
+    """What a database has, and what is wrong with it.
+
+    Attributes:
+        caches: The cache folder that it is in.
+        seen: The rows of samples that were there when it was last read.
+        wrong: What was found wrong so far.
+    """
+
+    caches: Path
+    seen: set[tuple[object, ...]] = field(default_factory=set)
+    wrong: list[str] = field(default_factory=list)
+
+    def read(self) -> None:
+        """Read it, and compare with what was there."""
+        found = sorted(self.caches.rglob("costs*.sqlite"))
+        if not found:
+            return
+        with contextlib.closing(sqlite3.connect(f"file:{found[0]}?mode=ro", uri=True)) as database:
+            (state,) = database.execute("pragma integrity_check").fetchone()
+            rows = database.execute(
+                "select digest, seconds, anchor_seconds, anchor, taken_at, session "
+                "from intarsia_sample join intarsia_key on key_id = intarsia_key.id"
+            ).fetchall()
+            poison = database.execute("select code, reason from intarsia_poison").fetchall()
+        if state != "ok":
+            self.wrong.append(f"the database is damaged: {state}")
+        gone = self.seen - set(rows)
+        if gone:
+            self.wrong.append(f"{len(gone)} samples are gone, {min(gone)} among them")
+        twice = [row for row, times in Counter(rows).items() if times > 1]
+        if twice:
+            self.wrong.append(f"{len(twice)} samples are there twice, {min(twice)} among them")
+        self.wrong += [f"a failure was filed: {code}: {reason}" for code, reason in poison]
+        self.wrong += [f"{far} times the median of its key" for far in self.outliers(rows)]
+        self.seen = set(rows)
+
+    @staticmethod
+    def spread(rows: set[tuple[object, ...]]) -> list[float]:
+        """Return of each sample how many times the median of its key it is."""
+        by_key: dict[object, list[float]] = {}
+        for digest, seconds, *_ in rows:
+            by_key.setdefault(digest, []).append(float(str(seconds)))
+        middle = {digest: statistics.median(every) for digest, every in by_key.items()}
+        return [one / middle[digest] for digest, every in by_key.items() for one in every]
+
+    def outliers(self, rows: list[tuple[object, ...]]) -> list[float]:
+        """Return those that cannot be right."""
+        return [times for times in self.spread(set(rows)) if not 1 / FAR < times < FAR]
+
+
+class Trial:
+    """One run of this program: a server, a tuner, and what happens to them."""
+
+    def __init__(self, folder: Path, budget: float) -> None:
+        self.folder = folder
+        self.budget = budget
+        self.server = SshServer(folder)
+        self.board = Board(folder / "there")
+        self.costs = Costs(folder / "caches")
+        self.told = folder / "told.txt"  # a pipe that nobody reads would stop it, once full
+        self.width = 24
+        (folder / "tune.py").write_text(TUNE)
+        self.process = self.start(is_new=True)
+
+    def start(self, *, is_new: bool) -> subprocess.Popen[bytes]:
+        """Start a tuner, of a new network or of the one before."""
+        if is_new:
+            self.width += 8
+            write_model(self.folder / "net.onnx", self.width)
+        target = f"llvm -runner={self.server.text}, onnxruntime"
+        script, model = str(self.folder / "tune.py"), str(self.folder / "net.onnx")
+        caches = {"INTARSIA_CACHE_DIR": str(self.costs.caches)}
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, script, model, target, str(self.budget), str(self.width)],
+            env={**os.environ, **self.server.environment, **caches},  # noqa: TID251 - handed on
+            cwd=ROOT,
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=self.told.open("ab"),
         )
-    return samples, failures
+        return self.process
 
+    def ours(self) -> list[int]:
+        """Return the processes here that the tuner has started, itself and SSH's master left out.
 
-def count_told(said: str) -> int:
-    """Return how many losses a tuner has told of."""
-    return said.count("a measurement was lost") + said.count("trying again")
+        They have its environment, whoever their parent is by now.
+        """
+        mark = f"INTARSIA_CACHE_DIR={self.costs.caches}".encode()
+
+        def is_one(at: Path) -> bool:
+            name = (at / "comm").read_text().strip()
+            return name != "ssh" and mark in (at / "environ").read_bytes().split(b"\0")
+
+        return [pid for pid in processes(is_one) if pid != self.process.pid]
+
+    def happen(self, kind: str) -> int:
+        """Let something happen; return to how many processes."""
+        if kind == "link":
+            return len(self.server.cut())
+        pids = self.board.agents() if kind == "agent" else [self.process.pid]
+        if kind == "tree":
+            pids += self.ours()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if kind in LETHAL:
+            self.process.wait()
+        return len(pids)
+
+    def check_vanished(self) -> float:
+        """Check that nothing is left; return after how many seconds that was so."""
+        begin = time.monotonic()
+        while self.ours() or self.board.programs() or self.board.folders():
+            if time.monotonic() - begin > VANISH_SECONDS:
+                self.costs.wrong.append(
+                    f"left: processes here {self.ours()}, there {self.board.programs()}, "
+                    f"folders there {self.board.folders()}"
+                )
+                break
+            time.sleep(0.1)
+        return time.monotonic() - begin
+
+    def check_end(self) -> None:
+        """Wait for the end of a tuner that was not killed, and check it."""
+        left = self.started + self.budget + LATE_SECONDS - time.monotonic()
+        try:
+            code = self.process.wait(max(1.0, left))
+        except subprocess.TimeoutExpired:
+            self.costs.wrong.append(f"a tuner hangs {LATE_SECONDS:g} s after its budget")
+            self.happen("tree")
+            return
+        if code:
+            last = self.told.read_text(errors="replace")[-2000:]
+            self.costs.wrong.append(f"a tuner ended with {code}: {last}")
+        self.check_vanished()
+        self.costs.read()
+
+    def losses(self) -> int:
+        """Return how many lost measurements tuners have told of."""
+        said = self.told.read_text(errors="replace")
+        return said.count("a measurement was lost") + said.count("trying again")
 
 
 def main() -> int:
-    """Kill and resume; return 0 if nothing was lost."""
+    """Disturb and resume; return 0 if nothing was wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--moments", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--budget", type=float, default=40.0)
-    parser.add_argument("--longest", type=float, default=25.0, help="seconds before a kill")
+    parser.add_argument("--longest", type=float, default=25.0, help="seconds to the next moment")
     arguments = parser.parse_args()
     chance = random.Random(arguments.seed)
-    folder = Path(tempfile.mkdtemp(prefix="tune-by-ssh-"))
-    server = SshServer(folder)
-    caches = folder / "caches"
-    environment = {**os.environ, **server.environment, "INTARSIA_CACHE_DIR": str(caches)}  # noqa: TID251 - handed on
-    script = folder / "tune.py"
-    script.write_text(TUNE)
-    target = f"llvm -runner={server.text}, onnxruntime"
-    command = [sys.executable, str(script), str(folder / "net.onnx"), target]
-    command.append(str(arguments.budget))
-
-    told = folder / "told.txt"  # a pipe that nobody reads would stop it, once full
-
-    def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            command, env=environment, cwd=ROOT, start_new_session=True, stderr=told.open("wb")
-        )
-
-    before, lost = 0, 0
+    trial = Trial(Path(tempfile.mkdtemp(prefix="tune-by-ssh-")), arguments.budget)
+    ended, kinds = 0, list[str]()
     for number in range(arguments.moments):
-        write_model(folder / "net.onnx", 32 + 16 * (number // 4))  # four moments for each network
-        seconds = chance.uniform(0.5, arguments.longest)
-        is_kill = number % 2 == 0
-        process = start()
-        deadline = time.monotonic() + seconds
-        while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-        has_ended = process.poll() is not None
-        if has_ended:
-            what = f"had ended with {process.returncode}"
-        elif is_kill:
-            os.killpg(process.pid, signal.SIGKILL)
-            what = "killed"
+        kinds = kinds or chance.sample(KINDS, len(KINDS))
+        kind = kinds.pop()
+        while True:  # until a moment finds a tuner at work
+            try:
+                trial.process.wait(chance.uniform(0.5, arguments.longest))
+            except subprocess.TimeoutExpired:
+                if kind != "agent" or trial.board.agents():
+                    break
+                continue
+            trial.check_end()
+            ended += 1
+            trial.start(is_new=True)
+        before, age = len(trial.costs.seen), time.monotonic() - trial.started
+        struck = trial.happen(kind)
+        vanished = ""
+        if kind in LETHAL:
+            vanished = f", all gone after {trial.check_vanished():.1f} s"
+            trial.costs.read()
+            trial.start(is_new=False)
         else:
-            server.cut()
-            what = "connection cut"
-        code = process.wait(600)
-        if code and (has_ended or not is_kill):
-            print(told.read_text(errors="replace")[-2000:])
-            lost += 1
-        databases = sorted(caches.rglob("costs*.sqlite"))
-        samples, failures = count(databases[0]) if databases else (0, 0)
-        lost += samples < before or failures > 0
+            trial.costs.read()
         print(
-            f"{number + 1:2} after {seconds:4.1f} s: {what}, ended with {code}: {before} -> "
-            f"{samples} samples, {failures} failures, "
-            f"{count_told(told.read_text(errors='replace'))} told",
+            f"{number + 1:2} {kind:5} {struck:2} processes, {age:5.1f} s after the start"
+            f"{vanished}: {before} -> {len(trial.costs.seen)} samples, {trial.losses()} losses "
+            f"told, {len(trial.costs.wrong)} wrong",
             flush=True,
         )
-        before = samples
-    last = start()
-    code = last.wait(600)
-    folders = list((folder / "there").glob("intarsia.*"))
-    print(f"last run ended with {code}; {lost} wrong; {len(folders)} folders left on the machine")
-    server.close()
-    return int(bool(lost or code or folders))
+    trial.check_end()
+    trial.server.close()
+    times = Costs.spread(trial.costs.seen)
+    print(
+        f"{arguments.moments} moments; {ended + 1} tuners came to their end; "
+        f"{len(times)} samples, {min(times, default=1):.3g} to {max(times, default=1):.3g} times "
+        f"the median of their key; {len(trial.board.folders())} folders and "
+        f"{len(trial.board.programs())} processes left; {len(trial.costs.wrong)} wrong"
+    )
+    print("\n".join(trial.costs.wrong))
+    if not trial.costs.wrong:
+        shutil.rmtree(trial.folder)
+    return int(bool(trial.costs.wrong))
 
 
 if __name__ == "__main__":

@@ -77,11 +77,13 @@ class SshServer:
             time.sleep(0.02)
         raise TimeoutError("sshd does not listen")
 
-    def cut(self) -> None:
-        """Break every connection there is; new ones are served."""
-        for process in list(_servers_below(self._process.pid)):
+    def cut(self) -> list[int]:
+        """Break every connection there is, and return its processes; new ones are served."""
+        processes = list(_servers_below(self._process.pid))
+        for process in processes:
             with contextlib.suppress(OSError):
                 os.kill(process, signal.SIGKILL)
+        return processes
 
     def stop(self) -> None:
         if self._process is not None:

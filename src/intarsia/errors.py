@@ -230,7 +230,10 @@ class ExecutionError(BackendError):
 
 
 class LinkError(BackendError):
-    """The way to another machine failed: it says nothing about what was to run there."""
+    """The way to another machine failed, or that machine ended what ran there.
+
+    It says nothing about what was to run.
+    """
 
 
 class InternalError(IntarsiaError):

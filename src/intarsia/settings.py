@@ -44,6 +44,8 @@ class Settings:
         probe: Whether compiling may time what it chose where no target was given, and what falls
             to `reference`.
         max_shapes: Most programs that a model with free dimensions keeps, one for each sizes.
+        call_seconds: How long one call on a machine that a runner leads to may take there; 0 means
+            no limit.
         opencl_devices: Which OpenCL devices there are, by number: `1,0`, `0,0`, or `0/2` for two
             halves of one; empty means all.
     """
@@ -86,6 +88,9 @@ class Settings:
     )
     max_shapes: int = _setting(
         "INTARSIA_MAX_SHAPES", 16, "programs of a model with free sizes", in_cache_keys=False
+    )
+    call_seconds: int = _setting(
+        "INTARSIA_CALL_SECONDS", 600, "most seconds of a call through a runner", in_cache_keys=False
     )
     opencl_devices: str = _setting(
         "INTARSIA_OPENCL_DEVICES", "", "numbers of OpenCL devices, as 1,0", in_cache_keys=True

@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent: regions on another machine run, are timed there, and survive a way that breaks."""
 
+import contextlib
+import os
+import re
 import shutil
 import subprocess
+import threading
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,11 +18,15 @@ from intarsia.errors import BackendError, ExecutionError, LinkError
 from intarsia.native.agent import Agent, agent_sources
 from intarsia.process.runner import parse_runner
 
+END = np.int8([4])
 EMULATOR, COMPILER = "qemu-aarch64-static", "aarch64-linux-gnu-gcc-12"
 
 REGIONS = r"""
+#define _POSIX_C_SOURCE 200112L
+#include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 int32_t scale_call(const void *const *inputs, void *const *outputs)
 {
@@ -35,9 +45,15 @@ int32_t break_call(const void *const *inputs, void *const *outputs)
         return -5;
     case 1:
         abort();
-    default:
+    case 2:
         exit(4);
+    case 3:
+        return kill(getpid(), SIGKILL);
+    default:
+        for (volatile int i = 1; i != 0;)
+            continue;
     }
+    return 0;
 }
 """
 
@@ -100,8 +116,20 @@ def test_what_fails_there_is_one_error_and_the_next_call_starts_anew(agent):
         agent.run(0, [x, factor], [1 << 62])
     with pytest.raises(ExecutionError, match="there is no region 7"):
         agent.run(7, [x], [y])
+    with pytest.raises(LinkError, match="was ended by SIGKILL"):  # from outside, as it seems
+        agent.run(1, [np.int8([3])], [])
     agent.run(0, [x, factor], [y])
-    assert agent.starts == 5
+    assert agent.starts == 6
+
+
+def test_a_region_that_takes_too_long_is_ended_there_and_the_next_call_starts_anew(agent):
+    agent.seconds = 0.5
+    place = re.escape(agent.runner.place)
+    late = rf"region 1 of the agent on {place} took more than 0\.5 s and was ended"
+    with pytest.raises(ExecutionError, match=late) as caught:
+        agent.run(1, [np.int8([4])], [])
+    assert "INTARSIA_CALL_SECONDS" in caught.value.hint
+    assert agent.run(1, [np.int8([0])], []).status == -5
 
 
 def test_a_way_that_breaks_costs_one_call(by_ssh, ssh_server, tmp_path):
@@ -115,6 +143,38 @@ def test_a_way_that_breaks_costs_one_call(by_ssh, ssh_server, tmp_path):
     y.fill(0)
     step()
     assert y.tolist() == [2.0] * 1000
+
+
+def test_an_agent_ends_itself_when_nobody_asks_any_more(by_ssh, ssh_server, tmp_path):
+    agent = Agent(build(tmp_path), by_ssh)
+    assert agent.run(1, [np.int8([0])], []).status == -5
+    (program,) = Path(by_ssh.parent).glob("intarsia.*/agent")
+    calling = threading.Thread(target=pytest.raises, args=(LinkError, agent.run, 1, [END], []))
+    calling.start()
+    wait_until(lambda: used_seconds(program) > 0.2)  # it is in the region
+    ssh_server.cut()
+    calling.join()
+    wait_until(lambda: used_seconds(program) is None and not program.parent.exists())
+    assert agent.run(1, [np.int8([0])], []).status == -5
+    agent.close()
+
+
+def used_seconds(program):
+    """Return the CPU time of the process that runs a program; None if there is none."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(folder.joinpath("exe").readlink()).startswith(str(program)):
+                ticks = folder.joinpath("stat").read_text().rpartition(")")[2].split()[11:13]
+                return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+    return None
+
+
+def wait_until(is_so):
+    for _ in range(6000):
+        if is_so():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came true")
 
 
 def test_a_region_that_refuses_names_its_target(tmp_path):

@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
     from intarsia.native.pool import Team, ThreadPool
+    from intarsia.settings import Settings
     from intarsia.target import Target, VirtualDevice
 
 _LARGE_SCORES = 16 << 20
@@ -639,7 +640,7 @@ class LlvmBackend(ConfiguredBackend):
         texts = {name: unpack_text(artifact, code) for name, code in payload.kernels}
         objects = _find_or_compile(texts, cpu, caches)
         if payload.runner:
-            return _load_remote(artifact, payload, objects, cpu, caches)
+            return _load_remote(artifact, payload, objects, cpu, self.settings)
         options = device.options
         threads = min(options.num_threads, payload.num_cores or options.num_threads)
         pool = None if threads == 1 else _find_threads(threads, options, caches)
@@ -651,7 +652,7 @@ def _load_remote(
     payload: _Payload,
     objects: Mapping[str, bytes],
     cpu: NativeCpu,
-    caches: Path,
+    settings: Settings,
 ) -> RemoteNative:
     """Link kernels with the agent; it is started when it is first asked.
 
@@ -663,7 +664,8 @@ def _load_remote(
     from intarsia.native.agent import Agent
     from intarsia.process.runner import parse_runner
 
-    agent = Agent(link_program(objects, cpu, caches), parse_runner(payload.runner))
+    linked = link_program(objects, cpu, settings.cache_folder())
+    agent = Agent(linked, parse_runner(payload.runner), settings.call_seconds)
     program = RemoteProgram(RemoteRegion(agent, artifact.target), artifact.constants)
     free = FreeCalls(payload, artifact.target) if payload.free is not None else None
     return RemoteNative(artifact, payload, program, free)

@@ -7,21 +7,27 @@
    It says  magic, version, bytes of a pointer, 1 if the low byte of a number comes first
    KEEP     block, bytes, then these: memory that stays, an input of calls that follow
             -> 0
-   RUN      region, rounds, inputs, outputs,
+   RUN      region, nanoseconds that all rounds may take (0: any), rounds, inputs, outputs,
             for each input 0 and its bytes, or 1 and the block that it is,
             for each output its bytes and whether it is wanted back, then inputs as they are
-            -> what the region returned, nanoseconds of each round, then what is wanted back
+            -> what the region returned, nanoseconds of each round, then what is wanted back;
+            or LATE, and the end
    BYE      -> the end
+
+   It also ends when its input does, at most a second later if a region runs then.
 
    A region is `int32_t NAME_call(const void *const *inputs, void *const *outputs)`; 0 means done. */
 
 #ifndef _POSIX_C_SOURCE
-#define _POSIX_C_SOURCE 199309L
+#define _POSIX_C_SOURCE 200809L
 #endif
+#include <poll.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 typedef int32_t (*agent_region)(const void *const *inputs, void *const *outputs);
 
@@ -32,7 +38,8 @@ extern const uint64_t agent_count;
 enum { KEEP = 1, RUN = 2, BYE = 3 };
 
 #define MAGIC UINT64_C(0x746e656761736e69)
-#define VERSION 1
+#define VERSION 2
+#define LATE (UINT64_C(1) << 32)
 #define ALIGN 64
 
 struct block {
@@ -83,12 +90,17 @@ static void answer(const uint8_t *data, uint64_t nbytes)
         exit(0);
 }
 
-static void answer_number(uint64_t value)
+static void write_number(uint64_t value, uint8_t *bytes)
 {
-    uint8_t bytes[8];
     int i;
     for (i = 0; i < 8; ++i)
         bytes[i] = (uint8_t)(value >> 8 * i);
+}
+
+static void answer_number(uint64_t value)
+{
+    uint8_t bytes[8];
+    write_number(value, bytes);
     answer(bytes, 8);
 }
 
@@ -136,9 +148,42 @@ static uint64_t nanoseconds(void)
     return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
 }
 
+static volatile uint64_t run_begin, run_limit;
+
+/* Looks each second, while a region runs, whether its time is over or who asked is gone. Only what
+   a signal may interrupt: nothing is in the buffers of the standard library then. */
+static void watch(int signal_number)
+{
+    struct pollfd input;
+    (void)signal_number;
+    input.fd = STDIN_FILENO;
+    input.events = 0;
+    input.revents = 0;
+    if (run_limit != 0 && nanoseconds() - run_begin >= run_limit) {
+        uint8_t bytes[8];
+        write_number(LATE, bytes);
+        _exit(write(STDOUT_FILENO, bytes, 8) == 8 ? 0 : 1);
+    }
+    if (poll(&input, 1, 0) > 0 && (input.revents & (POLLHUP | POLLERR | POLLNVAL)))
+        _exit(0);
+    alarm(1);
+}
+
+static void start_watch(uint64_t limit)
+{
+    struct sigaction action;
+    action.sa_handler = watch;
+    action.sa_flags = SA_RESTART;
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGALRM, &action, NULL);
+    run_begin = nanoseconds();
+    run_limit = limit;
+    alarm(1);
+}
+
 static void run(void)
 {
-    uint64_t region = number(), rounds = number();
+    uint64_t region = number(), limit = number(), rounds = number();
     uint64_t in_count = number(), out_count = number(), i;
     uint64_t *is_kept = memory_of((in_count + 1) * sizeof *is_kept);
     uint64_t *sizes = memory_of((in_count + 1) * sizeof *sizes);
@@ -172,6 +217,7 @@ static void run(void)
     }
     for (i = 0; i < out_count; ++i)
         out_data[i] = block_of(&outputs, i, out_sizes[i])->data;
+    start_watch(limit);
     for (i = 0; i < rounds; ++i) {
         uint64_t begin = nanoseconds();
         int32_t returned = agent_regions[region](in_data, out_data);
@@ -179,6 +225,7 @@ static void run(void)
         if (status == 0)
             status = returned;
     }
+    alarm(0);
     answer_number((uint32_t)status);
     for (i = 0; i < rounds; ++i)
         answer_number(times[i]);

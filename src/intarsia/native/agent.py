@@ -2,7 +2,8 @@
 """The agent: regions as one program that is carried to a machine, is asked to run them, and times.
 
 What it says is in `agent.c`. It stays open between calls; when the way to it breaks, or it ends,
-that call fails, and the next one starts it anew and brings along what it had kept.
+that call fails, and the next one starts it anew and brings along what it had kept. What takes too
+long it ends itself, and itself when nobody asks any more.
 
     agent_sources(names) -> what to compile and link with the regions
     Agent(program, runner).run(...) -> outputs and seconds
@@ -20,13 +21,19 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.errors import ExecutionError
-from intarsia.process.runner import Conversation, Runner, start_program
+from intarsia.process.runner import Conversation, Runner, carry_seconds, start_program
 
 _SOURCE = Path(__file__).with_name("agent.c")
-_MAGIC, _VERSION = 0x746E656761736E69, 1
+_MAGIC, _VERSION = 0x746E656761736E69, 2
+_LATE = 1 << 32
 _KEEP, _RUN, _BYE = 1, 2, 3
 _START_SECONDS = 120.0
 """For the first words of a program: an emulator on a machine with much to do takes seconds."""
+
+RUN_SECONDS = 600.0
+"""What a call may take if nothing else is said."""
+_GRACE_SECONDS = 60.0
+"""The agent ends a call that takes too long by itself; after so much more it is taken for dead."""
 
 _TABLE = """\
 #include <stdint.h>
@@ -83,10 +90,12 @@ class Agent:
     Args:
         program: The executable.
         runner: The way to the machine.
+        seconds: How long one call may take there; 0 for no limit.
     """
 
-    def __init__(self, program: bytes, runner: Runner) -> None:
+    def __init__(self, program: bytes, runner: Runner, seconds: float = RUN_SECONDS) -> None:
         self.runner = runner
+        self.seconds = seconds
         self._program = program
         self._kept: list[Array] = []
         self._sent = 0
@@ -113,14 +122,15 @@ class Agent:
             region: Its number.
             inputs: Arrays, which are sent, or what is kept there.
             outputs: Arrays, which are filled; or sizes in bytes of memory that is not wanted back.
-            rounds: How often it runs.
+            rounds: How often it runs; the limit of time is for all of them together.
 
         Raises:
             LinkError: The way to the machine failed.
-            ExecutionError: The program ended.
+            ExecutionError: The program ended, or the region took longer than it may.
         """
         sent = [_bytes(item) for item in inputs if not isinstance(item, Kept)]
-        head = [_RUN, region, rounds, len(inputs), len(outputs)]
+        limit = round(self.seconds * 1e9)
+        head = [_RUN, region, limit, rounds, len(inputs), len(outputs)]
         for item in inputs:
             head += (1, item.block) if isinstance(item, Kept) else (0, item.nbytes)
         for result in outputs:
@@ -128,11 +138,20 @@ class Agent:
         with self._lock:
             try:
                 talk = self._open()
-                talk.send(_numbers(*head), *sent)
-                status, *times = _read_numbers(talk, 1 + rounds)
+                for part in (_numbers(*head), *sent):
+                    talk.send(part, seconds=carry_seconds(len(part)))
+                (status,) = _read_numbers(talk, 1, self.seconds + _GRACE_SECONDS if self.seconds else None)
+                if status == _LATE:
+                    raise ExecutionError(
+                        f"region {region} of the agent on {self.runner.place} took more than "
+                        f"{self.seconds:g} s and was ended",
+                        hint="INTARSIA_CALL_SECONDS says how long a call may take there",
+                    )
+                times = _read_numbers(talk, rounds, _GRACE_SECONDS)
                 for result in outputs:
                     if not isinstance(result, int):
-                        data = np.frombuffer(talk.receive(result.nbytes), np.uint8)
+                        received = talk.receive(result.nbytes, carry_seconds(result.nbytes))
+                        data = np.frombuffer(received, np.uint8)
                         _bytes_view(result)[...] = data
             except BaseException:  # an answer that is still under way would be the next one's
                 self._close()
@@ -169,8 +188,9 @@ class Agent:
                 )
         for number in range(self._sent, len(self._kept)):
             data = _bytes(self._kept[number])
-            self._talk.send(_numbers(_KEEP, number, len(data)), data)
-            _read_numbers(self._talk, 1)
+            head = _numbers(_KEEP, number, len(data))
+            self._talk.send(head, data, seconds=carry_seconds(len(data)))
+            _read_numbers(self._talk, 1, _GRACE_SECONDS)
             self._sent = number + 1
         return self._talk
 

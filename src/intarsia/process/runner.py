@@ -18,7 +18,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -35,6 +35,8 @@ _STATUS = "intarsia-status "
 _STDERR_BYTES = 4000
 _MOST_STATUS = 128
 """A shell says of a program that a signal ended this and the signal's number."""
+_FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
+"""Signals that say nothing about the program that they end."""
 _CONNECT_SECONDS = 10
 _SETUP_SECONDS = 60.0
 _SLOWEST_BYTES = 100e3
@@ -337,14 +339,34 @@ class RemoteFolder:
         self.runner = runner
         self._started = count()
         parent = shlex.quote(runner.parent) if runner.parent else '"${TMPDIR:-/tmp}"'
-        made = f'mkdir -p {parent} && cd {parent} && mktemp -d "$PWD/intarsia.XXXXXX"'
-        answer = self._shell(made, doing="make a folder").decode(errors="replace").strip()
-        # It is removed in the end, so it had better be one; and programs talk where this came from.
-        if not _MADE.fullmatch(answer):
-            raise LinkError(
-                f"cannot make a folder on {runner.place}: instead of one it says {answer[:80]!r}",
-                hint="let what its shell starts with (~/.bashrc) write nothing",
-            )
+        # A shell waits there and removes the folder when its input ends: also if this process is
+        # killed or the way breaks, and before we know what the folder is called.
+        script = (
+            f'(mkdir -p {parent} && cd {parent} && made=$(mktemp -d "$PWD/intarsia.XXXXXX") && '
+            'echo "$made" && (read -r done || rm -rf "$made")); '
+            f'printf "\n{_STATUS}%s\n" $? >&2'
+        )
+        self._keeper = _Started(runner.shell(script), "")
+        try:
+            answer = self._keeper.read_line(_deadline(_SETUP_SECONDS))
+            # It is removed in the end, so it had better be one; programs talk where this came from.
+            if not _MADE.fullmatch(answer):
+                raise LinkError(
+                    f"cannot make a folder on {runner.place}: instead of one it says "
+                    f"{answer[:80]!r}",
+                    hint="let what its shell starts with (~/.bashrc) write nothing",
+                )
+        except TimeoutError:
+            self._keeper.kill()
+            self._keeper.close()
+            raise _silent(runner, "make a folder", _SETUP_SECONDS) from None
+        except EOFError:
+            said = self._keeper.last_words(_GRACE_SECONDS)
+            self._keeper.close()
+            raise _broken(runner, "cannot make a folder on", said) from None
+        except BaseException:
+            self._keeper.close()
+            raise
         self.path = answer
 
     def __enter__(self) -> Self:
@@ -400,7 +422,7 @@ class RemoteFolder:
             try:
                 stdout = started.exchange(stdin, seconds)
             except TimeoutError:
-                self._kill(started)
+                self.kill(started)
                 raise ExecutionError(
                     f"{_named(self.runner, command)} took more than {seconds:g} s and was killed",
                     hint="give it more time, or less to do",
@@ -422,12 +444,17 @@ class RemoteFolder:
             LinkError: The way there cannot be tried at all.
         """
         started = self._start(command, None, is_last=True)
-        return Conversation(self.runner, command, started, self._kill)
+        return Conversation(self, command, started)
+
+    def leave(self) -> None:
+        """Leave it to a program that was talked to, and has answered, to take the folder along."""
+        with contextlib.suppress(OSError, TimeoutError):
+            self._keeper.write(b"\n", _deadline(_SETUP_SECONDS))
+        self._keeper.close()
 
     def close(self) -> None:
-        """Remove the folder; says nothing if it cannot be reached any more."""
-        with contextlib.suppress(BackendError):
-            self._shell(f"rm -rf {shlex.quote(self.path)}", doing="remove a folder")
+        """Remove the folder; a machine that cannot be reached any more does so by itself."""
+        self._keeper.close()
 
     def _start(
         self, command: Sequence[str], memory_bytes: int | None, *, is_last: bool
@@ -443,7 +470,7 @@ class RemoteFolder:
         script += f'printf "\\n{_STATUS}%s\\n" $code >&2'
         return _Started(self.runner.shell(script), pid)
 
-    def _kill(self, started: _Started) -> None:
+    def kill(self, started: _Started) -> None:
         """Kill a program there; what leads to it ends by itself then, and tidies up."""
         with contextlib.suppress(BackendError):
             self._shell(f"kill -9 $(cat {shlex.quote(f'{self.path}/{started.pid}')})", doing="kill")
@@ -455,20 +482,22 @@ class RemoteFolder:
             LinkError: It failed.
         """
         script = f'({script}); printf "\\n{_STATUS}%s\\n" $? >&2'
-        seconds = _SETUP_SECONDS + len(stdin) / _SLOWEST_BYTES
+        seconds = carry_seconds(len(stdin))
         with _Started(self.runner.shell(script), "") as started:
             try:
                 stdout = started.exchange(stdin, seconds)
             except TimeoutError:
                 started.kill()
-                raise LinkError(
-                    f"cannot {doing} on {self.runner.place}: no answer in {seconds:.0f} s",
-                    hint="check the network and the machine",
-                ) from None
+                raise _silent(self.runner, doing, seconds) from None
             said = started.last_words()
         if _status(said) != 0:
             raise _broken(self.runner, f"cannot {doing} on", said)
         return stdout
+
+
+def carry_seconds(nbytes: int) -> float:
+    """Return how long bytes may be under way before the way is taken for dead."""
+    return _SETUP_SECONDS + nbytes / _SLOWEST_BYTES
 
 
 def start_program(runner: Runner, name: str, content: bytes) -> Conversation:
@@ -494,17 +523,12 @@ def start_program(runner: Runner, name: str, content: bytes) -> Conversation:
 class Conversation:
     """A program on another machine that is asked and answers; made by `RemoteFolder.talk`."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        command: Sequence[str],
-        started: _Started,
-        kill: Callable[[_Started], None],
-    ) -> None:
-        self._runner = runner
+    def __init__(self, folder: RemoteFolder, command: Sequence[str], started: _Started) -> None:
+        self._folder = folder
+        self._runner = folder.runner
         self._command = command
         self._started = started
-        self._kill = kill
+        self._has_answered = False
 
     def send(self, *parts: bytes | memoryview, seconds: float | None = None) -> None:
         """Send bytes.
@@ -529,19 +553,24 @@ class Conversation:
             ExecutionError: The program ended first, or takes longer than so many seconds.
         """
         try:
-            return self._started.read(nbytes, _deadline(seconds))
+            received = self._started.read(nbytes, _deadline(seconds))
         except TimeoutError:
             raise self._late(seconds) from None
         except (EOFError, OSError):
             raise self._ended() from None
+        if not self._has_answered:
+            self._folder.leave()
+            self._has_answered = True
+        return received
 
     def close(self) -> None:
         """End the program: close what it reads, and kill it if it goes on."""
         self._started.close()
+        self._folder.close()
 
     def _late(self, seconds: float | None) -> ExecutionError:
-        self._kill(self._started)
-        self._started.close()
+        self._folder.kill(self._started)
+        self.close()
         return ExecutionError(
             f"{_named(self._runner, self._command)} did not answer in {seconds:g} s",
             hint="it hangs, or the machine is slower than was thought",
@@ -550,7 +579,7 @@ class Conversation:
     def _ended(self) -> BackendError:
         """Return why there is no answer."""
         said = self._started.last_words(_GRACE_SECONDS)
-        self._started.close()
+        self.close()
         try:
             code = _check_ended(self._runner, self._command, said)
         except BackendError as error:
@@ -630,6 +659,18 @@ class _Started:
             received += part
         return bytes(received)
 
+    def read_line(self, deadline: float | None) -> str:
+        """Read to the end of a line.
+
+        Raises:
+            TimeoutError: It took longer.
+            EOFError: There is none.
+        """
+        line = bytearray()
+        while not line.endswith(b"\n"):
+            line += self.read(1, deadline)
+        return line[:-1].decode(errors="replace")
+
     def _wait(self, deadline: float | None, *, writing: bool) -> None:
         left = None if deadline is None else 1e3 * max(0.0, deadline - time.monotonic())
         waiting = select.poll()  # `select` refuses the descriptors of a process with many
@@ -668,6 +709,13 @@ class _Started:
                     pipe.close()
 
 
+def _silent(runner: Runner, doing: str, seconds: float) -> LinkError:
+    return LinkError(
+        f"cannot {doing} on {runner.place}: no answer in {seconds:.0f} s",
+        hint="check the network and the machine",
+    )
+
+
 def _broken(runner: Runner, what: str, said: str) -> LinkError:
     if _status(said) is None:
         problem, hint = runner.explain(said)
@@ -685,8 +733,8 @@ def _check_ended(runner: Runner, command: Sequence[str], said: str) -> int:
     """Return what a program returned.
 
     Raises:
-        LinkError: The way there failed.
-        ExecutionError: It could not be started, or a signal ended it.
+        LinkError: The way there failed, or the machine ended it.
+        ExecutionError: It could not be started, or a signal of its own doing ended it.
     """
     code = _status(said)
     if code is None:
@@ -700,13 +748,16 @@ def _check_ended(runner: Runner, command: Sequence[str], said: str) -> int:
     if code > _MOST_STATUS:
         number = code - _MOST_STATUS
         known = {item.value: item.name for item in signal.Signals}
+        name = known.get(number, f"signal {number}")
+        message = f"{_named(runner, command)} was ended by {name}" + (f": {last}" if last else "")
+        if number in _FROM_OUTSIDE:
+            raise LinkError(
+                message, hint=f"{name} comes from outside: the machine may be out of memory"
+            )
         raise ExecutionError(
-            f"{_named(runner, command)} was ended by {known.get(number, f'signal {number}')}"
-            + (f": {last}" if last else ""),
+            message,
             hint="SIGILL: -mcpu or -mattr promise instructions that the machine lacks"
             if number == signal.SIGILL
-            else "SIGKILL: the machine may be out of memory"
-            if number == signal.SIGKILL
             else None,
         )
     return code
