@@ -110,9 +110,9 @@ class Board:
         """Return the processes whose program is there."""
         return list(processes(lambda at: self._is_inside(at / "exe")))
 
-    def folders(self) -> list[str]:
+    def folders(self) -> set[str]:
         """Return the folders that were made there."""
-        return [path.name for path in self.folder.glob("intarsia.*")]
+        return {path.name for path in self.folder.glob("intarsia.*")}
 
     def _is_inside(self, link: Path) -> bool:
         return str(link.readlink()).startswith(str(self.folder))
@@ -181,6 +181,8 @@ class Trial:
         self.costs = Costs(folder / "caches")
         self.told = folder / "told.txt"  # a pipe that nobody reads would stop it, once full
         self.width = 24
+        self.left = set[str]()
+        """Folders there that were told of."""
         (folder / "tune.py").write_text(TUNE)
         self.process = self.start(is_new=True)
 
@@ -216,6 +218,16 @@ class Trial:
 
         return [pid for pid in processes(is_one) if pid != self.process.pid]
 
+    def is_at_work(self, seconds: float, kind: str) -> bool:
+        """Wait so long, and if need be for a program on the machine; tell whether it still runs."""
+        deadline = time.monotonic() + seconds
+        while self.process.poll() is None:
+            is_time = time.monotonic() > deadline
+            if is_time and (kind != "agent" or self.board.agents()):
+                return True
+            time.sleep(0.02 if is_time else 0.2)
+        return False
+
     def happen(self, kind: str) -> int:
         """Let something happen; return to how many processes."""
         if kind == "link":
@@ -233,12 +245,13 @@ class Trial:
     def check_vanished(self) -> float:
         """Check that nothing is left; return after how many seconds that was so."""
         begin = time.monotonic()
-        while self.ours() or self.board.programs() or self.board.folders():
+        while self.ours() or self.board.programs() or self.board.folders() - self.left:
             if time.monotonic() - begin > VANISH_SECONDS:
                 self.costs.wrong.append(
                     f"left: processes here {self.ours()}, there {self.board.programs()}, "
-                    f"folders there {self.board.folders()}"
+                    f"folders there {self.board.folders() - self.left}"
                 )
+                self.left = self.board.folders()
                 break
             time.sleep(0.1)
         return time.monotonic() - begin
@@ -258,11 +271,6 @@ class Trial:
         self.check_vanished()
         self.costs.read()
 
-    def losses(self) -> int:
-        """Return how many lost measurements tuners have told of."""
-        said = self.told.read_text(errors="replace")
-        return said.count("a measurement was lost") + said.count("trying again")
-
 
 def main() -> int:
     """Disturb and resume; return 0 if nothing was wrong."""
@@ -278,13 +286,7 @@ def main() -> int:
     for number in range(arguments.moments):
         kinds = kinds or chance.sample(KINDS, len(KINDS))
         kind = kinds.pop()
-        while True:  # until a moment finds a tuner at work
-            try:
-                trial.process.wait(chance.uniform(0.5, arguments.longest))
-            except subprocess.TimeoutExpired:
-                if kind != "agent" or trial.board.agents():
-                    break
-                continue
+        while not trial.is_at_work(chance.uniform(0.5, arguments.longest), kind):
             trial.check_end()
             ended += 1
             trial.start(is_new=True)
@@ -299,8 +301,8 @@ def main() -> int:
             trial.costs.read()
         print(
             f"{number + 1:2} {kind:5} {struck:2} processes, {age:5.1f} s after the start"
-            f"{vanished}: {before} -> {len(trial.costs.seen)} samples, {trial.losses()} losses "
-            f"told, {len(trial.costs.wrong)} wrong",
+            f"{vanished}: {before} -> {len(trial.costs.seen)} samples, "
+            f"{len(trial.costs.wrong)} wrong",
             flush=True,
         )
     trial.check_end()

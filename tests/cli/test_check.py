@@ -171,6 +171,6 @@ def test_machines_behind_runners_are_asked(call, model):
         row = findings(call("check", *arguments, "--json"))["runner here"]
         assert row["verdict"] == "ok"
         assert str(fingerprint.this_machine()) in row["message"]
-    answer = call("check", model, "-t", "llvm -runner=qemu-none")
+    answer = call("check", model, "-t", "llvm -mcpu=native -runner=qemu-none")
     assert answer.code == 1
     assert "incompatible: runner qemu-none: " in answer.out

@@ -117,6 +117,13 @@ def test_a_shell_that_greets_is_told_and_nothing_else_is_removed(monkeypatch):
     assert "bashrc" in caught.value.hint
 
 
+def test_a_folder_whose_name_is_lost_on_the_way_is_removed(monkeypatch, tmp_path):
+    monkeypatch.setattr(PrefixRunner, "shell", lambda _, script: ["sh", "-c", f"({script}) | :"])
+    with pytest.raises(LinkError, match="cannot make a folder"):
+        RemoteFolder(PrefixRunner(("sh",), str(tmp_path)))
+    wait_until(lambda: not list(tmp_path.iterdir()))
+
+
 def test_every_way_carries_files_and_programs(way):
     runner, program = way
     with RemoteFolder(runner) as folder:

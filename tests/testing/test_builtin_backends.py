@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every built-in backend passes the conformance kit."""
 
+import shutil
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 
@@ -22,6 +24,19 @@ test_llvm_through_a_runner = pytest.mark.exhaustive(
         target="llvm -runner=here",
         checks=["contract", "numbers", "artifacts", "processes", "threads", "memory", "runner"],
         cases=[case for case in CASES if str(case) in ("Conv-padded", "Softmax-last_axis")],
+    )
+)
+EMULATOR = "qemu-aarch64-static"
+test_llvm_under_an_emulator = pytest.mark.skipif(
+    not (shutil.which(EMULATOR) and find_spec("ziglang")), reason=f"{EMULATOR} or ziglang is absent"
+)(
+    pytest.mark.exhaustive(
+        conformance(
+            BACKENDS.named("llvm"),
+            target=f"llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a76 -runner={EMULATOR}",
+            checks=["numbers", "runner"],
+            cases=[case for case in CASES if str(case) in ("Conv-padded",)],
+        )
     )
 )
 test_openvino = pytest.mark.sample(4)(

@@ -244,7 +244,7 @@ def test_a_target_with_a_runner_has_a_list_of_its_own():
     assert text.startswith("llvm through the runner here:")
     assert "not through a runner, as it asks the backend" in text
     assert "  runner: 2 passed" in text
-    nowhere = examine(backend, "llvm -runner=intarsia-none", checks=["runner"])
+    nowhere = examine(backend, "llvm -mcpu=native -runner=intarsia-none", checks=["runner"])
     assert len(nowhere.failures) == 2
 
 

@@ -20,7 +20,7 @@ from intarsia.backends.values import Detection, FusedGroup, Refusal, Rule
 from intarsia.cost.cost import Cost, CostSource
 from intarsia.cost.work import region_work
 from intarsia.errors import BackendError, ReasonCode, TargetError
-from intarsia.target.hosts import RUNNER
+from intarsia.target.cpu_there import RUNNER
 from intarsia.target.source import read_source
 from intarsia.target.text import suggest
 

@@ -15,7 +15,7 @@ from intarsia.cli.models import installed_backends
 from intarsia.cli.options import HostOption, JsonOption, TargetAttrOption, TargetFileOption
 from intarsia.cli.output import note, show, show_json, write
 from intarsia.errors import IntarsiaError, SettingError
-from intarsia.target.hosts import RUNNER
+from intarsia.target.cpu_there import RUNNER
 from intarsia.target.user_files import PROJECT_FILE
 
 if TYPE_CHECKING:

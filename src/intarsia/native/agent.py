@@ -128,25 +128,20 @@ class Agent:
             LinkError: The way to the machine failed.
             ExecutionError: The program ended, or the region took longer than it may.
         """
-        sent = [_bytes(item) for item in inputs if not isinstance(item, Kept)]
         limit = round(self.seconds * 1e9)
         head = [_RUN, region, limit, rounds, len(inputs), len(outputs)]
         for item in inputs:
             head += (1, item.block) if isinstance(item, Kept) else (0, item.nbytes)
         for result in outputs:
             head += (result, 0) if isinstance(result, int) else (result.nbytes, 1)
+        parts: list[bytes | memoryview] = [_numbers(*head)]
+        parts += (_bytes(item) for item in inputs if not isinstance(item, Kept))
         with self._lock:
             try:
                 talk = self._open()
-                for part in (_numbers(*head), *sent):
+                for part in parts:
                     talk.send(part, seconds=carry_seconds(len(part)))
-                (status,) = _read_numbers(talk, 1, self.seconds + _GRACE_SECONDS if self.seconds else None)
-                if status == _LATE:
-                    raise ExecutionError(
-                        f"region {region} of the agent on {self.runner.place} took more than "
-                        f"{self.seconds:g} s and was ended",
-                        hint="INTARSIA_CALL_SECONDS says how long a call may take there",
-                    )
+                status = self._wait(talk, region)
                 times = _read_numbers(talk, rounds, _GRACE_SECONDS)
                 for result in outputs:
                     if not isinstance(result, int):
@@ -159,6 +154,23 @@ class Agent:
         return AgentRun(
             struct.unpack("<i", struct.pack("<I", status))[0], tuple(time * 1e-9 for time in times)
         )
+
+    def _wait(self, talk: Conversation, region: int) -> int:
+        """Return what a region returned.
+
+        Raises:
+            LinkError: The way to the machine failed.
+            ExecutionError: The program ended, or the region took longer than it may.
+        """
+        seconds = self.seconds + _GRACE_SECONDS if self.seconds else None
+        (status,) = _read_numbers(talk, 1, seconds)
+        if status == _LATE:
+            raise ExecutionError(
+                f"region {region} of the agent on {self.runner.place} took more than "
+                f"{self.seconds:g} s and was ended",
+                hint="INTARSIA_CALL_SECONDS says how long a call may take there",
+            )
+        return status
 
     def close(self) -> None:
         """End the program; it is started again if it is asked again."""

@@ -25,7 +25,8 @@ from intarsia.target.cpu_tables import (
     load_table,
     read_flags,
 )
-from intarsia.target.priority import SAYS_WHICH_CPU
+from intarsia.target.cpu_there import RUNNER
+from intarsia.target.priority import SAYS_WHICH_CPU, why_elsewhere
 from intarsia.target.text import suggest
 
 _NO_FLOAT_CALLS = ("arm", "wasm")
@@ -148,6 +149,13 @@ def check_here(target: Target) -> tuple[str, ...]:
     attrs = target.attrs
     cpu, unit = target_cpu(target)
     if "mcpu" not in attrs and "mtriple" not in attrs:
+        if attrs.get(RUNNER):
+            raise TargetError(
+                f"{RUNNER}: {why_elsewhere(target) or 'no CPU is named'}",
+                target=str(target),
+                hint="name it, as in -mtriple=aarch64-linux-gnu -mcpu=cortex-a76; -mcpu=native if "
+                "it is like this machine's",
+            )
         vague = next((name for name in SAYS_WHICH_CPU if name in attrs), "keys")
         raise TargetError(
             f"{vague}: it may mean another machine than this one, and no CPU is named",

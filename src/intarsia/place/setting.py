@@ -46,7 +46,7 @@ from intarsia.plan.checking import CheckFinding, CheckReport, CheckVerdict, chec
 from intarsia.plan.identity import Identity, machine_identity
 from intarsia.plan.plan import PassRun
 from intarsia.target import CompilationConfig
-from intarsia.target.hosts import RUNNER
+from intarsia.target.cpu_there import RUNNER
 
 if TYPE_CHECKING:
     import onnx_ir as ir

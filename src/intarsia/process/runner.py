@@ -340,22 +340,17 @@ class RemoteFolder:
         self._started = count()
         parent = shlex.quote(runner.parent) if runner.parent else '"${TMPDIR:-/tmp}"'
         # A shell waits there and removes the folder when its input ends: also if this process is
-        # killed or the way breaks, and before we know what the folder is called.
+        # killed or the way breaks, and before we know what the folder is called. Then nobody reads
+        # what it says any more, which must not end it.
         script = (
-            f'(mkdir -p {parent} && cd {parent} && made=$(mktemp -d "$PWD/intarsia.XXXXXX") && '
-            'echo "$made" && (read -r done || rm -rf "$made")); '
+            f'trap "" PIPE; (mkdir -p {parent} && cd {parent} && '
+            'made=$(mktemp -d "$PWD/intarsia.XXXXXX") && '
+            '{ echo "$made"; read -r done || rm -rf "$made"; }); '
             f'printf "\n{_STATUS}%s\n" $? >&2'
         )
         self._keeper = _Started(runner.shell(script), "")
         try:
             answer = self._keeper.read_line(_deadline(_SETUP_SECONDS))
-            # It is removed in the end, so it had better be one; programs talk where this came from.
-            if not _MADE.fullmatch(answer):
-                raise LinkError(
-                    f"cannot make a folder on {runner.place}: instead of one it says "
-                    f"{answer[:80]!r}",
-                    hint="let what its shell starts with (~/.bashrc) write nothing",
-                )
         except TimeoutError:
             self._keeper.kill()
             self._keeper.close()
@@ -367,6 +362,13 @@ class RemoteFolder:
         except BaseException:
             self._keeper.close()
             raise
+        # It is removed in the end, so it had better be one; and programs talk where this came from.
+        if not _MADE.fullmatch(answer):
+            self._keeper.close()
+            raise LinkError(
+                f"cannot make a folder on {runner.place}: instead of one it says {answer[:80]!r}",
+                hint="let what its shell starts with (~/.bashrc) write nothing",
+            )
         self.path = answer
 
     def __enter__(self) -> Self:

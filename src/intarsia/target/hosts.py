@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from intarsia.errors import TargetError
+from intarsia.target.cpu_there import RUNNER
 from intarsia.target.device import DeviceType
 from intarsia.target.kind import BASE_ATTR
 from intarsia.target.placed import PlacedTarget
@@ -18,9 +19,6 @@ from intarsia.target.priority import (
 )
 from intarsia.target.target import Target
 from intarsia.target.warn import warn
-
-RUNNER = "runner"
-"""The attribute that says how another machine is reached."""
 
 _FALLBACK = "the fallback, which runs on a CPU"
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from intarsia.errors import TargetError
 from intarsia.target import cpu
+from intarsia.target.cpu_there import RUNNER, named_cpu, why_unnamed
 from intarsia.target.device import DeviceType
 from intarsia.target.kind import ANY_OF_DEVICE, BASE_ATTR
 from intarsia.target.placed import PlacedTarget
@@ -172,7 +173,9 @@ def overridden(target: Target, overrides: Overrides) -> Target:
 
 
 def on_this_machine(target: Target) -> Target:
-    """Return what a plain `llvm` means: this machine's CPU; also as what a target refines.
+    """Return what a plain `llvm` means: this machine's CPU, or that of the machine of its runner.
+
+    So does what a target refines.
 
     Features in `mattr` come on top. One that says which CPU it is for, names features that only
     other architectures have, or carries keys of its own, is left as it is. So is every one
@@ -184,7 +187,15 @@ def on_this_machine(target: Target) -> Target:
         return target if known_base is base else target.with_attrs({BASE_ATTR.name: known_base})
     if not _is_plain(target) or why_elsewhere(target):
         return target
-    return target.with_attrs({"mcpu": cpu.NATIVE})
+    named = _named_there(target)
+    mattr = (*named.get("mattr", ()), *target.attrs.get("mattr", ()))
+    return target.with_attrs({**named, **({"mattr": mattr} if mattr else {})})
+
+
+def _named_there(target: Target) -> Mapping[str, Any]:
+    """Return the attributes that name the CPU of a plain `llvm`."""
+    runner = target.attrs.get(RUNNER)
+    return named_cpu(runner).attrs if runner else {"mcpu": cpu.NATIVE}
 
 
 def _is_plain(target: Target) -> bool:
@@ -201,6 +212,9 @@ def why_elsewhere(target: Target) -> str:
         return ""
     if not cpu.has_llvm():
         return "which CPU is not known without llvmlite"
+    runner = target.attrs.get(RUNNER)
+    if runner and named_cpu(runner).attrs.get("mcpu") != cpu.NATIVE:
+        return why_unnamed(runner)
     foreign = cpu.foreign_features(target.attrs.get("mattr", ()))
     if foreign:
         return f"not this machine: only other architectures have {', '.join(foreign)}"

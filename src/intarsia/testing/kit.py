@@ -99,7 +99,8 @@ RUNNER_CHECK = ConformanceCheck(
 )
 """One more where the target has a runner."""
 
-_KNOWN = {**CHECKS, RUNNER_CHECK.name: RUNNER_CHECK}
+RUNNER_CHECKS: Mapping[str, ConformanceCheck] = {**CHECKS, RUNNER_CHECK.name: RUNNER_CHECK}
+"""The checks where the target has a runner; `why_not_there` tells which of their trials apply."""
 
 _OF_THE_BACKEND = "it asks the backend, which is here, and not the machine"
 _NOT_THERE: Mapping[str, str] = {
@@ -188,7 +189,7 @@ def conformance(
         if verdict.status is Status.SKIPPED:
             pytest.skip(verdict.message)
         if verdict.status is Status.FAILED:
-            promise = _KNOWN[trial.check].sentence
+            promise = RUNNER_CHECKS[trial.check].sentence
             pytest.fail(f"{verdict.message}\n{trial.check}: {promise}", pytrace=False)
 
     return test
@@ -223,7 +224,7 @@ def _choose(
     if not subject.runner:
         return list_trials(checks, cases), {}
     every = list_trials((*CHECKS, RUNNER_CHECK.name) if checks is None else checks, cases)
-    reasons = {trial: _why_not_there(trial) for trial in every}
+    reasons = {trial: why_not_there(trial) for trial in every}
     left_out = {trial: why for trial, why in reasons.items() if why}
     return tuple(trial for trial in every if trial not in left_out), left_out
 
@@ -232,7 +233,8 @@ def _leave_out(_subject: Subject, why: str) -> None:
     raise NotApplicable(f"not through a runner, as {why}")
 
 
-def _why_not_there(trial: Trial) -> str:
+def why_not_there(trial: Trial) -> str:
+    """Say why a trial does not apply where the target has a runner; nothing if it does."""
     return _NOT_THERE.get(trial.check) or _NOT_THERE.get(trial.id, "")
 
 
@@ -249,9 +251,9 @@ def list_trials(
         SettingError: There is no check of such a name.
     """
     for name in checks or ():
-        if name not in _KNOWN:
+        if name not in RUNNER_CHECKS:
             raise SettingError(
-                f"the kit has no check {name!r}", hint=f"use some of {', '.join(_KNOWN)}"
+                f"the kit has no check {name!r}", hint=f"use some of {', '.join(RUNNER_CHECKS)}"
             )
     chosen = CHECKS if checks is None else checks
-    return tuple(trial for name in chosen for trial in _KNOWN[name].trials(cases))
+    return tuple(trial for name in chosen for trial in RUNNER_CHECKS[name].trials(cases))

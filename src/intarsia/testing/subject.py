@@ -28,7 +28,7 @@ from intarsia.place.pipeline import Pipeline
 from intarsia.plan.devices import HOST_DOMAIN
 from intarsia.settings import Settings
 from intarsia.target import CompilationConfig, PlacedTarget, Target, get_kind
-from intarsia.target.hosts import RUNNER
+from intarsia.target.cpu_there import RUNNER
 from intarsia.testing.binding import Bound, Loaded, make_buffer, make_scratch
 from intarsia.testing.blocks import blocks_of
 from intarsia.testing.judging import (

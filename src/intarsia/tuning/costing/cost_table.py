@@ -28,7 +28,7 @@ from intarsia.place.schedule import (
     choose_layouts,
 )
 from intarsia.plan.devices import domain_text
-from intarsia.target.hosts import RUNNER
+from intarsia.target.cpu_there import RUNNER
 
 if TYPE_CHECKING:
     from intarsia.cost.database import CostDatabase
