@@ -152,6 +152,11 @@ class RegisteredBackend:
     """Returns a region as C functions that call a library, and the memory between them, for a
     program in C (`--emit c`). Without it such a program has none of its regions."""
 
+    linked_program: Callable[[Region, BuildContext], Program] | None = None
+    """Returns a region as C functions that call a library, and what these are linked with
+    (`Linkage`), for a program of machine code (`--emit executable`, `shared` and `object`). Without
+    it such a program has none of its regions."""
+
     yields: Callable[[Graph], str | None] | None = None
     """Returns why another target had better go first on this model, because it runs such models
     faster as a whole; None if none had. It is asked only where no order was given and nothing was

@@ -170,7 +170,11 @@ def known_declarations() -> Mapping[str, Declaration]:
 
 
 def with_declared(
-    backends: Backends, config: CompilationConfig, path: str | Path | None = None
+    backends: Backends,
+    config: CompilationConfig,
+    path: str | Path | None = None,
+    *,
+    is_asked: bool = False,
 ) -> Backends:
     """Return backends that can be planned with for every kind of a machine that is declared.
 
@@ -182,6 +186,7 @@ def with_declared(
         backends: Those that are installed.
         config: The machine.
         path: A file of declarations, which win over those that come with Intarsia.
+        is_asked: Whether backends are asked whatever the machine, because they are to make code.
 
     Raises:
         TargetError: The file is malformed.
@@ -193,7 +198,7 @@ def with_declared(
         kind = target.kind
         backend = by_kind.get(kind.name)
         if backend is not None and (
-            kind.name not in declared or has_runner or backend.detect().targets
+            kind.name not in declared or has_runner or is_asked or backend.detect().targets
         ):
             continue
         declaration = declared.get(kind.name) or (Declaration() if kind.is_complete else None)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
     from intarsia.native.machine import NativeCpu
-    from intarsia.place.setting import Setting
+    from intarsia.place.setting import Capability, Setting
     from intarsia.target import Target
 
 _NAMED = 5
@@ -59,16 +59,16 @@ def lower_model(request: Request, registers: int | None = None) -> Native:
     from intarsia.native.machine import triple_words
     from intarsia.native.native_target import lowering_options, target_cpu
 
-    setting = read_setting(replace(request, is_here=False))
-    pieces = _find_pieces(setting, has_calls=registers is not None)
+    setting = read_setting(replace(request, is_here=False, is_made=True))
+    pieces = _find_pieces(setting, is_c=registers is not None)
     graph, target = setting.graph, _main_target(setting, pieces)
     cpu = target_cpu(target)[0] if target.kind.is_native else None
     options = lowering_options(target)
     unit = options.unit
 
     def lower(piece: _Piece) -> Program:
-        if piece.c_program is not None:
-            return piece.c_program(piece.region, piece.target)
+        if piece.program is not None:
+            return piece.program(piece.region)
         options = lowering_options(piece.target)
         unit, winograd = options.unit, options.winograd
         if registers is not None:
@@ -120,12 +120,12 @@ class _Piece:
     Attributes:
         target: Where it runs.
         region: Its nodes.
-        c_program: Of a backend that has C of its own: what makes the region's program.
+        program: Of a backend that calls a library: what makes the region's program.
     """
 
     target: Target
     region: Region
-    c_program: Callable[[Region, Target], Program] | None = None
+    program: Callable[[Region], Program] | None = None
 
 
 def _in_order(part: Part, inputs: Sequence[int], outputs: Sequence[int]) -> Program:
@@ -143,12 +143,22 @@ def _in_order(part: Part, inputs: Sequence[int], outputs: Sequence[int]) -> Prog
     return replace(part.program, storages=storages)
 
 
-def _find_pieces(setting: Setting, *, has_calls: bool) -> list[_Piece]:
+def _maker(capability: Capability, *, is_c: bool) -> Callable[[Region], Program] | None:
+    """Return what makes a region of a target that calls a library a part of a program."""
+    backend, context = capability.backend, capability.context
+    if is_c:
+        make = backend.c_program
+        return None if make is None else lambda region: make(region, context.target.target)
+    link = backend.linked_program
+    return None if link is None else lambda region: link(region, context)
+
+
+def _find_pieces(setting: Setting, *, is_c: bool) -> list[_Piece]:
     """Return the regions of a model with their targets, in the order in which they run.
 
     Args:
         setting: The model on its machine.
-        has_calls: Whether regions may be C of a backend, which calls a library.
+        is_c: Whether the program is to be C, and not machine code.
 
     Raises:
         UnsupportedError: Some nodes lie on other targets, or have no native code.
@@ -161,7 +171,7 @@ def _find_pieces(setting: Setting, *, has_calls: bool) -> list[_Piece]:
     if len(targets) == 1 and _has_native_code(targets[0].target):
         found = [_Piece(targets[0].target, whole)]
     else:
-        makers = {one.target: one.backend.c_program for one in setting.capabilities if has_calls}
+        makers = {one.target: _maker(one, is_c=is_c) for one in setting.capabilities}
         pieces = decide_in_order(setting).pieces
         natives = {piece.target for piece in pieces if _has_native_code(piece.target.target)}
         first = [piece.target for piece in pieces if piece.target in natives][:1]
@@ -183,7 +193,7 @@ def _find_pieces(setting: Setting, *, has_calls: bool) -> list[_Piece]:
         ]
         found = found if mixed else [_Piece(found[0].target, whole)]
     for piece in found:
-        if piece.c_program is None:
+        if piece.program is None:
             _refuse(graph, piece)
     made = {value for piece in found for value in piece.region.outputs}
     _check_outputs(graph, made, found[0].target)
@@ -193,7 +203,7 @@ def _find_pieces(setting: Setting, *, has_calls: bool) -> list[_Piece]:
 def _main_target(setting: Setting, pieces: Sequence[_Piece]) -> Target:
     """Return the complete target of a program: that of its native code, or which that refines."""
     for piece in pieces:
-        if piece.c_program is None:
+        if piece.program is None:
             return piece.target
     (refined, *_) = (
         one.context.refined for one in setting.capabilities if one.target.target == pieces[0].target

@@ -15,11 +15,14 @@ from intarsia.place.request import Request
 
 if TYPE_CHECKING:
     from intarsia.backends.registry import Backends
+    from intarsia.codegen.emit.c_function import Linkage
     from intarsia.codegen.emit.c_memory import Footprint
     from intarsia.codegen.emit.c_program import Layout as CLayout
     from intarsia.codegen.emit.c_program import Sources
     from intarsia.codegen.unit import VectorUnit
+    from intarsia.codegen.ir import Function
     from intarsia.export.region import Native
+    from intarsia.native.linking import Form
     from intarsia.target import Target
 
 DEFAULT_TARGET = "llvm"
@@ -222,8 +225,14 @@ def _write_linked(native: Native, folder: Path, name: str, product: Product) -> 
             target=str(native.target),
             hint="give -t llvm, or write C with --emit c and compile it",
         )
-    linker = Linker.find(native.cpu, native.caches)
-    architecture, system, _ = triple_words(native.cpu.triple)
+    architecture, system, environment = triple_words(native.cpu.triple)
+    linked = list(filter(None, (_linkage(kernel) for kernel in native.program.kernels)))
+    if linked and (system, environment) not in _GNU:
+        raise BackendError(
+            f"{native.cpu.triple} has not the C library that the library of a region is for",
+            target=str(native.target),
+            hint="name a triple such as aarch64-linux-gnu",
+        )
     is_wasm = architecture.startswith("wasm")
     if product is not Product.OBJECT and native.cpu.triple and not system and not is_wasm:
         raise BackendError(
@@ -231,6 +240,8 @@ def _write_linked(native: Native, folder: Path, name: str, product: Product) -> 
             target=str(native.target),
             hint="use --emit object and link it with what starts that machine",
         )
+    if not linked:
+        linker = Linker.find(native.cpu, native.caches)
     sources = emit_driver(name, native.program, native.inputs, native.outputs)
     output = folder / _file_name(name, product, is_wasm=is_wasm)
     with tempfile.TemporaryDirectory() as work:
@@ -238,7 +249,8 @@ def _write_linked(native: Native, folder: Path, name: str, product: Product) -> 
         _write(place, name, sources)
         write_weights(place / "weights.bin", sources.weights)
         (place / "weights.c").write_text(_WEIGHTS.replace("NAME", name))
-        files = [f"{name}.c", "weights.c", *_objects(native, place)]
+        files = [f"{name}.c", "weights.c"]
+        objects = _objects(native, place)
         options = ["-std=gnu11", "-g0", "-w"]
         if product is Product.EXECUTABLE:
             main = emit_main(name, native.inputs, native.outputs)
@@ -249,10 +261,59 @@ def _write_linked(native: Native, folder: Path, name: str, product: Product) -> 
         libraries = ("m",) if system and not is_wasm else ()
         # A module of WebAssembly that is called is linked as a program is, without a `main`.
         form = Form.EXECUTABLE if is_wasm and product is Product.SHARED else Form(product)
-        linker.link(form, output, files, options=options, libraries=libraries, folder=place)
+        if linked:
+            _link_library(form, output, files, objects, options, linked, folder=place)
+        else:
+            files += objects
+            linker.link(form, output, files, options=options, libraries=libraries, folder=place)
     header = folder / f"{name}.h"
     header.write_text(sources.header)
     return output, header
+
+
+_GNU = (("", ""), ("linux", "gnu"), ("linux", ""))
+
+
+def _linkage(kernel: Function) -> Linkage | None:
+    from intarsia.codegen.emit.c_function import CFunction
+
+    return kernel.linkage if isinstance(kernel, CFunction) else None
+
+
+def _link_library(  # noqa: PLR0913 - the arguments of `Linker.link`, with what the library adds
+    form: Form,
+    output: Path,
+    files: Sequence[str],
+    objects: Sequence[str],
+    options: Sequence[str],
+    linked: Sequence[Linkage],
+    folder: Path,
+) -> None:
+    """Link a program with a library of C++, by the compiler that the library's code is made by.
+
+    Raises:
+        BackendError: That compiler failed.
+    """
+    from intarsia.native.linking import Form, Linker
+
+    cxx = linked[0].cxx
+    linker = Linker(cxx[0], cxx, cxx)
+    c_options = [option for option in options if not option.startswith("-Wl,")]
+    # A compiler of C++ takes C for C++ unless it is told otherwise, of each file.
+    told = [word for file in files for word in ("-xc", file)]
+    linker.link(Form.OBJECT, folder / "driver.o", told, options=c_options, folder=folder)
+    parts = ["driver.o", *objects]
+    held = dict.fromkeys(code for one in linked for code in one.objects)
+    for number, code in enumerate(held):
+        parts.append(f"library{number}.o")
+        (folder / parts[-1]).write_bytes(code)
+    archives = dict.fromkeys(str(path) for one in linked for path in one.libraries)
+    link_options = [option for option in options if option.startswith("-Wl,")]
+    if form is not Form.OBJECT:
+        parts += archives
+        # The machine has a C library; one of C++ of this release it may not have.
+        link_options += ["-static-libstdc++", "-static-libgcc", "-pthread", "-Wl,--gc-sections"]
+    linker.link(form, output, parts, options=link_options, libraries=["m"], folder=folder)
 
 
 def _file_name(name: str, product: Product, *, is_wasm: bool) -> str:
@@ -299,6 +360,7 @@ def _objects(native: Native, folder: Path) -> list[str]:
     Raises:
         BackendError: A kernel has no code for the CPU.
     """
+    from intarsia.codegen.emit.c_function import CFunction
     from intarsia.codegen.emit.llvm import emit_llvm
     from intarsia.native.objects import ObjectCache
 
@@ -307,6 +369,8 @@ def _objects(native: Native, folder: Path) -> list[str]:
     names = []
     for number in sorted({call.kernel for call in native.program.calls}):
         kernel = native.program.kernels[number]
+        if isinstance(kernel, CFunction):
+            continue  # its code is there
         try:
             text = emit_llvm(kernel, native.unit)
         except BackendError as error:

@@ -75,6 +75,7 @@ class Request:
         cache: Whether the program is looked for and kept; None means the setting.
         probe: Whether what the default order chose may be timed; None means the setting.
         is_here: Whether the machine is this one; of others the targets may say what they like.
+        is_made: For a machine that is not here, whether code is made for it, and not only a plan.
         declared: For a machine that is not here, a file that says what kinds without a backend can
             do, beside those that come with Intarsia.
         settings: Those of the environment.
@@ -113,6 +114,7 @@ class Request:
     cache: bool | None = None
     probe: bool | None = None
     is_here: bool = True
+    is_made: bool = False
     declared: Path | None = None
     settings: Settings = field(default_factory=Settings.from_environment)
 
@@ -207,5 +209,7 @@ class Request:
         if not self.is_here:
             from intarsia.backends.declared import with_declared
 
-            backends = with_declared(backends, config, self.declared)
+            backends = with_declared(
+                backends, config, self.declared, is_asked=self.is_made
+            )
         return Machine(config, backends)

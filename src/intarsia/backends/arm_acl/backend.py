@@ -10,6 +10,7 @@ itself, on that machine (`helper`). Attributes: `acl_root`, `cxx`, `runner`, `nu
 from __future__ import annotations
 
 import platform
+import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from intarsia.backends.arm_acl.builder import DerivedConstant
     from intarsia.backends.artifact import Verdict
     from intarsia.backends.values import BuildContext, Candidate
+    from intarsia.codegen.lower.program import Program
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
     from intarsia.target import VirtualDevice
@@ -62,6 +64,8 @@ _GENERATORS = ("intarsia.backends.arm_acl", "intarsia.codegen.lower.windows")
 _RUNNER = "runner"
 """Attribute, and key of an artifact's metadata: the way to the machine."""
 _REGION = "region"
+_ARCH = "aarch64"
+_EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")
 _NAMED = "as acl_root says"
 """In place of a release where only targets can name a library."""
 
@@ -187,7 +191,10 @@ class ArmAclBackend(ConfiguredBackend):
         Raises:
             BackendError: There is no library, no compiler, or no such machine.
         """
-        return helper_of(self.toolchain(context.target.target), _runner(context))
+        runner = _runner(context)
+        if runner == HERE and not _is_here(context):
+            runner = _emulator()
+        return helper_of(self.toolchain(context.target.target), runner)
 
     def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
         """Return the region as a program for its machine, with its constants referred to.
@@ -238,6 +245,23 @@ class ArmAclBackend(ConfiguredBackend):
             },
         )
 
+    def linked_program(self, region: Region, context: BuildContext) -> Program:
+        """Return a region as a C function that calls the library, with its machine code.
+
+        Raises:
+            BackendError: It does not build, or the library does not take it.
+        """
+        from intarsia.backends.arm_acl.builder import NotTaken
+        from intarsia.backends.arm_acl.linked import make_linked_program
+
+        try:
+            tables, constants = self._lower(region, context)
+        except NotTaken as answer:
+            raise BackendError(answer.reason, backend=self.name) from answer
+        num_threads = context.attrs.get("num_threads") or context.num_threads
+        toolchain = self.toolchain(context.target.target)
+        return make_linked_program(region, tables, constants, toolchain, num_threads)
+
     def open(self, placed: VirtualDevice, options: ThreadOptions) -> Device:
         """Return host memory."""
         return HostDevice(options)
@@ -269,6 +293,28 @@ class ArmAclBackend(ConfiguredBackend):
 def _runner(context: BuildContext) -> str:
     """Return the way to the machine: the target's, else that of the target that it refines."""
     return str(context.attrs.get(_RUNNER) or context.refined.attrs.get(_RUNNER) or HERE)
+
+
+def _is_here(context: BuildContext) -> bool:
+    """Tell whether the target is this machine; another one may be compiled for, and not run."""
+    triple = context.refined.attrs.get("mtriple") or ""
+    return not triple.startswith(_ARCH) or platform.machine() == _ARCH
+
+
+def _emulator() -> str:
+    """Return what asks the library here for a machine that no runner leads to.
+
+    Raises:
+        BackendError: There is none.
+    """
+    for name in _EMULATORS:
+        if shutil.which(name):
+            return name
+    raise BackendError(
+        f"the library is asked what it takes, and nothing here runs programs for {_ARCH}",
+        backend="arm_acl",
+        hint="name the way to a machine that does (-runner=), or install qemu-user-static",
+    )
 
 
 def _summary(program: AclProgram) -> str:

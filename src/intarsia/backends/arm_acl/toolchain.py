@@ -30,7 +30,7 @@ _ARCH = "aarch64"
 _MULTIARCH = "aarch64-linux-gnu"
 _COMPILERS = ("aarch64-linux-gnu-g++", "aarch64-linux-gnu-g++-12")
 _LIBRARIES = ("arm_compute-static", "arm_compute_core-static")
-_CXX_FLAGS = ("-std=c++14", "-O1", "-ffunction-sections", "-fdata-sections", "-w")
+_CXX_FLAGS = ("-std=c++14", "-O1", "-fPIC", "-ffunction-sections", "-fdata-sections", "-w")
 _C_FLAGS = ("-xc", "-std=c99", "-O1")
 _SECONDS = 600
 _LIMIT_BYTES = 256 << 20
@@ -160,6 +160,23 @@ class Toolchain:
         """
         return self._kept("helper", lambda: self._link(list(map(self._object, _HELPER))))
 
+    def objects(self, name: str, source: str) -> tuple[bytes, ...]:
+        """Return a C++ source and what it calls of ours as objects, to be linked with the library.
+
+        Args:
+            name: Of its file.
+            source: Its text.
+
+        Raises:
+            BackendError: They do not build.
+        """
+        return (self._object(name, source), *map(self._object, _SUPPORT))
+
+    @property
+    def archives(self) -> tuple[Path, ...]:
+        """The library's files, in the order in which they are linked."""
+        return tuple(self.library.folder / f"lib{name}.a" for name in _LIBRARIES)
+
     def executable(self, sources: Mapping[str, str]) -> bytes:
         """Return a program of C++ and C sources, the library in it.
 
@@ -195,7 +212,7 @@ class Toolchain:
                 _run([*self.compiler, *flags, *paths, "-c", name, "-o", "out.o"], folder)
                 return (Path(folder) / "out.o").read_bytes()
 
-        return self._kept("object", build, name, text)
+        return self._kept("object", build, name, text, *flags)
 
     def _link(self, objects: Sequence[bytes]) -> bytes:
         with tempfile.TemporaryDirectory(prefix="intarsia-acl-") as folder:

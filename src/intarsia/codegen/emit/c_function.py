@@ -9,6 +9,21 @@ from pathlib import Path
 from intarsia.codegen.ir import Buffer, Function, row_major
 
 
+@dataclass(frozen=True, slots=True)
+class Linkage:
+    """What a program is linked with that calls a library of C++.
+
+    Attributes:
+        cxx: The command of the compiler that links for the program's machine.
+        objects: Machine code that calls the library.
+        libraries: The library's archives.
+    """
+
+    cxx: tuple[str, ...]
+    objects: tuple[bytes, ...]
+    libraries: tuple[Path, ...]
+
+
 @dataclass(eq=False, frozen=True, slots=True)
 class CFunction(Function):
     """A function in C99 that stands among the kernels of a program.
@@ -23,6 +38,7 @@ class CFunction(Function):
         files: Sources that are compiled beside the program.
         stack_bytes: What it needs of the stack at most, calls included.
         align: Bytes to which its constants have to be aligned: a power of two.
+        linkage: What it is linked with, in a program of machine code.
     """
 
     source: str = ""
@@ -30,6 +46,7 @@ class CFunction(Function):
     files: tuple[Path, ...] = ()
     stack_bytes: int = 0
     align: int = 1
+    linkage: Linkage | None = None
 
 
 def c_function(
@@ -41,6 +58,7 @@ def c_function(
     files: tuple[Path, ...] = (),
     stack_bytes: int = 0,
     align: int = 1,
+    linkage: Linkage | None = None,
 ) -> CFunction:
     """Return a function of some buffers; see `CFunction`."""
     return CFunction(
@@ -54,6 +72,7 @@ def c_function(
         files=files,
         stack_bytes=stack_bytes,
         align=align,
+        linkage=linkage,
     )
 
 

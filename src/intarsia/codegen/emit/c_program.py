@@ -136,7 +136,8 @@ def emit_driver(
 ) -> Sources:
     """Return the C part of a shared library whose kernels are object files.
 
-    Its weights are the symbol `<name>_weights`. See `emit_c_program`.
+    Its weights are the symbol `<name>_weights`, and functions that call a library are in it
+    (`CFunction.linkage`). See `emit_c_program`.
     """
     return _Writer(name, program, inputs, outputs, Layout(), is_native=True).sources()
 
@@ -244,7 +245,7 @@ class _Writer:
             *(f"   {line}" for line in self._results()),
             f"int {name}_run({self._signature()});",
             "",
-            "/* Runs the model in memory of the caller; calls may run side by side. */",
+            f"/* Runs the model in memory of the caller; {self._beside()} */",
             f"int {name}_run_in(void *scratch, {self._signature()});",
             "",
             "#ifdef __cplusplus",
@@ -255,6 +256,13 @@ class _Writer:
             "",
         ]
         return "\n".join(lines)
+
+    def _beside(self) -> str:
+        """Return the end of a comment: whether calls may run at once."""
+        kernels = self._kernels.values()
+        if any(isinstance(item, CFunction) and item.linkage is not None for item in kernels):
+            return "one call at a time: a library keeps memory of its own."
+        return "calls may run side by side."
 
     def _bounds(self) -> list[str]:
         """Return what the header says of memory."""
@@ -316,15 +324,17 @@ class _Writer:
         name, need = self._name, self._footprint
         parts = [f'#include "{name}.h"\n']
         kernels = list(self._kernels.values())
+        others = [kernel for kernel in kernels if isinstance(kernel, CFunction)]
         if self._is_native:
             parts.append(f"extern const uint8_t {name}_weights[];\n")
             parts += [
                 f"extern void {kernel.name}"
                 "(const uint64_t *arguments, int64_t begin, int64_t end);\n"
                 for kernel in kernels
+                if not isinstance(kernel, CFunction)
             ]
+            parts += [f"{kernel.source.rstrip()}\n" for kernel in others]
         else:
-            others = [kernel for kernel in kernels if isinstance(kernel, CFunction)]
             headers = dict.fromkeys(item for kernel in others for item in kernel.includes)
             parts += [f"#include {header}\n" for header in headers]
             parts.append(emit_c([item for item in kernels if not isinstance(item, CFunction)]))
@@ -407,7 +417,7 @@ class _Writer:
 
     def _call(self, kernel: Function, call: Call) -> list[str]:
         pairs = zip(kernel.buffers, call.arguments, strict=True)
-        if not self._is_native:
+        if isinstance(kernel, CFunction) or not self._is_native:
             passed = []
             for buffer, argument in pairs:
                 const = "" if buffer.is_written else "const "
