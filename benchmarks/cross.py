@@ -26,7 +26,7 @@ import onnx
 import onnxruntime
 
 from intarsia import zoo
-from intarsia.codegen.emit.c_main import seeded_input
+from intarsia.codegen.emit.c_main import file_names, seeded_input
 from intarsia.codegen.emit.c_program import Tensor
 from intarsia.export import export_executable
 
@@ -132,8 +132,9 @@ def error_of(program: Path, command: list[str], path: Path, folder: Path) -> tup
         print(f"    ended with {done.returncode}: {(done.stderr or done.stdout).strip()[-400:]}")
         return math.inf, taken
     errors = []
-    for name, want in wanted.items():
-        got = np.load(folder / f"{name.replace('/', '_')}.npy")
+    files = file_names([Tensor(name, "", ()) for name in names])
+    for file, want in zip(files, wanted.values(), strict=True):
+        got = np.load(folder / f"{file}.npy")
         scale = float(np.abs(want.astype(np.float64)).max(initial=1e-30))
         errors.append(float(np.abs(got.astype(np.float64) - want).max(initial=0)) / scale)
     return max(errors), taken

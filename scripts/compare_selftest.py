@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-from intarsia.codegen.emit.c_main import seeded_input
+from intarsia.codegen.emit.c_main import file_names, seeded_input
 from intarsia.codegen.emit.c_program import Tensor
 
 BOUND = 1e-4
@@ -28,9 +28,10 @@ def main(model: str, folder: str) -> int:
         for number, item in enumerate(session.get_inputs())
     }
     names = [output.name for output in session.get_outputs()]
+    files = file_names([Tensor(name, "", ()) for name in names])
     worst = 0.0
-    for name, want in zip(names, session.run(names, feeds), strict=True):
-        got = np.load(Path(folder) / f"{name}.npy")
+    for name, file, want in zip(names, files, session.run(names, feeds), strict=True):
+        got = np.load(Path(folder) / f"{file}.npy")
         error = float(np.abs(got - want).max() / np.abs(want).max())
         print(f"{name}: within {error:.1e} of ONNX Runtime")
         worst = max(worst, error)

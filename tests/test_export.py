@@ -242,6 +242,21 @@ def test_a_program_runs_the_model_on_files_or_on_a_seed(network, saved, tmp_path
         assert done.stderr
 
 
+def test_outputs_that_would_be_called_alike_have_files_and_parameters_of_their_own(tmp_path):
+    value, kind = onnx.helper.make_tensor_value_info, onnx.TensorProto.FLOAT
+    made = {"a/b": "Neg", "a:b": "Abs", "A_b": "Relu"}
+    nodes = [onnx.helper.make_node(operator, ["x"], [name]) for name, operator in made.items()]
+    outputs = [value(name, kind, [5]) for name in made]
+    graph = onnx.helper.make_graph(nodes, "g", [value("x", kind, [5])], outputs)
+    onnx.save(onnx.helper.make_model(graph, ir_version=10), tmp_path / "net.onnx")
+    program, header = export_executable(tmp_path / "net.onnx", tmp_path)
+    assert "const float *x, float *a_b, float *a_b_, float *A_b)" in header.read_text()
+    subprocess.run([program, "-o", tmp_path], check=True, capture_output=True)
+    x = seeded_input(Tensor("x", "float32", (5,)), 0)
+    for name, want in {"a_b": -x, "a_b_": np.abs(x), "A_b__": np.maximum(x, 0)}.items():
+        np.testing.assert_array_equal(np.load(tmp_path / f"{name}.npy"), want)
+
+
 @pytest.mark.parametrize(
     "dtype", ["float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool"]
 )

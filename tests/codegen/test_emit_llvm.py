@@ -93,6 +93,35 @@ def test_random_expressions(run_kernel, data, dtype, lanes):
     run_kernel(b.finish(), arrays, rtol=0)
 
 
+@pytest.mark.parametrize("lanes", [1, 4])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_remainders_without_the_c_library_have_its_bits(run_kernel, dtype, lanes):
+    b = Builder("remainders")
+    x, y = (b.argument(name, dtype, (1 << 12,)) for name in "xy")
+    z = b.argument("z", dtype, (1 << 12,), is_written=True)
+    with b.parallel((1 << 12) // lanes) as turn:
+        operands = (b.load(one, turn * lanes, lanes) for one in (x, y))
+        b.store(b.binary("rem", *operands), z, turn * lanes)
+    word = f"uint{8 * np.dtype(dtype).itemsize}"
+    drawn = np.random.default_rng(1).integers(0, np.iinfo(word).max, (2, 1 << 12), word)
+    drawn[:, :600] >>= np.dtype(word).type(6)  # small ones, denormals among them
+    drawn[1, 300:2000] = drawn[0, 300:2000] - (drawn[1, 300:2000] >> np.dtype(word).type(5))
+    left, right = drawn.view(dtype)
+    left[:9] = [np.nan, np.inf, -np.inf, 0, -0.0, 5.3, -5.3, 1, 7]
+    right[:9] = [1, 2, 3, 4, 5, -2.1, 2.1, 0, np.inf]
+    unit = VectorUnit(calls_with_floats=False)
+    arrays = [left, right, np.zeros(1 << 12, dtype)]
+    *_, got = run_kernel(
+        b.finish(), arrays, interpreted=False, emit=lambda kernel: emit_llvm(kernel, unit)
+    )
+    with np.errstate(invalid="ignore"):
+        want = np.fmod(left, right)
+    assert np.isfinite(want).sum() > 1000
+    np.testing.assert_array_equal(got, want)
+    numbers = ~np.isnan(want)
+    np.testing.assert_array_equal(np.signbit(got[numbers]), np.signbit(want[numbers]))
+
+
 HORIZONTAL = [
     *((name, "float32") for name in sorted(REDUCTIONS - {"and", "or"})),
     *((name, "int32") for name in sorted(REDUCTIONS)),

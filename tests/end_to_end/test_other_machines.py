@@ -11,7 +11,7 @@ from tests.codegen.lower.small_models import feeds_of, small_model
 from tests.emulated import run_emulated
 
 from intarsia.codegen.emit.llvm import emit_llvm
-from intarsia.export import export_object, export_shared
+from intarsia.export import export_executable, export_object, export_shared
 from intarsia.export.region import lower_model
 from intarsia.native.machine import compile_assembly
 from intarsia.place.request import Request
@@ -33,13 +33,15 @@ BODY = """
     f = Flatten(p) g = Gemm(f, m) y = Softmax(g)
     h = Cast<to = 10>(g) i = Add(h, h) half = Cast<to = 1>(i)
     e = Erf(g) z = LayerNormalization<axis = -1>(e, scale)
-    r = Round(x) low = Floor(x) high = Ceil(x) q = QuantizeLinear(x, step, zero)"""
+    r = Round(x) low = Floor(x) high = Ceil(x) q = QuantizeLinear(x, step, zero)
+    k = Mod<fmod = 1>(x, part)"""
 WEIGHTS = {
     "w": (8, 3, 3, 3),
     "b": (8,),
     "dw": (8, 1, 3, 3),
     "m": (288, 21),
     "scale": (21,),
+    "part": np.float32(0.3),
     "step": np.float32(0.02),
     "zero": np.uint8(119),
 }
@@ -67,7 +69,7 @@ def bytes_model():
 def case(request, tmp_path_factory):
     """A file, its inputs, and what it gives here."""
     if request.param == "floats":
-        model = small_model("y, half, z, r, low, high, q", BODY, {"x": (1, 3, 12, 12)}, WEIGHTS)
+        model = small_model("y, half, z, r, low, high, q, k", BODY, {"x": (1, 3, 12, 12)}, WEIGHTS)
         feeds = feeds_of(model)
     else:
         model, feeds = bytes_model()
@@ -127,6 +129,30 @@ def test_a_module_of_webassembly_computes_the_model(case, tmp_path):
         for at, array in outputs
     ]
     agree([one.reshape(other.shape) for one, other in zip(got, want, strict=True)], want)
+
+
+@pytest.mark.exhaustive  # the first time, the compiler builds its C library
+@pytest.mark.usefixtures("zig_cache")
+@pytest.mark.parametrize("case", ["floats"], indirect=True)
+def test_a_program_of_webassembly_runs_with_files(case, tmp_path):
+    wasmtime = pytest.importorskip("wasmtime", reason="wasmtime is not installed")
+    path, feeds, want = case
+    program, _ = export_executable(path, tmp_path, "llvm -mtriple=wasm32-wasi -mattr=+simd128")
+    linker = wasmtime.Linker(wasmtime.Engine())
+    linker.define_wasi()
+    settings = wasmtime.WasiConfig()
+    settings.preopen_dir(str(tmp_path), "/files")
+    for number, array in enumerate(feeds):
+        np.save(tmp_path / f"{number}.npy", array)
+    inputs = [f"/files/{number}.npy" for number in range(len(feeds))]
+    settings.argv = ["net", "-o", "/files", *inputs]
+    store = wasmtime.Store(linker.engine)
+    store.set_wasi(settings)
+    module = wasmtime.Module(linker.engine, program.read_bytes())
+    start = linker.instantiate(store, module).exports(store)["_start"]
+    start(store)  # a program that fails exits, which is an exception here
+    names = [output.name for output in onnx.load(path).graph.output]
+    agree([np.load(tmp_path / f"{name}.npy") for name in names], want)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from intarsia.codegen.emit.c_memory import Footprint
     from intarsia.codegen.emit.c_program import Layout as CLayout
     from intarsia.codegen.emit.c_program import Sources
-    from intarsia.codegen.unit import VectorUnit
     from intarsia.codegen.ir import Function
+    from intarsia.codegen.unit import VectorUnit
     from intarsia.export.region import Native
     from intarsia.native.linking import Form
     from intarsia.target import Target
@@ -240,8 +240,7 @@ def _write_linked(native: Native, folder: Path, name: str, product: Product) -> 
             target=str(native.target),
             hint="use --emit object and link it with what starts that machine",
         )
-    if not linked:
-        linker = Linker.find(native.cpu, native.caches)
+    linker = None if linked else Linker.find(native.cpu, native.caches)
     sources = emit_driver(name, native.program, native.inputs, native.outputs)
     output = folder / _file_name(name, product, is_wasm=is_wasm)
     with tempfile.TemporaryDirectory() as work:
@@ -261,7 +260,7 @@ def _write_linked(native: Native, folder: Path, name: str, product: Product) -> 
         libraries = ("m",) if system and not is_wasm else ()
         # A module of WebAssembly that is called is linked as a program is, without a `main`.
         form = Form.EXECUTABLE if is_wasm and product is Product.SHARED else Form(product)
-        if linked:
+        if linker is None:
             _link_library(form, output, files, objects, options, linked, folder=place)
         else:
             files += objects
@@ -280,7 +279,7 @@ def _linkage(kernel: Function) -> Linkage | None:
     return kernel.linkage if isinstance(kernel, CFunction) else None
 
 
-def _link_library(  # noqa: PLR0913 - the arguments of `Linker.link`, with what the library adds
+def _link_library(
     form: Form,
     output: Path,
     files: Sequence[str],
@@ -355,11 +354,7 @@ __asm__(".section .rodata\\n"
 
 
 def _objects(native: Native, folder: Path) -> list[str]:
-    """Write an object file for each kernel that is called, and return their names.
-
-    Raises:
-        BackendError: A kernel has no code for the CPU.
-    """
+    """Write an object file for each kernel that is called, and return their names."""
     from intarsia.codegen.emit.c_function import CFunction
     from intarsia.codegen.emit.llvm import emit_llvm
     from intarsia.native.objects import ObjectCache
@@ -371,12 +366,7 @@ def _objects(native: Native, folder: Path) -> list[str]:
         kernel = native.program.kernels[number]
         if isinstance(kernel, CFunction):
             continue  # its code is there
-        try:
-            text = emit_llvm(kernel, native.unit)
-        except BackendError as error:
-            calls = (call for call in native.program.calls if call.kernel == number)
-            error.node, error.target = " + ".join(next(calls).nodes), str(native.target)
-            raise
+        text = emit_llvm(kernel, native.unit)
         names.append(f"{kernel.name}.o")
         (folder / names[-1]).write_bytes(cache.object_of(text, native.cpu))
     return names

@@ -209,7 +209,5 @@ class Request:
         if not self.is_here:
             from intarsia.backends.declared import with_declared
 
-            backends = with_declared(
-                backends, config, self.declared, is_asked=self.is_made
-            )
+            backends = with_declared(backends, config, self.declared, is_asked=self.is_made)
         return Machine(config, backends)

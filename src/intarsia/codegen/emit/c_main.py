@@ -2,7 +2,7 @@
 """The `main` of a program that runs one model: for trying it on a machine without Python.
 
 It reads inputs from files or makes them from a seed, runs, tells the time, and writes outputs.
-Files are numpy's. `seeded_input` makes here what the program makes there.
+Files are numpy's; `file_names` says what those of outputs are called. `seeded_input` makes here what the program makes there.
 
 Source:
     NumPy Enhancement Proposal 1, "A Simple File Format for NumPy Arrays". The mixing of bits is
@@ -38,7 +38,9 @@ def emit_main(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
         outputs: In the order of `NAME_run`.
     """
     tensors = (*inputs, *outputs)
-    rows = ",\n".join(f"    {_row(tensor)}" for tensor in tensors)
+    names = (*(tensor.name for tensor in inputs), *file_names(outputs))
+    listed = zip(tensors, names, strict=True)
+    rows = ",\n".join(f"    {_row(tensor, file_name(name))}" for tensor, name in listed)
     called = ", ".join(f"data[{at}]" for at in range(len(tensors)))
     text = _MAIN.replace("MODEL", name).replace("CALLED", called)
     text = text.replace("INPUTS", str(len(inputs))).replace("TENSORS", str(len(tensors)))
@@ -79,7 +81,29 @@ def seeded_input(tensor: Tensor, number: int, seed: int = 0) -> Array:
     return held.reshape(tensor.shape)
 
 
-def _row(tensor: Tensor) -> str:
+def file_name(name: str) -> str:
+    """Return a name as part of a path: letters, digits, `-`, `_` and `.`."""
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
+
+
+def file_names(outputs: Sequence[Tensor]) -> tuple[str, ...]:
+    """Return the files that a program writes, without `.npy`: no two of them are the same.
+
+    Args:
+        outputs: In the order of `NAME_run`.
+    """
+    taken: set[str] = set()
+    names = []
+    for tensor in outputs:
+        name = file_name(tensor.name)
+        while name.casefold() in taken:  # some systems take letters of either case for one
+            name += "_"
+        taken.add(name.casefold())
+        names.append(name)
+    return tuple(names)
+
+
+def _row(tensor: Tensor, name: str) -> str:
     count = math.prod(tensor.shape)
     is_plain = tensor.dtype != "bfloat16"
     described = np.dtype(tensor.dtype).newbyteorder("<").str if is_plain else "<u2"
@@ -89,7 +113,6 @@ def _row(tensor: Tensor) -> str:
     text += " " * (-(10 + len(text) + 1) % _MULTIPLE)
     length = len(text) + 1
     start = f"\\223NUMPY\\001\\000\\{length & 255:03o}\\{length >> 8:03o}"
-    name = "".join(c if c.isalnum() or c in "-_." else "_" for c in tensor.name)
     kind = _KINDS.get(tensor.dtype, "BYTE" if tensor.dtype.endswith("int8") else "FLAG")
     return f'{{"{name}", "{start}"\n     "{text}\\n", {10 + length}, {kind}, {size}, {count}}}'
 

@@ -16,8 +16,8 @@ from math import gcd
 
 from intarsia.codegen import ir
 from intarsia.codegen.emit.llvm_dots import DotOperand, Lines, spell_dot
+from intarsia.codegen.emit.llvm_remainder import by_lanes, remainder_function
 from intarsia.codegen.unit import VectorUnit
-from intarsia.errors import BackendError
 
 _ELEMENTS = {"bool": "i1", "float16": "half", "float32": "float", "float64": "double"}
 _ELEMENTS |= {f"{sign}int{bits}": f"i{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u")}
@@ -56,10 +56,6 @@ def emit_llvm(function: ir.Function, unit: VectorUnit = _UNIT) -> str:
         unit: The CPU's. Where it does not multiply and add in one instruction, `fma` rounds twice,
             because a library call for each lane would be far too slow; `dots` says which
             instructions `dot` may become.
-
-    Raises:
-        BackendError: The kernel takes remainders of floats, for which only the C library has code,
-            and cannot call it.
     """
     return _Emitter(function, unit).module()
 
@@ -594,10 +590,8 @@ class _Emitter:
             return self._call("copysign", type_, (left, right))
         if type_.is_float:
             if operation.name == "rem" and not self._has_calls:
-                raise BackendError(
-                    f"{self._function.name}: code for this CPU takes no remainders of floats",
-                    hint="write C instead (-t c), or place such nodes elsewhere",
-                )
+                function, vector = self._remainder(type_), _type(type_)
+                return f"call {vector} {function}({self._typed(left)}, {self._typed(right)})"
             instruction = f"f{operation.name}"
         elif operation.name in _SIGNLESS:
             instruction = operation.name
@@ -606,6 +600,18 @@ class _Emitter:
         else:
             instruction = f"{'s' if type_.is_signed else 'u'}{operation.name}"
         return f"{instruction} {self._typed(left)}, {self._names[right]}"
+
+    def _remainder(self, type_: ir.Type) -> str:
+        """Return the name of a function of the module's own, where C's cannot be called."""
+        scalar = f"intarsia.rem.{_suffix(ir.Type(type_.dtype))}"
+        if scalar not in self._declared:
+            self._declared[scalar] = remainder_function(scalar, type_.dtype)
+        if type_.lanes == 1:
+            return f"@{scalar}"
+        name = f"intarsia.rem.{_suffix(type_)}"
+        if name not in self._declared:
+            self._declared[name] = by_lanes(name, scalar, type_.dtype, type_.lanes)
+        return f"@{name}"
 
     def _call(self, intrinsic: str, type_: ir.Type, arguments: tuple[ir.IrValue, ...]) -> str:
         key = (intrinsic, type_)
