@@ -66,8 +66,11 @@ def test_every_cpu_with_caches_is_one_of_llvm():
         ("llvm -mcpu=cascadelake", 32, 1024),
         ("llvm -mcpu=sapphirerapids", 48, 2048),
         ("llvm -mcpu=haswell", 32, 256),
-        ("llvm -mcpu=neoverse-n1", 32, 512),  # its maker's choice: what most have
-        ("llvm -mcpu=neoverse-n1 -l2-cache=1048576", 32, 1024),
+        ("llvm -mcpu=neoverse-n1", 64, 1024),  # of a product: their makers choose
+        ("llvm -mcpu=cortex-a53", 32, 128),
+        ("llvm -mcpu=cortex-a710", 32, 512),  # what most have
+        ("c -mcpu=cortex-m7", 16, 16),
+        ("llvm -mcpu=neoverse-n1 -l2-cache=524288", 64, 512),
         ("llvm -mcpu=znver3 -l2-cache=1048576", 32, 1024),
         ("c -mcpu=znver4", 32, 1024),
         ("c", 32, 512),

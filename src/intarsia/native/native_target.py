@@ -52,13 +52,14 @@ def target_cpu(target: Target) -> tuple[NativeCpu, VectorUnit]:
     name = cpu.partition("+")[0]
     family = find_family(triple or host_triple(), None)
     _check_cpu(target, name, family)
+    l1_bytes, l2_bytes = _caches(target)
     unit = VectorUnit(
         vector_bits(target),
         vector_registers(target) or 16,
         has_fma=bool(features.has_fma) or features.arch in _ALWAYS_FUSED,
         has_half=bool(features.has_f16c) or features.arch == "aarch64",
-        l1_bytes=features.l1_bytes or _L1_BYTES,
-        l2_bytes=attrs.get("l2-cache") or features.l2_bytes or _L2_BYTES,
+        l1_bytes=l1_bytes,
+        l2_bytes=l2_bytes,
         dots=tuple(name for name in DOT_FEATURES if name in (features.isa or ())),
         is_small=_is_small(target),
         is_32_bit=_is_32_bit(target, triple),
@@ -66,6 +67,17 @@ def target_cpu(target: Target) -> tuple[NativeCpu, VectorUnit]:
     )
     flags = _llvm_flags(target, cpu, family)
     return NativeCpu(triple, name, ",".join(flags)), unit
+
+
+def _caches(target: Target) -> tuple[int, int]:
+    """Return the bytes of a target's first and second cache; one that has no second has the first.
+
+    What is not known is what most have.
+    """
+    features = target.features
+    first = features.l1_bytes or _L1_BYTES
+    second = _L2_BYTES if features.l2_bytes is None else features.l2_bytes
+    return first, target.attrs.get("l2-cache") or second or first
 
 
 def _is_32_bit(target: Target, triple: str) -> bool:
@@ -236,12 +248,13 @@ def lowering_options(target: Target) -> LoweringOptions:
         # Compilers make no vectors of floats with MVE, whose denormals are zero; and of codes gcc
         # makes code that is no faster, and takes more of the stack.
         is_small = _is_small(target)
+        l1_bytes, l2_bytes = _caches(target)
         width = 0 if is_small else target.features.vector_width
         unit = VectorUnit(
             _PLAIN_BITS if width is None else width,
             vector_registers(target) or _PLAIN_REGISTERS,
-            l1_bytes=target.features.l1_bytes or _L1_BYTES,
-            l2_bytes=target.features.l2_bytes or _L2_BYTES,
+            l1_bytes=l1_bytes,
+            l2_bytes=l2_bytes,
             is_small=is_small,
         )
     winograd = WinogradMode(target.attrs.get("winograd") or WinogradMode.AUTO)

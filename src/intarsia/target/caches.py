@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data caches of CPUs: what a model of CPU has, and what this machine says of its own.
 
-Where the maker of a chip chooses how large they are, as with Arm's cores, the table does not say.
+With Arm's cores the maker of a chip chooses how large they are, within bounds: the table has those
+of a product then, and a machine that is asked knows better.
 
 Source:
     Intel 64 and IA-32 Architectures Optimization Reference Manual, volumes 1 and 2, the tables of
@@ -9,6 +10,8 @@ Source:
     AMD, Software Optimization Guides for families 10h, 15h, 16h, 17h, 19h and 1Ah, "Cache
     Organization".
     Fujitsu, A64FX Microarchitecture Manual; Ampere Computing, AmpereOne product brief.
+    Arm, Technical Reference Manual of each core, for what may be chosen; the products are named
+    beside the figures.
 """
 
 from __future__ import annotations
@@ -39,10 +42,25 @@ _CPUS = {  # KiB of the first data cache, and of what one core has of the second
     (64, 2048): "ampere1 ampere1a ampere1b",
     (64, 680): "a64fx",
 }
+_CHOSEN = {  # of cores whose caches the maker of a chip chooses, those of a product; 0: it has none
+    "cortex-a53": (32, 128),  # 8 to 64; 512 of four cores in Broadcom's BCM2837 (Raspberry Pi 3)
+    "cortex-a55": (32, 128),  # 16 to 64; none, 64, 128 or 256: Qualcomm's Snapdragon 855
+    "cortex-a72": (32, 256),  # 32; 1024 of four cores in Broadcom's BCM2711 (Raspberry Pi 4)
+    "cortex-a76": (64, 512),  # 64; 128 to 512: Broadcom's BCM2712 (Raspberry Pi 5)
+    "cortex-a78": (64, 256),  # 32 or 64; 256 or 512: as Cortex-A78AE in NVIDIA's Jetson Orin
+    "cortex-a78ae": (64, 256),
+    "cortex-x1": (64, 1024),  # 64; 512 or 1024: Qualcomm's Snapdragon 888
+    "neoverse-n1": (64, 1024),  # 64; 256 to 1024: AWS Graviton2, Ampere Altra
+    "neoverse-v1": (64, 1024),  # 64; 512 or 1024: AWS Graviton3
+    "cortex-m7": (16, 0),  # none, or 4 to 64: STMicroelectronics' STM32F767
+    "cortex-m55": (32, 0),  # none, or 4 to 64: Arm's Corstone-300
+    "cortex-m85": (16, 0),  # none, or 4 to 64: Renesas' RA8M1
+}
+_TOLD: Mapping[str, tuple[int, int]] = {
+    name: sizes for sizes, names in _CPUS.items() for name in names.split()
+}
 _TABLE: Mapping[str, tuple[int, int]] = {
-    name: (first << 10, second << 10)
-    for (first, second), names in _CPUS.items()
-    for name in names.split()
+    name: (first << 10, second << 10) for name, (first, second) in {**_TOLD, **_CHOSEN}.items()
 }
 
 
@@ -53,7 +71,8 @@ def cpu_caches(name: str) -> tuple[int, int] | None:
         name: LLVM's name of the CPU.
 
     Returns:
-        None where the name does not tell.
+        Of Arm's cores those of a product, 0 for a cache that it has not; None where there is no
+        telling.
     """
     return _TABLE.get(name)
 
@@ -116,7 +135,7 @@ def untold_caches(name: str) -> dict[str, int]:
     Returns:
         The attribute `l2-cache`; nothing if the name says it, or the system does not.
     """
-    here = 0 if cpu_caches(name) else core_l2_bytes()
+    here = 0 if name in _TOLD else core_l2_bytes()
     return {"l2-cache": here} if here else {}
 
 

@@ -44,7 +44,8 @@ def test_one_program_holds_the_library_and_our_kernels(saved, tmp_path):
     for seed in (0, 5):
         subprocess.run([*command, "-s", f"{seed}", "-n", "2", "-o", tmp_path], check=True)
         x = seeded_input(Tensor("x", "float32", SHAPE), 0, seed)
-        for name, want in zip("zr", onnxruntime.InferenceSession(saved).run(None, {"x": x})):
+        wanted = onnxruntime.InferenceSession(saved).run(None, {"x": x})
+        for name, want in zip("zr", wanted, strict=True):
             got = np.load(tmp_path / f"{name}.npy")
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5, err_msg=name)
     text = header.read_text()

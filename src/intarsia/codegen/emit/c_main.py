@@ -2,7 +2,8 @@
 """The `main` of a program that runs one model: for trying it on a machine without Python.
 
 It reads inputs from files or makes them from a seed, runs, tells the time, and writes outputs.
-Files are numpy's; `file_names` says what those of outputs are called. `seeded_input` makes here what the program makes there.
+Files are numpy's; `file_names` says what those of outputs are called. `seeded_input` makes here
+what the program makes there.
 
 Source:
     NumPy Enhancement Proposal 1, "A Simple File Format for NumPy Arrays". The mixing of bits is

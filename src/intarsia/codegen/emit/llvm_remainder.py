@@ -125,8 +125,7 @@ def by_lanes(name: str, scalar: str, dtype: str, lanes: int) -> str:
     vector = f"<{lanes} x {real}>"
     lines, made = [], "poison"
     for lane in range(lanes):
-        for side in "xy":
-            lines.append(f"%{side}{lane} = extractelement {vector} %{side}, i32 {lane}")
+        lines += [f"%{side}{lane} = extractelement {vector} %{side}, i32 {lane}" for side in "xy"]
         lines.append(f"%r{lane} = call {real} @{scalar}({real} %x{lane}, {real} %y{lane})")
         lines.append(f"%v{lane} = insertelement {vector} {made}, {real} %r{lane}, i32 {lane}")
         made = f"%v{lane}"
