@@ -91,7 +91,7 @@ _ENTRIES = {
 }
 
 
-def run_emulated(target, emulated_cpu, exported, feeds, wanted, folder):
+def run_emulated(target, emulated_cpu, exported, feeds, wanted, folder, sizes=()):
     """Run a model's object, and return its outputs.
 
     Args:
@@ -101,6 +101,7 @@ def run_emulated(target, emulated_cpu, exported, feeds, wanted, folder):
         feeds: Arrays, in the order of the model's inputs.
         wanted: Arrays like the model's outputs, in their order.
         folder: For files.
+        sizes: What the function is told before its inputs.
     """
     cpu, _ = target_cpu(Target(target))
     family = "arm" if cpu.triple.startswith("arm") else cpu.triple.partition("-")[0]
@@ -127,7 +128,7 @@ def run_emulated(target, emulated_cpu, exported, feeds, wanted, folder):
         "EXIT": leave,
         "INPUT": sum(array.nbytes for array in feeds),
         "BYTES": at,
-        "CALLED": ", ".join(places),
+        "CALLED": ", ".join([*map(str, sizes), *places]),
         "ENTRY": _ENTRIES[family],
     }
     text = _SOURCE

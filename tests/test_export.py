@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,21 @@ import onnxruntime
 import pytest
 from tests.c_compiler import STRICT, compile_c, install_compiler
 from tests.codegen.lower.small_models import feeds_of, small_model
+from tests.free_model import BOUNDS, free_case, save_free_model
 
 from intarsia import zoo
 from intarsia.codegen.emit.c_main import seeded_input
 from intarsia.codegen.emit.c_program import ALIGN, Tensor
 from intarsia.errors import BackendError, SettingError, TargetError, UnsupportedError
-from intarsia.export import export_c, export_executable, export_shared
+from intarsia.export import (
+    Product,
+    export_c,
+    export_executable,
+    export_object,
+    export_shared,
+    write_program,
+)
+from intarsia.place.request import Request
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "c" / "classify.c"
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")
@@ -240,6 +250,99 @@ def test_a_program_runs_the_model_on_files_or_on_a_seed(network, saved, tmp_path
         done = subprocess.run([program, *arguments], check=False, capture_output=True, text=True)
         assert done.returncode == 2
         assert done.stderr
+
+
+SIZES = [(1, 9), (4, 2), (3, 1)]
+
+
+@pytest.mark.parametrize("form", [pytest.param("c", marks=pytest.mark.exhaustive), "shared"])
+def test_a_size_that_is_bounded_is_a_parameter(tmp_path, form):
+    save_free_model(tmp_path / "free.onnx")
+    options = {"shapes": BOUNDS}
+    if form == "c":
+        source, header = export_c(tmp_path / "free.onnx", tmp_path, "c", **options)
+        build("-shared", "-fPIC", source, "-o", tmp_path / "libfree.so", "-lm")
+    else:
+        _, header = export_shared(tmp_path / "free.onnx", tmp_path, **options)
+    text = header.read_text()
+    assert "int free_run(int64_t batch, int64_t words, const float *x, const int64_t *ids," in text
+    assert "input ids: int64, batch x words\n" in text
+    assert "words: 1 to 9 */" in text
+    run = ctypes.CDLL(str(tmp_path / "libfree.so")).free_run
+    run.argtypes = [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 4
+    for sizes in SIZES:
+        feeds, wanted = free_case(tmp_path / "free.onnx", *sizes)
+        outputs = [np.full_like(want, 7) for want in wanted]
+        arrays = [array.ctypes.data for array in (*feeds.values(), *outputs)]
+        assert run(*sizes, *arrays) == 0
+        for got, want in zip(outputs, wanted, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+        feeds["ids"][-1, -1] = 9
+        assert run(*sizes, *arrays) == 1  # an index that is out of bounds, whatever the sizes
+        assert run(5, sizes[1], *arrays) == run(sizes[0], 0, *arrays) == -2
+
+
+@pytest.mark.exhaustive
+def test_a_program_is_told_sizes(tmp_path):
+    save_free_model(tmp_path / "free.onnx")
+    shapes = {"batch": "2..4"}  # and words are as many as is usual
+    program, _ = export_executable(tmp_path / "free.onnx", tmp_path, shapes=shapes)
+    session = onnxruntime.InferenceSession(tmp_path / "free.onnx")
+    for options, batch in (([], 2), (["-d", "3"], 3)):
+        subprocess.run([program, *options, "-o", tmp_path], check=True, capture_output=True)
+        shapes = {"x": ("float32", (batch, 3, 8, 8)), "ids": ("int64", (batch, 128))}
+        feeds = {
+            name: seeded_input(Tensor(name, *shape), number)
+            for number, (name, shape) in enumerate(shapes.items())
+        }
+        for name, want in zip("yz", session.run(None, feeds), strict=True):
+            np.testing.assert_allclose(np.load(tmp_path / f"{name}.npy"), want, atol=1e-5)
+    for options, code in ((["-d", "5"], 1), (["-d", "2,2"], 2), (["-d", ""], 2)):
+        done = subprocess.run([program, *options], check=False, capture_output=True, text=True)
+        assert (done.returncode, bool(done.stderr)) == (code, True)
+    with pytest.raises(UnsupportedError, match="'batch' has no largest size"):
+        export_shared(tmp_path / "free.onnx", tmp_path, shapes={"batch": "2..", "words": "1..9"})
+
+
+@pytest.fixture
+def wide_network(tmp_path):
+    """Of layers that are worth more than one thread."""
+    body = "a = Conv<pads = [1, 1, 1, 1]>(x, w) b = Relu(a) c = Conv(b, v) y = GlobalMaxPool(c)"
+    weights = {"w": (64, 16, 3, 3), "v": (96, 64, 1, 1)}
+    onnx.save(small_model("y", body, {"x": (1, 16, 40, 40)}, weights), tmp_path / "net.onnx")
+    return tmp_path / "net.onnx"
+
+
+def test_threads_share_a_run_and_change_no_bit(wide_network, tmp_path):
+    x = np.random.default_rng(3).standard_normal((1, 16, 40, 40)).astype(np.float32)
+    results = []
+    for threads in (1, 4):
+        library, _ = export_shared(
+            wide_network, tmp_path / f"{threads}", num_threads=threads, name="net"
+        )
+        loaded = ctypes.CDLL(str(library))
+        size = int(re.search(r"NET_SCRATCH_BYTES (\d+)", _.read_text())[1])
+
+        def run(_number, loaded=loaded, size=size):
+            y, scratch = np.zeros((1, 96, 1, 1), np.float32), np.zeros(size, np.uint8)
+            for _ in range(5):
+                assert call(loaded, "net", [scratch, x, y], "run_in") == 0
+            return y
+
+        with ThreadPoolExecutor(3) as callers:  # side by side: one has the threads
+            results += callers.map(run, range(6))
+    for result in results:
+        np.testing.assert_array_equal(result, results[0])
+    assert (b"pthread_create" in library.read_bytes()) is (threads > 1)
+    with pytest.raises(SettingError, match="runs on one thread"):
+        write_program(Request(model=wide_network, target="c", num_threads=2), tmp_path, Product.C)
+    with pytest.raises(BackendError, match=r"thumbv7em-none-eabihf has no POSIX threads"):
+        export_object(
+            wide_network,
+            tmp_path,
+            "llvm -mtriple=thumbv7em-none-eabihf -mcpu=cortex-m7",
+            num_threads=2,
+        )
 
 
 def test_outputs_that_would_be_called_alike_have_files_and_parameters_of_their_own(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from tests.c_compiler import CACHE
 from tests.codegen.lower.small_models import feeds_of, small_model
 from tests.emulated import run_emulated
+from tests.free_model import BOUNDS, free_case, save_free_model
 
 from intarsia.codegen.emit.llvm import emit_llvm
 from intarsia.export import export_executable, export_object, export_shared
@@ -101,6 +102,20 @@ def test_an_object_computes_the_model_on_its_machine(case, machine, tmp_path):
     target, emulated = MACHINES[machine]
     exported = export_object(path, tmp_path, target)
     agree(run_emulated(target, emulated, exported, feeds, want, tmp_path), want)
+
+
+@pytest.mark.usefixtures("zig_cache")
+@pytest.mark.parametrize(
+    "machine", [pytest.param("aarch64", marks=pytest.mark.exhaustive), "armv7"]
+)
+def test_a_size_is_told_when_it_runs(machine, tmp_path):
+    save_free_model(tmp_path / "free.onnx")
+    target, emulated = MACHINES[machine]
+    exported = export_object(tmp_path / "free.onnx", tmp_path, target, shapes=BOUNDS)
+    for sizes in ((1, 9), (3, 2)):
+        feeds, want = free_case(tmp_path / "free.onnx", *sizes)
+        inputs = list(feeds.values())
+        agree(run_emulated(target, emulated, exported, inputs, want, tmp_path, sizes), want)
 
 
 @pytest.mark.usefixtures("zig_cache")

@@ -75,7 +75,7 @@ def compile_command(
     from intarsia.runtime.package import PACKAGE_SUFFIX
 
     if emit is not Emit.PACKAGE:
-        _write_program(model, emit, output, choices, json=json)
+        _write_program(model, emit, output, choices, threads, json=json)
         return
     file = writable(output or Path(f"{model.stem}{PACKAGE_SUFFIX}"), source=model)
     if annotate is not None:
@@ -109,7 +109,13 @@ def compile_command(
 
 
 def _write_program(
-    model: Path, emit: Emit, folder: Path | None, choices: Choices, *, json: bool
+    model: Path,
+    emit: Emit,
+    folder: Path | None,
+    choices: Choices,
+    threads: int | None,
+    *,
+    json: bool,
 ) -> None:
     """Write a model as C or as machine code, and say which files that made.
 
@@ -126,7 +132,7 @@ def _write_program(
             hint="leave it out, or write a package",
         )
     writable_folder(folder or Path())
-    request = make_request(model, choices, None, target=choices.target or DEFAULT_TARGET)
+    request = make_request(model, choices, threads or 1, target=choices.target or DEFAULT_TARGET)
     needs: list[Footprint] = []
     files = write_program(request, folder or Path(), Product(emit), tell=needs.append)
     sizes = [(str(file), file.stat().st_size) for file in files]

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from intarsia.codegen.emit.c_program import Tensor
     from intarsia.codegen.lower.program import Program
     from intarsia.codegen.unit import VectorUnit
+    from intarsia.extents import Symbol
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
     from intarsia.native.machine import NativeCpu
@@ -29,7 +30,19 @@ _NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Native:
-    """A model as one native program, still to be written."""
+    """A model as one native program, still to be written.
+
+    Attributes:
+        program: The calls.
+        inputs: In the program's order.
+        outputs: Likewise.
+        target: The complete target that it is for.
+        unit: Of that target.
+        cpu: Likewise; None where C is written.
+        caches: The folder of all caches.
+        sizes: The dimensions that a run is told, each with a size that it may have.
+        threads: That share a call.
+    """
 
     program: Program
     inputs: tuple[Tensor, ...]
@@ -38,6 +51,8 @@ class Native:
     unit: VectorUnit
     cpu: NativeCpu | None
     caches: Path
+    sizes: Mapping[Symbol, int] = field(default_factory=dict)
+    threads: int = 1
 
 
 def lower_model(request: Request, registers: int | None = None) -> Native:
@@ -59,7 +74,8 @@ def lower_model(request: Request, registers: int | None = None) -> Native:
     from intarsia.native.machine import triple_words
     from intarsia.native.native_target import lowering_options, target_cpu
 
-    setting = read_setting(replace(request, is_here=False, is_made=True))
+    threads = request.num_threads or 1
+    setting, sizes = _read(replace(request, is_here=False, is_made=True, num_threads=threads))
     pieces = _find_pieces(setting, is_c=registers is not None)
     graph, target = setting.graph, _main_target(setting, pieces)
     cpu = target_cpu(target)[0] if target.kind.is_native else None
@@ -89,6 +105,7 @@ def lower_model(request: Request, registers: int | None = None) -> Native:
             accuracy=options.accuracy,
             is_bf16=options.is_bf16,
             requantise=options.requantise,
+            threads=threads,
         )
 
     read = {value for piece in pieces for value in piece.region.inputs}
@@ -104,13 +121,46 @@ def lower_model(request: Request, registers: int | None = None) -> Native:
     unit = unit if registers is None else replace(unit, registers=registers)
     tensors = [
         tuple(
-            Tensor(graph.values[i].name, graph.values[i].dtype, graph.values[i].shape or ())
+            Tensor(
+                graph.values[i].name,
+                graph.values[i].dtype,
+                graph.values[i].extents or graph.values[i].shape or (),
+            )
             for i in side
         )
         for side in (inputs, outputs)
     ]
     caches = request.settings.cache_folder()
-    return Native(program, tensors[0], tensors[1], target, unit, cpu, caches)
+    return Native(program, tensors[0], tensors[1], target, unit, cpu, caches, sizes, threads)
+
+
+def _read(request: Request) -> tuple[Setting, Mapping[Symbol, int]]:
+    """Return the prepared model, and the dimensions that stay free with a size for each.
+
+    Those that are bounded stay free; others have nominal sizes.
+
+    Raises:
+        UnsupportedError: The shape of a value does not follow from those of the inputs.
+        IntarsiaError: As `read_setting`.
+    """
+    from intarsia.graph.free_sizes import FreeSizesError
+    from intarsia.place.setting import make_free_setting, make_setting
+
+    said = request.shapes or {}
+    bounded = [name for name, sizes in said.items() if isinstance(sizes, str)]
+    if not bounded:
+        return read_setting(request), {}
+    machine = request.find_machine()
+    try:
+        return make_setting(request, machine), {}
+    except FreeSizesError as error:
+        signature = error.signature
+    nominal = signature.nominal_sizes()
+    bounds = {name: ends for name, ends in signature.bounds.items() if name in bounded}
+    fixed = {name: (size,) for name, size in nominal.items() if name not in bounds}
+    request = replace(request, shapes={**said, **fixed})
+    setting, symbols = make_free_setting(request, machine, nominal, bounds)
+    return setting, {symbols[name]: nominal[name] for name in bounds}
 
 
 @dataclass(frozen=True, slots=True)

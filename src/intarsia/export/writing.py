@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from intarsia.codegen.emit.c_function import Linkage
     from intarsia.codegen.emit.c_memory import Footprint
     from intarsia.codegen.emit.c_program import Layout as CLayout
-    from intarsia.codegen.emit.c_program import Sources
+    from intarsia.codegen.emit.c_program import Sharing, Sources
     from intarsia.codegen.ir import Function
     from intarsia.codegen.unit import VectorUnit
     from intarsia.export.region import Native
@@ -60,7 +60,8 @@ def export_c(
         folder: Where to; it is made if it is missing.
         target: `llvm` or `c`, with a CPU whose vectors decide how many lanes kernels have.
         name: What files and functions are called; None means the file's name.
-        shapes: Dimensions of inputs that the model leaves free, by name.
+        shapes: Dimensions of inputs that the model leaves free, by name: sizes, or bounds as text
+            (`{"batch": "1..8"}`), which make the size a parameter of the program's function.
         backends: The backends to use; None means all that are installed.
 
     Raises:
@@ -80,6 +81,7 @@ def export_object(
     name: str | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     backends: Backends | None = None,
+    num_threads: int = 1,
 ) -> tuple[Path, ...]:
     """Write a model as one relocatable object, its weights inside: `NAME.o` and `NAME.h`.
 
@@ -88,7 +90,9 @@ def export_object(
     Raises:
         IntarsiaError: As `export_shared`.
     """
-    request = Request(model=model, target=target, shapes=shapes, backends=backends)
+    request = Request(
+        model=model, target=target, shapes=shapes, backends=backends, num_threads=num_threads
+    )
     return write_program(request, folder, Product.OBJECT, name)
 
 
@@ -100,11 +104,12 @@ def export_shared(
     name: str | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     backends: Backends | None = None,
+    num_threads: int = 1,
 ) -> tuple[Path, ...]:
     """Write a model as a shared library, its weights inside: `libNAME.so` and `NAME.h`.
 
     It needs the C library alone. For WebAssembly it is a module, `NAME.wasm`. See `export_c` for
-    the arguments; the target is of the kind `llvm`, for any machine.
+    the arguments; the target is of the kind `llvm`, for any machine. `num_threads` share a run.
 
     Raises:
         UnsupportedError: Some nodes have no native code.
@@ -112,7 +117,9 @@ def export_shared(
         SettingError: The folder cannot be written.
         IntarsiaError: As `intarsia.compile`.
     """
-    request = Request(model=model, target=target, shapes=shapes, backends=backends)
+    request = Request(
+        model=model, target=target, shapes=shapes, backends=backends, num_threads=num_threads
+    )
     return write_program(request, folder, Product.SHARED, name)
 
 
@@ -124,6 +131,7 @@ def export_executable(
     name: str | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     backends: Backends | None = None,
+    num_threads: int = 1,
 ) -> tuple[Path, ...]:
     """Write a model as a program that runs it: `NAME`, or `NAME.wasm` for WebAssembly.
 
@@ -133,7 +141,9 @@ def export_executable(
     Raises:
         IntarsiaError: As `export_shared`.
     """
-    request = Request(model=model, target=target, shapes=shapes, backends=backends)
+    request = Request(
+        model=model, target=target, shapes=shapes, backends=backends, num_threads=num_threads
+    )
     return write_program(request, folder, Product.EXECUTABLE, name)
 
 
@@ -173,7 +183,14 @@ def _write_c(
     from intarsia.codegen.emit.c_program import emit_c_program, write_weights
 
     layout = _c_layout(native.target, native.unit)
-    sources = emit_c_program(name, native.program, native.inputs, native.outputs, layout)
+    if native.threads > 1:
+        raise SettingError(
+            "C that is written for any compiler runs on one thread",
+            hint="leave --threads out, or write an object (--emit object)",
+        )
+    sources = emit_c_program(
+        name, native.program, native.inputs, native.outputs, layout, sizes=tuple(native.sizes)
+    )
     if tell is not None:
         tell(sources.footprint)
     files = _write(folder, name, sources)
@@ -241,7 +258,14 @@ def _write_linked(native: Native, folder: Path, name: str, product: Product) -> 
             hint="use --emit object and link it with what starts that machine",
         )
     linker = None if linked else Linker.find(native.cpu, native.caches)
-    sources = emit_driver(name, native.program, native.inputs, native.outputs)
+    sources = emit_driver(
+        name,
+        native.program,
+        native.inputs,
+        native.outputs,
+        sizes=tuple(native.sizes),
+        sharing=_sharing(native, has_system=bool(system) and not is_wasm),
+    )
     output = folder / _file_name(name, product, is_wasm=is_wasm)
     with tempfile.TemporaryDirectory() as work:
         place = Path(work)
@@ -252,11 +276,15 @@ def _write_linked(native: Native, folder: Path, name: str, product: Product) -> 
         objects = _objects(native, place)
         options = ["-std=gnu11", "-g0", "-w"]
         if product is Product.EXECUTABLE:
-            main = emit_main(name, native.inputs, native.outputs)
+            told = {symbol.name: size for symbol, size in native.sizes.items()}
+            main = emit_main(name, native.inputs, native.outputs, told)
             (place / "main.c").write_text(main)
             files.append("main.c")
         elif product is Product.SHARED:
             options += _exports(name, place, is_wasm=is_wasm)
+            # Threads that wait would be left without their code.
+            options += ["-Wl,-z,nodelete"] if native.threads > 1 else []
+        options += ["-pthread"] if native.threads > 1 else []
         libraries = ("m",) if system and not is_wasm else ()
         # A module of WebAssembly that is called is linked as a program is, without a `main`.
         form = Form.EXECUTABLE if is_wasm and product is Product.SHARED else Form(product)
@@ -268,6 +296,38 @@ def _write_linked(native: Native, folder: Path, name: str, product: Product) -> 
     header = folder / f"{name}.h"
     header.write_text(sources.header)
     return output, header
+
+
+def _sharing(native: Native, *, has_system: bool) -> Sharing | None:
+    """Return how threads share a program; None if there is one.
+
+    Raises:
+        BackendError: Threads are asked for where there are none.
+    """
+    from intarsia.codegen.emit.c_function import CFunction
+    from intarsia.codegen.emit.c_program import Sharing
+    from intarsia.extents import typical
+    from intarsia.native.chunks import call_work, chunk_count
+    from intarsia.native.work import count_work
+
+    if native.threads == 1:
+        return None
+    assert native.cpu is not None
+    if not has_system and native.cpu.triple:
+        raise BackendError(
+            f"{native.cpu.triple} has no POSIX threads",
+            target=str(native.target),
+            hint="leave --threads out: the program has one thread then",
+        )
+    chunks = []
+    for call in native.program.calls:
+        kernel = native.program.kernels[call.kernel]
+        if isinstance(kernel, CFunction):
+            chunks.append(1)
+            continue
+        work = call_work(count_work(kernel, native.unit), call.flop, call.nbytes)
+        chunks.append(chunk_count(typical(call.extent), work, native.threads))
+    return Sharing(native.threads, tuple(chunks))
 
 
 _GNU = (("", ""), ("linux", "gnu"), ("linux", ""))

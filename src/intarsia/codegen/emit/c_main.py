@@ -13,12 +13,15 @@ Source:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from intarsia.codegen.emit.c_program import Tensor
+from intarsia.codegen.emit.c_sizes import HELPERS, spell
+from intarsia.extents import evaluate_all
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -30,25 +33,59 @@ _MULTIPLE = 64
 """Bytes of a file's header, and of the step between seeds of inputs."""
 
 
-def emit_main(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> str:
+def emit_main(
+    name: str,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    sizes: Mapping[str, int] | None = None,
+) -> str:
     """Return the `main` of a program, in C11.
 
     Args:
         name: What the program's functions begin with.
         inputs: In the order of `NAME_run`.
         outputs: In the order of `NAME_run`.
+        sizes: The dimensions that `NAME_run` is told, in its order, each with what it is where
+            nobody says another.
     """
+    sizes = sizes or {}
     tensors = (*inputs, *outputs)
     names = (*(tensor.name for tensor in inputs), *file_names(outputs))
     listed = zip(tensors, names, strict=True)
     rows = ",\n".join(f"    {_row(tensor, file_name(name))}" for tensor, name in listed)
-    called = ", ".join(f"data[{at}]" for at in range(len(tensors)))
-    text = _MAIN.replace("MODEL", name).replace("CALLED", called)
-    text = text.replace("INPUTS", str(len(inputs))).replace("TENSORS", str(len(tensors)))
-    return text.replace("ROWS", rows)  # last: names of tensors may be any of these words
+    names = {symbol: f"sizes[{at}]" for at, symbol in enumerate(sizes)}
+    called = [*names.values(), *(f"data[{at}]" for at in range(len(tensors)))]
+    measured = "".join(
+        f"    extents[{at}][{axis}] = {spell(extent, names)};\n"
+        for at, tensor in enumerate(tensors)
+        for axis, extent in enumerate(tensor.shape)
+    )
+    words = {
+        "MODEL": name,
+        "CALLED": ", ".join(called),
+        "INPUTS": len(inputs),
+        "TENSORS": len(tensors),
+        "RANK": max(1, *(len(tensor.shape) for tensor in tensors)),
+        "NUMBER_OF_SIZES": len(sizes),
+        "FIRST_SIZES": ", ".join(map(str, sizes.values())) or "0",
+        "OPTIONS": "sond" if sizes else "son",
+        "TELL_SIZES": f" [-d {','.join(map(_in_usage, sizes))}]" if sizes else "",
+        "HELPERS": HELPERS if sizes else "",
+        "MEASURED\n": measured,
+        "ROWS": rows,
+    }
+    # At once: names of the model may be any of these words.
+    return re.sub("|".join(words), lambda found: str(words[found[0]]), _MAIN)
 
 
-def seeded_input(tensor: Tensor, number: int, seed: int = 0) -> Array:
+def _in_usage(name: str) -> str:
+    """Return the name of a dimension as part of a format of C."""
+    return file_name(name).upper()
+
+
+def seeded_input(
+    tensor: Tensor, number: int, seed: int = 0, sizes: Mapping[str, int] | None = None
+) -> Array:
     """Return what the program makes of a seed for an input.
 
     Floats are in [-1, 1), integers of 8 bits anything, others and booleans 0 or 1.
@@ -57,11 +94,13 @@ def seeded_input(tensor: Tensor, number: int, seed: int = 0) -> Array:
         tensor: The input.
         number: Which of the inputs it is.
         seed: The program's `-s`.
+        sizes: The program's `-d`, by the names of dimensions.
 
     Returns:
         An array; bfloat16 as its bits.
     """
-    count = math.prod(tensor.shape)
+    shape = evaluate_all(tensor.shape, sizes or {})
+    count = math.prod(shape)
     bits = np.arange(count, dtype=np.uint32) * np.uint32(0x9E3779B9)
     bits += np.uint32((seed * _MULTIPLE + number + 1) * 0x85EBCA6B & 0xFFFFFFFF)
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
@@ -79,7 +118,7 @@ def seeded_input(tensor: Tensor, number: int, seed: int = 0) -> Array:
         held = (bits >> np.uint32(24)).astype(np.uint8).view(dtype)
     else:
         held = (bits >> np.uint32(31)).astype(dtype)
-    return held.reshape(tensor.shape)
+    return held.reshape(shape)
 
 
 def file_name(name: str) -> str:
@@ -105,17 +144,11 @@ def file_names(outputs: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def _row(tensor: Tensor, name: str) -> str:
-    count = math.prod(tensor.shape)
     is_plain = tensor.dtype != "bfloat16"
     described = np.dtype(tensor.dtype).newbyteorder("<").str if is_plain else "<u2"
     size = 2 if not is_plain else np.dtype(tensor.dtype).itemsize
-    shape = "".join(f"{extent}, " for extent in tensor.shape)
-    text = f"{{'descr': '{described}', 'fortran_order': False, 'shape': ({shape}), }}"
-    text += " " * (-(10 + len(text) + 1) % _MULTIPLE)
-    length = len(text) + 1
-    start = f"\\223NUMPY\\001\\000\\{length & 255:03o}\\{length >> 8:03o}"
     kind = _KINDS.get(tensor.dtype, "BYTE" if tensor.dtype.endswith("int8") else "FLAG")
-    return f'{{"{name}", "{start}"\n     "{text}\\n", {10 + length}, {kind}, {size}, {count}}}'
+    return f'{{"{name}", "{described}", {kind}, {size}, {len(tensor.shape)}}}'
 
 
 _MAIN = """\
@@ -129,15 +162,31 @@ _MAIN = """\
 
 typedef enum { FLOAT, DOUBLE, HALF, BRAIN, BYTE, FLAG } Kind;
 typedef struct {
-    const char *name, *header;
-    size_t header_bytes;
+    const char *name, *type; /* the type is numpy's */
     Kind kind;
-    size_t size, count;
+    size_t size, rank;
 } Tensor;
 
 static const Tensor tensors[] = {
 ROWS
 };
+
+HELPERS
+static int64_t sizes[NUMBER_OF_SIZES + 1] = {FIRST_SIZES};
+static int64_t extents[TENSORS][RANK];
+
+static void measure(void)
+{
+MEASURED
+}
+
+static size_t count_of(int which)
+{
+    size_t count = 1;
+    for (size_t axis = 0; axis < tensors[which].rank; ++axis)
+        count *= (size_t)extents[which][axis];
+    return count;
+}
 
 static int fail(const char *what, const char *which)
 {
@@ -146,10 +195,12 @@ static int fail(const char *what, const char *which)
 }
 
 /* Makes an input of a seed. */
-static void make(const Tensor *tensor, void *data, uint32_t number, uint32_t seed)
+static void make(int number, void *data, uint32_t seed)
 {
-    uint32_t first = (seed * 64u + number + 1u) * 0x85EBCA6Bu;
-    for (size_t i = 0; i < tensor->count; ++i) {
+    const Tensor *tensor = &tensors[number];
+    size_t count = count_of(number);
+    uint32_t first = (seed * 64u + (uint32_t)number + 1u) * 0x85EBCA6Bu;
+    for (size_t i = 0; i < count; ++i) {
         uint32_t bits = (uint32_t)i * 0x9E3779B9u + first;
         bits = (bits ^ bits >> 16) * 0x7FEB352Du;
         bits = (bits ^ bits >> 15) * 0x846CA68Bu;
@@ -169,9 +220,9 @@ static void make(const Tensor *tensor, void *data, uint32_t number, uint32_t see
 }
 
 /* Reads an input: a file of numpy's with this type and shape, or its elements alone. */
-static int read_input(const Tensor *tensor, void *data, const char *path)
+static int read_input(int number, void *data, const char *path)
 {
-    size_t nbytes = tensor->size * tensor->count;
+    size_t nbytes = tensors[number].size * count_of(number);
     unsigned char start[10];
     FILE *file = fopen(path, "rb");
     if (file == NULL)
@@ -187,19 +238,52 @@ static int read_input(const Tensor *tensor, void *data, const char *path)
     return is_read ? 0 : fail("does not have the size of its input", path);
 }
 
-static int write_output(const Tensor *tensor, const void *data, const char *folder)
+/* Writes what stands before the elements in a file of numpy's; returns its bytes. */
+static size_t describe(int number, char *head, size_t room)
 {
-    char path[4096];
+    const Tensor *tensor = &tensors[number];
+    size_t at = 10;
+    at += (size_t)snprintf(head + at, room - at,
+                           "{'descr': '%s', 'fortran_order': False, 'shape': (", tensor->type);
+    for (size_t axis = 0; axis < tensor->rank; ++axis)
+        at += (size_t)snprintf(head + at, room - at, "%lld, ", (long long)extents[number][axis]);
+    at += (size_t)snprintf(head + at, room - at, "), }");
+    while (at % 64 != 63)
+        head[at++] = ' ';
+    head[at++] = '\\n';
+    memcpy(head, "\\223NUMPY\\001\\000", 8);
+    head[8] = (char)((at - 10) & 255);
+    head[9] = (char)((at - 10) >> 8);
+    return at;
+}
+
+static int write_output(int number, const void *data, const char *folder)
+{
+    const Tensor *tensor = &tensors[number];
+    char path[4096], head[256 + 24 * RANK];
     if (snprintf(path, sizeof path, "%s/%s.npy", folder, tensor->name) >= (int)sizeof path)
         return fail("too long", folder);
     FILE *file = fopen(path, "wb");
     if (file == NULL)
         return fail("cannot write", path);
-    size_t nbytes = tensor->size * tensor->count;
-    int is_written = fwrite(tensor->header, 1, tensor->header_bytes, file) == tensor->header_bytes;
+    size_t nbytes = tensor->size * count_of(number), before = describe(number, head, sizeof head);
+    int is_written = fwrite(head, 1, before, file) == before;
     is_written = fwrite(data, 1, nbytes, file) == nbytes && is_written;
     is_written = fclose(file) == 0 && is_written;
     return is_written ? 0 : fail("cannot write", path);
+}
+
+/* Reads sizes, with commas between them. */
+static int read_sizes(const char *text)
+{
+    for (int i = 0; i < NUMBER_OF_SIZES; ++i) {
+        char *end;
+        sizes[i] = strtoll(text, &end, 10);
+        if (end == text || *end != (i + 1 < NUMBER_OF_SIZES ? ',' : 0) || sizes[i] < 0)
+            return fail("these are not its sizes", text);
+        text = end + 1;
+    }
+    return 0;
 }
 
 static double seconds(void)
@@ -215,28 +299,32 @@ int main(int argc, char **argv)
     uint32_t seed = 0;
     long rounds = 1;
     int at = 1;
-    for (; at + 1 < argc && argv[at][0] == '-' && strchr("son", argv[at][1]) != NULL; at += 2) {
+    for (; at + 1 < argc && argv[at][0] == '-' && strchr("OPTIONS", argv[at][1]) != NULL; at += 2) {
         if (argv[at][1] == 'o')
             folder = argv[at + 1];
         else if (argv[at][1] == 's')
             seed = (uint32_t)strtoul(argv[at + 1], NULL, 10);
-        else
+        else if (argv[at][1] == 'd') {
+            if (read_sizes(argv[at + 1]) != 0)
+                return 2;
+        } else
             rounds = strtol(argv[at + 1], NULL, 10);
     }
     if ((at != argc && argc - at != INPUTS) || rounds < 1) {
         fprintf(stderr,
-                "usage: MODEL [-s SEED] [-n ROUNDS] [-o FOLDER] [INPUT.npy ...]\\n"
+                "usage: MODEL [-s SEED] [-n ROUNDS] [-o FOLDER]TELL_SIZES [INPUT.npy ...]\\n"
                 "reads its INPUTS inputs, or makes them of a seed; writes FOLDER/OUTPUT.npy\\n");
         return 2;
     }
+    measure();
     void *data[TENSORS];
     for (int i = 0; i < TENSORS; ++i) {
-        data[i] = malloc(tensors[i].size * tensors[i].count + 1);
+        data[i] = malloc(tensors[i].size * count_of(i) + 1);
         if (data[i] == NULL)
             return fail("no memory for", tensors[i].name);
         if (i < INPUTS && at == argc)
-            make(&tensors[i], data[i], (uint32_t)i, seed);
-        else if (i < INPUTS && read_input(&tensors[i], data[i], argv[at + i]) != 0)
+            make(i, data[i], seed);
+        else if (i < INPUTS && read_input(i, data[i], argv[at + i]) != 0)
             return 2;
     }
     double best = 0;
@@ -252,7 +340,7 @@ int main(int argc, char **argv)
     }
     printf("MODEL: %.3f ms, the best of %ld\\n", 1e3 * best, rounds);
     for (int i = INPUTS; i < TENSORS && folder != NULL; ++i)
-        if (write_output(&tensors[i], data[i], folder) != 0)
+        if (write_output(i, data[i], folder) != 0)
             return 2;
     return 0;
 }

@@ -25,10 +25,13 @@ from intarsia.codegen.emit import c_text as text
 from intarsia.codegen.emit.c import emit_c
 from intarsia.codegen.emit.c_function import CFunction
 from intarsia.codegen.emit.c_memory import Footprint, stack_bytes, with_tight_arena
+from intarsia.codegen.emit.c_sizes import HELPERS, at_most, largest, refuse_sizes, spell
+from intarsia.codegen.emit.c_threads import pool_source
 from intarsia.codegen.ir import Function
 from intarsia.codegen.lower.program import Argument, Call, Program
 from intarsia.codegen.storage import StorageKind
 from intarsia.errors import BackendError
+from intarsia.extents import Extent, Symbol
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -76,12 +79,25 @@ class Tensor:
     Attributes:
         name: In the model.
         dtype: By numpy's name.
-        shape: Its dimensions.
+        shape: Its dimensions, which may depend on sizes that are parameters.
     """
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Extent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How threads share a program.
+
+    Attributes:
+        threads: How many there are, the caller's included.
+        chunks: Into how many chunks each call of the program is cut at most.
+    """
+
+    threads: int
+    chunks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +133,8 @@ def emit_c_program(
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
     layout: Layout = Layout(),
+    *,
+    sizes: Sequence[Symbol] = (),
 ) -> Sources:
     """Return a program as one C99 source that needs nothing but a C compiler.
 
@@ -126,20 +144,37 @@ def emit_c_program(
         inputs: In the order of the region's inputs.
         outputs: In the order of the region's outputs.
         layout: Where it keeps its data.
+        sizes: Dimensions that a run is told, all of them bounded.
+
+    Raises:
+        UnsupportedError: A dimension is not bounded, or found by a run.
     """
-    program = with_tight_arena(program, layout.scratch_align)
-    return _Writer(name, program, inputs, outputs, layout, is_native=False).sources()
+    writer = _Writer(name, program, inputs, outputs, layout, tuple(sizes), is_native=False)
+    return writer.sources()
 
 
 def emit_driver(
-    name: str, program: Program, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+    name: str,
+    program: Program,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    *,
+    sizes: Sequence[Symbol] = (),
+    sharing: Sharing | None = None,
 ) -> Sources:
     """Return the C part of a shared library whose kernels are object files.
 
     Its weights are the symbol `<name>_weights`, and functions that call a library are in it
-    (`CFunction.linkage`). See `emit_c_program`.
+    (`CFunction.linkage`). See `emit_c_program`; `sharing` says how threads share the calls, and
+    None that there is one thread.
+
+    Raises:
+        UnsupportedError: A dimension is not bounded, or found by a run.
     """
-    return _Writer(name, program, inputs, outputs, Layout(), is_native=True).sources()
+    writer = _Writer(
+        name, program, inputs, outputs, Layout(), tuple(sizes), sharing, is_native=True
+    )
+    return writer.sources()
 
 
 def identifier(name: str) -> str:
@@ -156,15 +191,24 @@ class _Writer:
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
         layout: Layout,
+        sizes: tuple[Symbol, ...] = (),
+        sharing: Sharing | None = None,
         *,
         is_native: bool,
     ) -> None:
         self._name = name
         self._layout = layout
+        checked = (check.storage for check in program.checks)
+        self._fault_counts = {i: program.storages[i].nbytes // _FAULT_BYTES for i in checked}
+        program = at_most(program) if sizes else program
+        if not is_native:
+            program = with_tight_arena(program, layout.scratch_align)
         self._program = program
         self._inputs = inputs
         self._outputs = outputs
         self._is_native = is_native
+        self._sizes = sizes
+        self._sharing = sharing
         for tensor in (*inputs, *outputs):
             if tensor.dtype not in text.MEMORY:
                 raise BackendError(
@@ -174,14 +218,17 @@ class _Writer:
         self._kernels = {number: program.kernels[number] for number in used}
         taken = {kernel.name for kernel in self._kernels.values()}
         taken |= {"scratch", "memory", "weights", "block", "arguments", "l"}
-        taken |= {"faults", "any_of", "arena"}
-        self._names: list[str] = []
-        for tensor in (*inputs, *outputs):
-            candidate = identifier(tensor.name)
+        taken |= {"faults", "any_of", "arena", "quotient", "larger", "pool", "parallel"}
+
+        def unique(name: str) -> str:
+            candidate = identifier(name)
             while candidate in taken or candidate in text.KEYWORDS:
                 candidate += "_"
             taken.add(candidate)
-            self._names.append(candidate)
+            return candidate
+
+        self._names = [unique(tensor.name) for tensor in (*inputs, *outputs)]
+        self._size_names = {symbol.name: unique(symbol.name) for symbol in sizes}
         self._weights = tuple(program.constants.values())
         self._offsets, self._size = _laid_out(self._weights)
         self._has_file = not is_native and (
@@ -190,7 +237,7 @@ class _Writer:
         )
         self._is_inline = not self._has_file and not is_native
         self._footprint = Footprint(
-            program.scratch_bytes + (layout.scratch_align if program.scratch_bytes else 0),
+            int(program.scratch_bytes) + (layout.scratch_align if program.scratch_bytes else 0),
             stack_bytes(program),
             sum(array.nbytes for array in self._weights),
         )
@@ -285,23 +332,37 @@ class _Writer:
         lines = ["/* Tensors are dense and row-major."]
         for number, tensor in enumerate((*self._inputs, *self._outputs)):
             role = "input" if number < len(self._inputs) else "output"
-            shape = " x ".join(map(str, tensor.shape)) or "a scalar"
+            shape = " x ".join(self._dimension(one) for one in tensor.shape) or "a scalar"
             lines.append(f"   {role} {self._names[number]}: {tensor.dtype}, {shape}")
+        for symbol in self._sizes:
+            bounds = f"{symbol.low} to {symbol.high}"
+            if symbol.multiple != 1:
+                bounds += f", a multiple of {symbol.multiple}"
+            lines.append(f"   {self._size_names[symbol.name]}: {bounds}")
         counts = []
         for role, tensors in (("INPUT", self._inputs), ("OUTPUT", self._outputs)):
             for number, tensor in enumerate(tensors):
-                entries = math.prod(tensor.shape)
+                entries = largest(math.prod(tensor.shape))
                 counts.append(f"#define {self._name.upper()}_{role}{number}_COUNT {entries}u")
-        return [*lines[:-1], f"{lines[-1]} */", "", "/* Their entries. */", *counts, ""]
+        return [*lines[:-1], f"{lines[-1]} */", "", self._counted(), *counts, ""]
+
+    def _counted(self) -> str:
+        return f"/* Their entries{', at the largest sizes' if self._sizes else ''}. */"
+
+    def _dimension(self, extent: Extent) -> str:
+        """Return a dimension for people: a size by its parameter's name."""
+        return str(extent) if isinstance(extent, int) else spell(extent, self._size_names)
 
     def _results(self) -> list[str]:
         """Return the end of a comment: what a run returns."""
         calls_others = any(isinstance(item, CFunction) for item in self._kernels.values())
-        if not self._program.checks and not calls_others:
+        if not self._program.checks and not calls_others and not self._sizes:
             return ["Returns 0. */"]
         lines = ["Returns 0, or what is wrong; then no output is to be used:"]
         if calls_others:
             lines.append("-1: a function of a library has failed")
+        if self._sizes:
+            lines.append("-2: a size is not within its bounds")
         for number, check in enumerate(self._program.checks, 1):
             line = f"{number}: an index in {check.indices!r} is out of bounds: "
             line += f"node {check.node!r} has {check.extent} entries"
@@ -312,7 +373,7 @@ class _Writer:
         return [*lines[:-1], f"{lines[-1]} */"]
 
     def _signature(self) -> str:
-        parts = []
+        parts = [f"int64_t {name}" for name in self._size_names.values()]
         for number, tensor in enumerate((*self._inputs, *self._outputs)):
             const = "const " if number < len(self._inputs) else ""
             parts.append(f"{const}{text.MEMORY[tensor.dtype]} *{self._names[number]}")
@@ -342,8 +403,12 @@ class _Writer:
             parts += self._weight_parts()
         if self._program.checks:
             parts.append(_ANY)
+        if self._sizes:
+            parts.append(HELPERS)
+        if self._sharing is not None:
+            parts.append(pool_source(self._sharing.threads))
         parts.append(self._run_in())
-        names = ", ".join(self._names)
+        names = ", ".join((*self._size_names.values(), *self._names))
         if not need.arena:
             parts.append(
                 f"int {name}_run({self._signature()})\n{{\n"
@@ -387,23 +452,27 @@ class _Writer:
         storages = self._program.storages
         faults = {check.storage: at for at, check in enumerate(self._program.checks, 1)}
         if faults:
-            sizes = (storages[storage].nbytes for storage in faults)
-            lines.append(f"    int64_t faults[{sum(sizes) // _FAULT_BYTES}];")
+            nbytes = (storages[storage].nbytes for storage in faults)
+            lines.append(f"    int64_t faults[{sum(nbytes) // _FAULT_BYTES}];")
         lines += [
             "    uint8_t *memory = (uint8_t *)scratch;",
             *self._aligning(),
             "    (void)memory;",
             *(f"    (void){name};" for name in self._names),
         ]
-        for call in self._program.calls:
+        if self._sizes:  # rounded extents are made of what the model needs, and of no more
+            lines += ["    (void)larger;", "    (void)quotient;"]
+            wrong = refuse_sizes(self._sizes, self._size_names)
+            lines += [f"    if ({wrong})", "        return -2;"]
+        for number, call in enumerate(self._program.calls):
             kernel = self._kernels[call.kernel]
             what = " + ".join(call.nodes) or call.note
             if what:
                 lines.append(f"    /* {_in_comment(what)} */")
-            lines += self._call(kernel, call)
+            lines += self._call(kernel, call, number)
             for argument in call.arguments:
                 if argument.storage in faults:
-                    count = storages[argument.storage].nbytes // _FAULT_BYTES
+                    count = spell(self._fault_counts[argument.storage], self._size_names)
                     pointer = f"any_of({self._pointer(argument)}, {count})"
                     lines.append(f"    if ({pointer}) return {faults[argument.storage]};")
         return "\n".join((*lines, "    return 0;", "}", ""))
@@ -415,7 +484,9 @@ class _Writer:
         align = self._layout.scratch_align
         return [f"    memory += ({align} - (uintptr_t)memory % {align}) % {align};"]
 
-    def _call(self, kernel: Function, call: Call) -> list[str]:
+    def _call(self, kernel: Function, call: Call, number: int) -> list[str]:
+        sizes = [spell(size, self._size_names) for size in call.sizes]
+        extent = spell(call.extent, self._size_names)
         pairs = zip(kernel.buffers, call.arguments, strict=True)
         if isinstance(kernel, CFunction) or not self._is_native:
             passed = []
@@ -426,14 +497,18 @@ class _Writer:
             if isinstance(kernel, CFunction):
                 listed = ",\n        ".join(passed)
                 return [f"    if ({kernel.name}(\n        {listed}) != 0)", "        return -1;"]
-            listed = "".join(f"\n        {item}," for item in passed)
-            return [f"    {kernel.name}({listed}", f"        0, {call.extent});"]
+            listed = "".join(f"\n        {item}," for item in (*passed, *sizes))
+            return [f"    {kernel.name}({listed}", f"        0, {extent});"]
         # Eight bytes for each address, on machines of 32 bits too.
-        listed = ", ".join(f"(uintptr_t)({self._pointer(argument)})" for _, argument in pairs)
+        words = [f"(uintptr_t)({self._pointer(argument)})" for _, argument in pairs]
+        listed = ", ".join((*words, *(f"(uint64_t){size}" for size in sizes)))
+        run = f"{kernel.name}(arguments, 0, {extent});"
+        if self._sharing is not None and self._sharing.chunks[number] > 1:
+            run = f"parallel({kernel.name}, arguments, {extent}, {self._sharing.chunks[number]});"
         return [
             "    {",
             f"        const uint64_t arguments[] = {{{listed}}};",
-            f"        {kernel.name}(arguments, 0, {call.extent});",
+            f"        {run}",
             "    }",
         ]
 
@@ -455,7 +530,8 @@ class _Writer:
         else:
             base = f"{self._name}_weights" if self._is_native else "weights"
             offset, cast = offset + self._offsets[storage.index], ""
-        return f"{cast}{base} + {offset}" if offset else base
+        shift = spell(offset, self._size_names)
+        return f"{cast}{base} + {shift}" if shift != "0" else base
 
 
 _FAULT_BYTES = 8
