@@ -15,7 +15,7 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.backends.arm_acl.program import NCHW, NHWC, AclCall, AclProgram, AclTensor, Room
-from intarsia.backends.arm_acl.quantised import Quantised, dequantise, read_linear
+from intarsia.backends.arm_acl.quantised import ScaledIntegers, dequantise, read_linear
 from intarsia.codegen.lower.operation import Operation
 from intarsia.errors import ReasonCode
 from intarsia.graph.extract import constant_array
@@ -87,7 +87,7 @@ class Builder:
         self.nodes: tuple[str, ...] = ()
         self._constant_numbers: dict[int, int] = {}
         self._forms: dict[tuple[int, str, tuple[float, ...], int], int] = {}
-        self._integers: Mapping[int, Quantised] = {}
+        self._integers: Mapping[int, ScaledIntegers] = {}
 
     def mark(self) -> Mark:
         """Return how far it is, to go back to if what follows is not taken."""
@@ -108,7 +108,7 @@ class Builder:
         return AclProgram(tuple(self.tensors), tuple(self.calls[mark.calls :]))
 
     @contextmanager
-    def standing_for(self, integers: Mapping[int, Quantised]) -> Iterator[None]:
+    def standing_for(self, integers: Mapping[int, ScaledIntegers]) -> Iterator[None]:
         """Read and write integers in place of the floats that they stand for, by these."""
         self._integers = integers
         try:
@@ -116,7 +116,7 @@ class Builder:
         finally:
             self._integers = {}
 
-    def integers_of(self, value: Value) -> Quantised | None:
+    def integers_of(self, value: Value) -> ScaledIntegers | None:
         """Return the integers that are read in place of a value, if there are some."""
         return self._integers.get(value.id)
 
@@ -230,7 +230,7 @@ class Builder:
         index = len(self.constants) - 1
         return self.add(replace(spec, shape=shape, room=Room.CONSTANT, index=index))
 
-    def spec(self, value: Value, layout: str, quantised: Quantised | None) -> AclTensor:
+    def spec(self, value: Value, layout: str, quantised: ScaledIntegers | None) -> AclTensor:
         """Return what tensor a value is.
 
         Raises:

@@ -16,7 +16,7 @@ import numpy as np
 from intarsia.arrays import Array
 from intarsia.backends.arm_acl.builder import Builder, acl_axis, unsupported
 from intarsia.backends.arm_acl.program import NCHW, NHWC, AclTensor, Activation
-from intarsia.backends.arm_acl.quantised import Quantised, dequantise
+from intarsia.backends.arm_acl.quantised import ScaledIntegers, dequantise
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.windows import WindowAttributes, read_window
 from intarsia.graph.graph import Value
@@ -308,7 +308,9 @@ def _weights(
     )
 
 
-def _integer_weights(source: str, held: Quantised, filter_axis: int) -> tuple[Array, AclTensor]:
+def _integer_weights(
+    source: str, held: ScaledIntegers, filter_axis: int
+) -> tuple[Array, AclTensor]:
     """Return weights as the library wants them beside a source of some type."""
     from intarsia.graph.extract import constant_array
 

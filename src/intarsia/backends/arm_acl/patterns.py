@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from intarsia.backends.arm_acl import lowering
 from intarsia.backends.arm_acl.builder import NotTaken, unsupported
 from intarsia.backends.arm_acl.lowering import FUSED, Act, Lower, activation_of
-from intarsia.backends.arm_acl.quantised import Quantised, read_linear, read_parameters
+from intarsia.backends.arm_acl.quantised import ScaledIntegers, read_linear, read_parameters
 from intarsia.codegen.lower.operation import Operation
 from intarsia.errors import ReasonCode
 from intarsia.graph.graph import Graph, Node, Value
@@ -213,7 +213,7 @@ class IntegerMatch:
         integers: By the floats.
     """
 
-    integers: dict[int, Quantised] = field(default_factory=dict)
+    integers: dict[int, ScaledIntegers] = field(default_factory=dict)
 
 
 def _activation(match: Match) -> Act | None:
@@ -263,7 +263,7 @@ def _quantised(match: Match) -> IntegerMatch | None:
     return IntegerMatch(integers)
 
 
-def integers_of(value: Value, region: Region) -> Quantised | None:
+def integers_of(value: Value, region: Region) -> ScaledIntegers | None:
     """Return the integers that a value of a region stands for."""
     if value.producer < 0 or value.producer not in region:
         return None
@@ -321,7 +321,7 @@ PATTERNS: tuple[Tier | Pattern, ...] = (
 """What runs as one function."""
 
 
-def linear_parts(operation: Operation) -> dict[int, Quantised]:
+def linear_parts(operation: Operation) -> dict[int, ScaledIntegers]:
     """Return what the tensors of an operator of integers mean, by their ids.
 
     Raises:

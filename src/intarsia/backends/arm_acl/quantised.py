@@ -15,7 +15,7 @@ _INTEGERS = ("int8", "uint8", "int32")
 
 
 @dataclass(frozen=True, eq=False)
-class Quantised:
+class ScaledIntegers:
     """Integers and what they mean: `(integer - zero point) * scale`.
 
     Attributes:
@@ -35,7 +35,7 @@ class Quantised:
         """The zero point, where there is one for all."""
         return int(self.zeros[0])
 
-    def is_same(self, other: Quantised) -> bool:
+    def is_same(self, other: ScaledIntegers) -> bool:
         """Tell whether both mean the same."""
         return (
             self.value.dtype == other.value.dtype
@@ -47,7 +47,7 @@ class Quantised:
 
 def read_parameters(
     operation: Operation, value: Value, scale_at: int, zero_at: int, axis: int | None
-) -> Quantised | str:
+) -> ScaledIntegers | str:
     """Return integers with the scale and zero point at two positions of a node's inputs.
 
     Args:
@@ -77,10 +77,10 @@ def read_parameters(
         axis = None
     elif axis is None or not shape or shape[axis] != scale.size:
         return "its scales do not run along one axis"
-    return Quantised(value, scale, np.broadcast_to(zeros.astype(np.int32), scale.shape), axis)
+    return ScaledIntegers(value, scale, np.broadcast_to(zeros.astype(np.int32), scale.shape), axis)
 
 
-def read_linear(operation: Operation) -> Quantised | str:
+def read_linear(operation: Operation) -> ScaledIntegers | str:
     """Return the integers of a QuantizeLinear (its result) or DequantizeLinear (its operand)."""
     is_quantize = operation.op_type == "QuantizeLinear"
     integers = operation.output if is_quantize else operation.inputs[0]
@@ -94,7 +94,7 @@ def read_linear(operation: Operation) -> Quantised | str:
     return read_parameters(operation, integers, 1, 2, axis % rank if rank else None)
 
 
-def dequantise(quantised: Quantised, array: Array) -> Array:
+def dequantise(quantised: ScaledIntegers, array: Array) -> Array:
     """Return the floats that integers stand for, rounded as ONNX's definition rounds."""
     shape = [-1 if dim == quantised.axis else 1 for dim in range(array.ndim)]
     if quantised.axis is None:

@@ -53,10 +53,10 @@ def emit_main(
     names = (*(tensor.name for tensor in inputs), *file_names(outputs))
     listed = zip(tensors, names, strict=True)
     rows = ",\n".join(f"    {_row(tensor, file_name(name))}" for tensor, name in listed)
-    names = {symbol: f"sizes[{at}]" for at, symbol in enumerate(sizes)}
-    called = [*names.values(), *(f"data[{at}]" for at in range(len(tensors)))]
+    told = {symbol: f"sizes[{at}]" for at, symbol in enumerate(sizes)}
+    called = [*told.values(), *(f"data[{at}]" for at in range(len(tensors)))]
     measured = "".join(
-        f"    extents[{at}][{axis}] = {spell(extent, names)};\n"
+        f"    extents[{at}][{axis}] = {spell(extent, told)};\n"
         for at, tensor in enumerate(tensors)
         for axis, extent in enumerate(tensor.shape)
     )
