@@ -148,7 +148,7 @@ class RegisteredBackend:
     refuses the pieces. What a backend without it fuses is guessed from the operators.
     """
 
-    c_program: Callable[[Region, Target], Program] | None = None
+    c_program: Callable[[Region, BuildContext], Program] | None = None
     """Returns a region as C functions that call a library, and the memory between them, for a
     program in C (`--emit c`). Without it such a program has none of its regions."""
 

@@ -38,8 +38,8 @@ class Emit(StrEnum):
     EXECUTABLE = "executable"
 
 
-_ALLOWED = ("--target", "--target-attr", "--shape", "--no-cache", "--no-probe")
-"""Options that mean something without a plan."""
+_ALLOWED = ("--target", "--target-attr", "--shape", "--no-cache", "--no-probe", "--placement")
+"""Options that mean something for a program that needs no Python."""
 
 
 @takes_choices(*MACHINE, *NODES, *BUCKETS, "placement", "strict", "frozen", "no_cache", "no_probe")
@@ -128,7 +128,7 @@ def _write_program(
     idle = [option for option in choices.given if option not in _ALLOWED]
     if idle:
         raise SettingError(
-            f"{idle[0]} has no meaning with --emit {emit}: the whole model is one region",
+            f"{idle[0]} has no meaning with --emit {emit}: the whole model is one program",
             hint="leave it out, or write a package",
         )
     writable_folder(folder or Path())

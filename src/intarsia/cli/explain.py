@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from intarsia.cli.models import explain_file
+from intarsia.cli.models import explain_absent_file, explain_file
 from intarsia.cli.options import (
     BUCKETS,
     MACHINE,
@@ -46,6 +46,13 @@ def explain_command(  # noqa: PLR0913 - an option each
         bool,
         typer.Option("--cuts", help="Which nodes would save most if another target took them."),
     ] = False,
+    absent: Annotated[
+        bool,
+        typer.Option(
+            "--absent",
+            help="Explain by estimates for a machine that is not here; nothing is compiled.",
+        ),
+    ] = False,
     complete: Annotated[
         bool, typer.Option("--all", help="List every node, copy, refusal and step.")
     ] = False,
@@ -65,7 +72,15 @@ def explain_command(  # noqa: PLR0913 - an option each
     """Show what runs where in a package or a model, and why."""
     if sum((node is not None, not_on is not None, cuts)) > 1:
         raise SettingError("--node, --not-on and --cuts exclude one another", hint="give one")
-    explanation = explain_file(file, choices, threads, profile)
+    if absent and profile:
+        raise SettingError(
+            "--absent and --profile exclude one another", hint="nothing runs on an absent machine"
+        )
+    explanation = (
+        explain_absent_file(file, choices, threads)
+        if absent
+        else explain_file(file, choices, threads, profile)
+    )
     if not_on is not None:
         _explain_absence(explanation, not_on, as_json=json, complete=complete)
         return

@@ -97,6 +97,30 @@ def explain_file(
     return package.explain() if not sizes else package.explain_at(sizes[0])
 
 
+def explain_absent_file(file: Path, choices: Choices, threads: int | None) -> Explanation:
+    """Explain a model on a machine that is not here, by estimates.
+
+    Args:
+        file: The model.
+        choices: What was given for compiling.
+        threads: Threads that one run may use.
+
+    Raises:
+        SettingError: It is a package, which is compiled for this machine.
+        IntarsiaError: As `intarsia.compile`.
+    """
+    from intarsia.runtime.package import is_package
+    from intarsia.tuning.absent.explaining import explain_absent
+
+    if is_package(file):
+        raise SettingError(
+            f"{str(file)!r} is a package, and --absent explains models",
+            hint="leave --absent out, or give the .onnx file",
+        )
+    setting = prepare_file(file, choices, threads, is_here=False)
+    return explain_absent(setting, choices.placement)
+
+
 def refuse_choices(file: Path, choices: Choices, *, asks_sizes: bool = False) -> None:
     """Refuse options of compiling for a package.
 

@@ -76,7 +76,7 @@ def lower_model(request: Request, registers: int | None = None) -> Native:
 
     threads = request.num_threads or 1
     setting, sizes = _read(replace(request, is_here=False, is_made=True, num_threads=threads))
-    pieces = _find_pieces(setting, is_c=registers is not None)
+    pieces = _find_pieces(setting, request, is_c=registers is not None)
     graph, target = setting.graph, _main_target(setting, pieces)
     cpu = target_cpu(target)[0] if target.kind.is_native else None
     options = lowering_options(target)
@@ -198,23 +198,24 @@ def _maker(capability: Capability, *, is_c: bool) -> Callable[[Region], Program]
     backend, context = capability.backend, capability.context
     if is_c:
         make = backend.c_program
-        return None if make is None else lambda region: make(region, context.target.target)
+        return None if make is None else lambda region: make(region, context)
     link = backend.linked_program
     return None if link is None else lambda region: link(region, context)
 
 
-def _find_pieces(setting: Setting, *, is_c: bool) -> list[_Piece]:
+def _find_pieces(setting: Setting, request: Request, *, is_c: bool) -> list[_Piece]:
     """Return the regions of a model with their targets, in the order in which they run.
 
     Args:
         setting: The model on its machine.
+        request: How nodes find their targets.
         is_c: Whether the program is to be C, and not machine code.
 
     Raises:
         UnsupportedError: Some nodes lie on other targets, or have no native code.
     """
     from intarsia.graph.region import Region
-    from intarsia.place.decide import decide_in_order
+    from intarsia.tuning.absent.explaining import decide_absent
 
     graph, targets = setting.graph, setting.config.targets
     whole = Region.of(graph, range(len(graph.nodes)))
@@ -222,7 +223,7 @@ def _find_pieces(setting: Setting, *, is_c: bool) -> list[_Piece]:
         found = [_Piece(targets[0].target, whole)]
     else:
         makers = {one.target: _maker(one, is_c=is_c) for one in setting.capabilities}
-        pieces = decide_in_order(setting).pieces
+        pieces = decide_absent(setting, request.placement, request.costs)[0].pieces
         natives = {piece.target for piece in pieces if _has_native_code(piece.target.target)}
         first = [piece.target for piece in pieces if piece.target in natives][:1]
         mixed = any(makers.get(piece.target) is not None for piece in pieces)

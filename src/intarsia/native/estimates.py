@@ -7,10 +7,11 @@ with the description of its core (`codegen.cycles`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from intarsia.codegen.cycles.instructions import Instructions
+from intarsia.codegen.cycles.instructions import Instructions, Slots, throughput
 from intarsia.codegen.cycles.program import ProgramEstimate, estimate_program
 from intarsia.codegen.lower.region import lower_region
 from intarsia.cost.cost import Cost, CostSource
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from intarsia.codegen.lower.program import Program
     from intarsia.graph.region import Region
     from intarsia.target import Target
+    from intarsia.target.cores import Core
 
 SPREAD = 6.0
 """Factor by which 95 of 100 estimates of kernels are off at most.
@@ -139,9 +141,40 @@ def estimate_cost(region: Region, target: Target, threads: int = 1) -> Cost | No
     if found is None or estimate is None or not estimate.seconds:
         return None
     instructions, is_named = found
-    core = instructions.core
-    said = f"{estimate.cycles:.3g} cycles of {core.name} at {core.hz / 1e9:g} GHz"
+    return _cost_of(estimate.cycles, instructions.core, SPREAD, is_named=is_named)
+
+
+def core_cost(
+    target: Target, cycles_on: Callable[[Core], float | None], spread: float
+) -> Cost | None:
+    """Return what code that is not ours costs by its cycles on the core of a target.
+
+    Args:
+        target: That says which CPU it is.
+        cycles_on: Tells the cycles of one run; None if it cannot.
+        spread: The factor by which they may be off on a core that is named.
+
+    Returns:
+        None where nothing is known of the core, or of the cycles.
+    """
+    found = core_of(target)
+    if found is None:
+        return None
+    core, is_named = found
+    cycles = cycles_on(core)
+    return None if cycles is None else _cost_of(cycles, core, spread, is_named=is_named)
+
+
+def copy_cycles(core: Core, nbytes: int) -> float:
+    """Return the cycles in which a core copies bytes, a register at a time."""
+    width = core.bits // 8
+    slots = Slots(load=1.0, store=1.0)
+    return throughput(slots, 2.0, core) * nbytes / width
+
+
+def _cost_of(cycles: float, core: Core, spread: float, *, is_named: bool) -> Cost:
+    said = f"{cycles:.3g} cycles of {core.name} at {core.hz / 1e9:g} GHz"
     if not is_named:
         said += ", for want of a CPU's name"
-    cost = Cost(estimate.seconds, 0, CostSource.ESTIMATED, provenance=said)
-    return cost.within(SPREAD if is_named else SPREAD * UNNAMED)
+    cost = Cost(cycles / core.hz, 0, CostSource.ESTIMATED, provenance=said)
+    return cost.within(spread if is_named else spread * UNNAMED)

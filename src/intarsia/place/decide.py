@@ -355,7 +355,8 @@ def cut_regions(
     Each region takes every node of its target whose inputs are there, so for two targets the
     number of regions is the least possible for the target that starts; each start is tried.
     With more targets, the one that can take the most nodes comes next. Linear in the graph for
-    each start.
+    each start. What reads nothing, such as weights that are dequantised, is with its first reader:
+    nothing crosses a border that need not, and an integer layer has all of its nodes in one region.
 
     Args:
         graph: The nodes and their order.
@@ -367,9 +368,31 @@ def cut_regions(
     of_units = [choices[nodes[0]] for nodes in units]
     starts = sorted({choice for choice, those in zip(of_units, before, strict=True) if not those})
     cuts = (_Cutter(of_units, before, after, last).cut(start) for start in starts)
+    regions = _with_readers(min(cuts, key=len, default=[]), before, after, last)
     return [
         (choice, sorted(node for unit in found for node in units[unit]))
-        for choice, found in min(cuts, key=len, default=[])
+        for choice, found in regions
+    ]
+
+
+def _with_readers(
+    regions: list[tuple[int, list[int]]],
+    before: _Neighbours,
+    after: _Neighbours,
+    last: Collection[int],
+) -> list[tuple[int, list[int]]]:
+    """Return regions in which what reads nothing is with its first reader, on the same target."""
+    place = {unit: at for at, (_, found) in enumerate(regions) for unit in found}
+    for at, (choice, found) in enumerate(regions):
+        for unit in found:
+            first = min((place[one] for one in after[unit]), default=at)
+            if not before[unit] and unit not in last and regions[first][0] == choice:
+                place[unit] = first
+    moved: list[list[int]] = [[] for _ in regions]
+    for unit, at in place.items():
+        moved[at].append(unit)
+    return [
+        (choice, found) for (choice, _), found in zip(regions, moved, strict=True) if found
     ]
 
 

@@ -36,13 +36,15 @@ from intarsia.backends.values import (
 )
 from intarsia.decoding import decode_msgpack
 from intarsia.errors import BackendError, ExecutionError, PackageError, ReasonCode, TargetError
+from intarsia.target import Target
 
 if TYPE_CHECKING:
     from intarsia.backends.values import BuildContext, Candidate
     from intarsia.codegen.lower.program import Program
+    from intarsia.cost.cost import Cost
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
-    from intarsia.target import Target, VirtualDevice
+    from intarsia.target import VirtualDevice
 
 _GENERATORS = (
     "intarsia.backends.cmsis_nn.layers",
@@ -106,7 +108,12 @@ class CmsisNnBackend(ConfiguredBackend):
         return tuple(name for name in _OF_BOARDS if name in target.attrs)
 
     def rules(self, context: BuildContext) -> tuple[Rule, ...]:
-        """Return the one rule: integer layers that the library computes."""
+        """Return the one rule: integer layers that the library computes.
+
+        Raises:
+            TargetError: Its CPU is not that of the target that takes the rest.
+        """
+        _board_of(context)
         return (Rule("layers", _refuse_nodes, "an integer layer of the library"),)
 
     def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
@@ -131,16 +138,31 @@ class CmsisNnBackend(ConfiguredBackend):
                 groups.append(FusedGroup(nodes, layer.op_type))
         return tuple(groups)
 
-    def c_program(self, region: Region, target: Target) -> Program:
+    def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
+        """Return what the library's loops take on a Cortex-M; None for this machine, where they
+        are measured."""
+        from intarsia.backends.cmsis_nn.costs import region_cycles
+        from intarsia.native.estimates import SPREAD, core_cost
+
+        board = _board_of(context)
+        if board.features.arch != "arm":
+            return None
+        return core_cost(
+            board, lambda core: region_cycles(candidate.region, core, _variant(board)), SPREAD
+        )
+
+    def c_program(self, region: Region, context: BuildContext) -> Program:
         """Return a region as C functions that call the library, for a program in C.
 
         Raises:
-            TargetError: The target does not say where the library is, or which CPU it is for.
+            TargetError: The target does not say where the library is, or no target which CPU it is
+                for.
             BackendError: Some node is in no layer that the library computes.
         """
         from intarsia.backends.cmsis_nn.lowering import lower_region
 
-        return lower_region(region, self._library(target), _variant(target))
+        board = _board_of(context)
+        return lower_region(region, self._library(board), _variant(board))
 
     def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
         """Return a region as a shared library for this machine.
@@ -205,10 +227,27 @@ class CmsisNnBackend(ConfiguredBackend):
 
 @lru_cache(maxsize=8)
 def _known(folder: str, caches: str) -> Library:
-    from intarsia.target import Target
-
     target = Target({"kind": "cmsis-nn", PATH: folder})
     return Library.of(target, Path(caches))
+
+
+def _board_of(context: BuildContext) -> Target:
+    """Return the target with the CPU of the program: its own, or of the target that it refines.
+
+    Raises:
+        TargetError: These are two.
+    """
+    target, refined = context.target.target, context.refined
+    own, rest = (each.attrs.get("mcpu") for each in (target, refined))
+    if own and rest and own != rest:
+        raise TargetError(
+            f"mcpu: {own} is not the CPU of {refined.kind.name!r} behind it, {rest}: both are one "
+            "program",
+            target=str(target),
+            hint=f"leave it out, or say -mcpu={rest}",
+        )
+    given = {name: refined.attrs[name] for name in _OF_BOARDS if name in refined.attrs}
+    return Target({"kind": target.kind.name, **given, **dict(target.attrs)})
 
 
 def _variant(target: Target) -> str:
@@ -222,7 +261,7 @@ def _variant(target: Target) -> str:
         raise TargetError(
             "mcpu: the sizes of the library's buffers depend on the CPU, and the target names none",
             target=str(target),
-            hint="give cmsis-nn the -mcpu= of the target behind it, such as -mcpu=cortex-m55",
+            hint="give the target behind it an -mcpu=, such as c -mcpu=cortex-m55",
         )
     return next((suffix for feature, suffix in _VARIANTS if feature in features), "")
 

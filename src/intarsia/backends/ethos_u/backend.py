@@ -136,6 +136,16 @@ def _estimate_part(region: Region, accelerator: str) -> Cost | None:
     return Cost(seconds, 0, CostSource.ESTIMATED, provenance=about).within(SPREAD)
 
 
+def _copy_seconds(region: Region, refined: Target) -> float:
+    """Return how long the CPU copies what comes into and out of the arena; 0 if that is unknown."""
+    from intarsia.native.estimates import copy_cycles, core_cost
+
+    values = region.graph.values
+    nbytes = sum(values[one].nbytes for one in (*region.inputs, *region.outputs))
+    cost = core_cost(refined, lambda core: copy_cycles(core, nbytes), SPREAD)
+    return 0.0 if cost is None else cost.seconds
+
+
 class EthosUBackend:
     """Serves the kind `ethos-u`."""
 
@@ -228,7 +238,7 @@ class EthosUBackend:
         return None
 
     def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
-        """Return the cycles of Vela's model at the clock of its system, and a call.
+        """Return the cycles of Vela's model at the clock of its system, and a call with its copies.
 
         Of a part of a layer, which is no network, it is the layer's at the node that ends it.
         """
@@ -241,7 +251,7 @@ class EthosUBackend:
             return None
         hertz = vela.system_of(accelerator).hertz
         return Cost(
-            said.cycles / hertz + CALL_SECONDS,
+            said.cycles / hertz + CALL_SECONDS + _copy_seconds(candidate.region, context.refined),
             said.arena_bytes,
             CostSource.ESTIMATED,
             provenance=f"{said.cycles} cycles by Vela's model, at {hertz / 1e6:.0f} MHz",
@@ -272,7 +282,7 @@ class EthosUBackend:
             metadata={ABOUT: about},
         )
 
-    def c_program(self, region: Region, target: Target) -> Program:
+    def c_program(self, region: Region, context: BuildContext) -> Program:
         """Return a region as a call of the processor's driver, for a program in C.
 
         Raises:
@@ -280,7 +290,7 @@ class EthosUBackend:
         """
         from intarsia.backends.ethos_u.program import lower_region
 
-        return lower_region(region, compile_region(region, accelerator_of(target)))
+        return lower_region(region, compile_region(region, accelerator_of(context.target.target)))
 
     def open(self, placed: VirtualDevice, options: ThreadOptions) -> Device:
         """Return host memory."""
