@@ -11,29 +11,41 @@ import numpy as np
 import onnxruntime
 import pytest
 
+import intarsia
 from intarsia.export import export_c
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "microcontroller"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "microcontroller"
+LIBRARY = ROOT / "tests" / "backends" / "cmsis_nn" / "cmsis_nn_standin"
+DRIVER = ROOT / "tests" / "backends" / "ethos_u" / "driver"
+THREE = (
+    f"ethos-u -accelerator_config=ethos-u55-128, cmsis-nn -cmsis_nn_path={LIBRARY}, "
+    "c -mcpu=cortex-m55"
+)
 BOARDS = {"mps2-an386": "cortex-m4", "mps3-an547": "cortex-m55"}
 _NEEDED = ("arm-none-eabi-gcc", "arm-none-eabi-size", "qemu-system-arm", "make")
 _MISSING = [tool for tool in _NEEDED if shutil.which(tool) is None]
 pytestmark = pytest.mark.skipif(bool(_MISSING), reason=f"not installed: {', '.join(_MISSING)}")
 
 
-@pytest.fixture(scope="module")
-def networks(tmp_path_factory):
-    """The two networks of the example, as ONNX files."""
-    spec = importlib.util.spec_from_file_location("networks", EXAMPLE / "make_networks.py")
+def module_at(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def networks(tmp_path_factory):
+    """The networks of the example, as ONNX files."""
     folder = tmp_path_factory.mktemp("networks")
-    module.main(folder)
+    module_at(EXAMPLE / "make_networks.py").main(folder)
     return folder
 
 
-def make(board, network, folder, *goals, optimise="-O2"):
+def make(board, network, folder, *goals, optimise="-O2", more=()):
     command = ["make", "-s", "-f", EXAMPLE / "Makefile", f"BOARD={board}", f"NETWORK={network}"]
-    command += [f"BUILD={folder / 'build'}", f"OPTIMISE={optimise}", *goals]
+    command += [f"BUILD={folder / 'build'}", f"OPTIMISE={optimise}", *more, *goals]
     words = list(map(str, command))
     done = subprocess.run(words, check=False, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"[-3000:]
@@ -68,6 +80,38 @@ def test_a_board_computes_what_onnxruntime_does(networks, tmp_path, name, board)
     used = int(re.search(r"stack: (\d+) bytes of at most", printed)[1])
     assert 0 < used <= stack
     assert int(re.search(r"instructions: (\d+)", printed)[1]) > 1000
+
+
+@pytest.mark.exhaustive
+def test_one_program_has_regions_on_an_npu_a_library_and_plain_c(networks, tmp_path):
+    """An Ethos-U, CMSIS-NN and C from one model; stand-ins answer for the first two."""
+    pytest.importorskip("ethosu.regor", reason="ethos-u-vela is not installed")
+    model = networks / "three.onnx"
+    source, header = export_c(model, tmp_path, THREE)
+    text = source.read_text()
+    for called in ("ethosu_invoke_v3(", "arm_convolve_wrapper_s8(", "l_DequantizeLinear + y */"):
+        assert called in text
+    made, regions = module_at(DRIVER / "networks.py").write_networks(model, THREE, tmp_path)
+    # Vela leaves steps of four to the CPU.
+    assert ["h" in nodes for nodes in regions] == [False, False]
+    x = np.random.default_rng(7).standard_normal((1, 1, 32, 32), np.float32)
+    (tmp_path / "input.raw").write_bytes(x.tobytes())
+    sources = (LIBRARY / "Source" / "standin.c", DRIVER / "ethosu_standin.c", *made)
+    more = [
+        f"INCLUDES={LIBRARY / 'Include'} {DRIVER}",
+        f"SOURCES={' '.join(map(str, sources))}",
+    ]
+    printed = make("mps3-an547", tmp_path / "three", tmp_path, "all", "run", more=more)
+    used = int(re.search(r"stack: (\d+) bytes of at most", printed)[1])
+    assert 0 < used <= macro(header, "STACK_BYTES")
+    got = np.fromfile(tmp_path / "output.raw", np.float32)
+    (same,) = intarsia.compile(model, target="llvm -requantise=tflite").run({"x": x}).values()
+    (want,) = onnxruntime.InferenceSession(model).run(None, {"x": x})
+    step = np.diff(np.unique(got)).min()
+    # The library rounds sums of fully connected layers twice, LiteRT and our kernels once.
+    assert np.abs(got - same.ravel()).max() <= 1.01 * step
+    assert np.abs(got - want.ravel()).max() <= 3.01 * step
+    assert np.abs(want).max() > 0.5
 
 
 @pytest.mark.parametrize("optimise", ["-O0", "-Os", "-O3"])

@@ -228,6 +228,8 @@ def _to_blame(target: Target, cpu: NativeCpu) -> str:
 
 def target_threads(target: Target, num_threads: int) -> int:
     """Return how many threads run code for a target, of those that one run may use."""
+    if target.features.is_m_profile:  # without an operating system
+        return 1
     return min(num_threads, target.attrs.get("num-cores") or num_threads)
 
 

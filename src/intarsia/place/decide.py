@@ -391,9 +391,7 @@ def _with_readers(
     moved: list[list[int]] = [[] for _ in regions]
     for unit, at in place.items():
         moved[at].append(unit)
-    return [
-        (choice, found) for (choice, _), found in zip(regions, moved, strict=True) if found
-    ]
+    return [(choice, found) for (choice, _), found in zip(regions, moved, strict=True) if found]
 
 
 _Neighbours: TypeAlias = Sequence[Sequence[int]]

@@ -20,9 +20,15 @@ import onnxruntime as ort
 import pytest
 
 import intarsia
+from intarsia.backends.cmsis_nn.costs import region_cycles
+from intarsia.compiler import read_setting
 from intarsia.errors import IntarsiaError, TargetError
 from intarsia.export import export_c
+from intarsia.graph.region import Region
+from intarsia.place.request import Request
+from intarsia.target.cores import core_named
 from intarsia.testing import Tolerance, case, conformance, constant, fed, weight
+from intarsia.tuning.absent.explaining import explain_absent
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 import tflite_layers as tl
@@ -173,9 +179,29 @@ def test_without_a_path_it_says_where_the_library_is(network):
 
 
 def test_a_program_for_a_board_needs_to_know_its_cpu(network, tmp_path):
+    library = TARGET.removesuffix(", llvm")
     with pytest.raises(TargetError, match="mcpu: the sizes of the library's buffers") as info:
-        export_c(network, tmp_path, f"{TARGET.removesuffix('llvm')} c -mcpu=cortex-m55")
+        export_c(network, tmp_path, f"{library}, c")
     assert "-mcpu=cortex-m55" in info.value.hint
+    with pytest.raises(TargetError, match="mcpu: cortex-m4 is not the CPU of 'c' behind it"):
+        export_c(network, tmp_path, f"{library} -mcpu=cortex-m4, c -mcpu=cortex-m55")
+
+
+def test_costs_are_cycles_of_the_core_behind_it(network):
+    """Helium is faster than DSP, DSP than neither, and the library than plain C."""
+    target = f"{TARGET.removesuffix(', llvm')}, c -mcpu=cortex-m55"
+    setting = read_setting(Request(model=network, target=target, is_here=False))
+    explanation = explain_absent(setting, "collage")
+    assert explanation.tuning.winner == "cmsis-nn alone"
+    for text in explanation.regions:
+        assert "(estimated)" in text
+        assert "cycles of cortex-m55 at 0.4 GHz; not run here" in text
+    layers = max(explanation.placement.regions, key=lambda one: len(one.nodes))
+    names = {node.name for node in layers.nodes}
+    region = Region.of(setting.graph, [n.id for n in setting.graph.nodes if n.name in names])
+    cores = {"cortex-m55": "_mve", "cortex-m4": "_dsp", "cortex-m3": ""}
+    cycles = [region_cycles(region, core_named(core), variant) for core, variant in cores.items()]
+    assert 2 * cycles[0] < cycles[1] < cycles[2]
 
 
 def test_a_folder_without_the_library_is_an_error(network, tmp_path):

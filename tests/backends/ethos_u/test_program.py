@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A region as a step of a C program, built with a stand-in for the driver, and run."""
 
+import importlib.util
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,18 +11,19 @@ import onnx
 import onnxruntime
 import pytest
 
-from intarsia.backends.ethos_u.backend import BACKEND, compile_region
-from intarsia.codegen.emit.c_program import Tensor, emit_c_program
+from intarsia.backends.ethos_u.backend import compile_region
 from intarsia.export import export_c
 from intarsia.graph.graph import Graph
 from intarsia.graph.load import load
-from intarsia.target import Target
 
 pytest.importorskip("ethosu.regor", reason="ethos-u-vela is not installed")
 interpreter = pytest.importorskip("ai_edge_litert.interpreter", reason="LiteRT is not installed")
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 
 DRIVER = Path(__file__).parent / "driver"
+_SPEC = importlib.util.spec_from_file_location("networks", DRIVER / "networks.py")
+networks = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(networks)
 NETWORK = """<ir_version: 9, opset_import: ["": 17]>
 net (int8[1, 3, 12, 12] x) => (int8[1, 8, 6, 6] y)
 <float s = {0.05}, int8 z = {3}, float t = {0.01}, int8 zero = {0}> {
@@ -47,27 +49,6 @@ int main(void)
     return fwrite(y, 1, sizeof y, stdout) != sizeof y;
 }
 """
-KNOWN = """#include "ref.h"
-int ethosu_standin_network(uint32_t digest, uint8_t *arena, size_t bytes)
-{{
-    static int8_t x[{size}];
-    size_t i;
-    if (digest != {digest}u || bytes != {arena})
-        return -1;
-    for (i = 0; i < sizeof x; i++)
-        x[i] = ((int8_t *)arena)[{source} + i];
-    for (i = 0; i < bytes; i++)
-        arena[i] = 0x5a; /* what lies elsewhere does not outlive a call */
-    return ref_run(x, (int8_t *)arena + {result});
-}}
-"""
-
-
-def fnv(content):
-    digest = 2166136261
-    for byte in content:
-        digest = ((digest ^ byte) * 16777619) % 2**32
-    return digest
 
 
 @pytest.fixture(scope="module")
@@ -82,34 +63,22 @@ def graph(tmp_path_factory):
     return path, Graph.from_model(load(str(path)))
 
 
-def build(folder, path, graph, accelerator):
-    """Write the program with its region as a driver call, and the stand-in; return the program."""
-    target = Target(f"ethos-u -accelerator_config={accelerator}")
-    program = BACKEND.c_program(graph.whole, target)
-    made = compile_region(graph.whole, accelerator)
-    tensors = [
-        tuple(Tensor(graph.values[i].name, "int8", graph.values[i].shape) for i in side)
-        for side in (graph.inputs, graph.outputs)
-    ]
-    sources = emit_c_program("net", program, *tensors)
-    (folder / "net.c").write_text(sources.source)
-    (folder / "net.h").write_text(sources.header)
-    assert not sources.weights
-    export_c(path, folder, "c -requantise=tflite", name="ref")
-    known = KNOWN.format(
-        size=made.inputs[0][1], source=made.inputs[0][0], result=made.outputs[0][0],
-        digest=fnv(made.commands), arena=made.arena_bytes,
-    )  # fmt: skip
-    (folder / "known.c").write_text(known)
+def build(folder, path, target):
+    """Write and build the program of a model with the stand-in for its processor."""
+    source, _ = export_c(path, folder, target, name="net")
+    made, _ = networks.write_networks(path, target, folder)
     (folder / "main.c").write_text(MAIN)
+    return source, link(folder, source, *made)
+
+
+def link(folder, *sources):
     binary = folder / "net"
     subprocess.run(
         ["gcc", "-std=c99", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{DRIVER}", "-o", binary,
-         *(folder / name for name in ("net.c", "ref.c", "known.c", "main.c")),
-         DRIVER / "ethosu_standin.c", "-lm"],
+         *sources, folder / "main.c", DRIVER / "ethosu_standin.c", "-lm"],
         check=True, capture_output=True, text=True,
     )  # fmt: skip
-    return sources, binary, made
+    return binary
 
 
 @needs_gcc
@@ -118,8 +87,10 @@ def build(folder, path, graph, accelerator):
 )
 def test_a_program_calls_the_driver(graph, tmp_path, accelerator):
     path, snapshot = graph
-    sources, binary, made = build(tmp_path, path, snapshot, accelerator)
-    assert sources.source.count("ethosu_invoke_v3(") == 1
+    target = f"ethos-u -accelerator_config={accelerator}, c"
+    source, binary = build(tmp_path, path, target)
+    made = compile_region(snapshot.whole, accelerator)
+    assert source.read_text().count("ethosu_invoke_v3(") == 1
     x = np.random.default_rng(1).integers(-128, 128, (1, 3, 12, 12)).astype(np.int8)
     done = subprocess.run([binary], input=x.tobytes(), capture_output=True, check=True)
     got = np.frombuffer(done.stdout, np.int8)
@@ -139,14 +110,12 @@ def test_a_program_calls_the_driver(graph, tmp_path, accelerator):
 @pytest.mark.exhaustive
 def test_a_driver_that_fails_is_told(graph, tmp_path):
     path, snapshot = graph
-    _, binary, made = build(tmp_path, path, snapshot, "ethos-u55-128")
+    target = "ethos-u -accelerator_config=ethos-u55-128, c"
+    source, _ = build(tmp_path, path, target)
+    made = compile_region(snapshot.whole, "ethos-u55-128")
     known = tmp_path / "known.c"
-    known.write_text(known.read_text().replace(str(fnv(made.commands)), "1"))
-    subprocess.run(
-        ["gcc", "-std=c99", f"-I{DRIVER}", "-o", binary,
-         *(tmp_path / name for name in ("net.c", "ref.c", "known.c", "main.c")),
-         DRIVER / "ethosu_standin.c", "-lm"], check=True,
-    )  # fmt: skip
+    known.write_text(known.read_text().replace(str(networks.digest_of(made.commands)), "1"))
+    binary = link(tmp_path, source, known, tmp_path / "npu0.c")
     done = subprocess.run([binary], input=bytes(432), capture_output=True, check=False)
     assert done.returncode == 1
     assert done.stdout == b""
@@ -154,7 +123,7 @@ def test_a_driver_that_fails_is_told(graph, tmp_path):
 
 @needs_gcc
 def test_one_program_of_the_processor_and_plain_c(graph, tmp_path):
-    path, snapshot = graph
+    path, _ = graph
     inner = onnx.load(path)
     text = (
         '<ir_version: 9, opset_import: ["": 17]> net (float[1, 3, 12, 12] data) =>'
@@ -171,22 +140,20 @@ def test_one_program_of_the_processor_and_plain_c(graph, tmp_path):
     mixed = tmp_path / "mixed.onnx"
     onnx.save(onnx.shape_inference.infer_shapes(model), mixed)
     target = "ethos-u -accelerator_config=ethos-u55-128, c -mcpu=cortex-m55"
-    build(tmp_path, path, snapshot, "ethos-u55-128")  # the stand-in's network
-    written = export_c(mixed, tmp_path, target, name="net")
-    assert {file.name for file in written} == {"net.c", "net.h"}
-    assert (tmp_path / "net.c").read_text().count("ethosu_invoke_v3(") == 1
-    main = (tmp_path / "main.c").read_text().replace("static int8_t x", "static float x")
-    main = main.replace(", y[NET", "; static float y[NET").replace("1, sizeof x", "4, sizeof x / 4")
-    main = main.replace("!= sizeof x ", "!= sizeof x / 4 ").replace(
-        "1, sizeof y", "4, sizeof y / 4"
+    source, _ = export_c(mixed, tmp_path, target, name="net")
+    made, _ = networks.write_networks(mixed, target, tmp_path)
+    assert source.read_text().count("ethosu_invoke_v3(") == 1
+    main = MAIN.replace("static int8_t x", "static float x").replace(
+        ", y[NET", "; static float y[NET"
     )
-    (tmp_path / "main.c").write_text(main.replace("!= sizeof y;", "!= sizeof y / 4;"))
-    binary = tmp_path / "mixed"
-    subprocess.run(
-        ["gcc", "-std=c99", "-O1", f"-I{DRIVER}", "-o", binary,
-         *(tmp_path / name for name in ("net.c", "ref.c", "known.c", "main.c")),
-         DRIVER / "ethosu_standin.c", "-lm"], check=True,
-    )  # fmt: skip
+    main = main.replace("1, sizeof x", "4, sizeof x / 4").replace(
+        "!= sizeof x ", "!= sizeof x / 4 "
+    )
+    main = main.replace("1, sizeof y", "4, sizeof y / 4").replace(
+        "!= sizeof y;", "!= sizeof y / 4;"
+    )
+    (tmp_path / "main.c").write_text(main)
+    binary = link(tmp_path, source, *made)
     data = np.random.default_rng(2).normal(0, 2, (1, 3, 12, 12)).astype(np.float32)
     done = subprocess.run([binary], input=data.tobytes(), capture_output=True, check=True)
     got = np.frombuffer(done.stdout, np.float32).reshape(1, 8, 6, 6)

@@ -139,8 +139,7 @@ class CmsisNnBackend(ConfiguredBackend):
         return tuple(groups)
 
     def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
-        """Return what the library's loops take on a Cortex-M; None for this machine, where they
-        are measured."""
+        """Return what the library's loops take on a Cortex-M; here they are measured."""
         from intarsia.backends.cmsis_nn.costs import region_cycles
         from intarsia.native.estimates import SPREAD, core_cost
 

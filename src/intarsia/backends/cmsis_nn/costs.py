@@ -139,9 +139,11 @@ def _work(layer: Layer) -> Iterator[tuple[str, float]]:
             yield layer.op_type.lower(), made
         case "Softmax":
             yield "softmax", made
-        case op_type if op_type not in MOVES:
+        case op_type if op_type in MOVES:
+            return
+        case _:
             taps = prod(window_of(layer).kernel)
             is_kept = is_same(x.quantity, layer.result.quantity)
             yield "compare" if is_kept else "by channel", made * taps
-            if not op_type.endswith("MaxPool"):
+            if not layer.op_type.endswith("MaxPool"):
                 yield "result", made
