@@ -137,15 +137,29 @@ class Fused:
         return replace(self, operands=tuple(operands))
 
     def bind(self, builder: Builder, domain: Sequence[Size], prefix: str = "e") -> Epilogue:
-        """Declare the operands as the kernel's next arguments, and return the epilogue."""
+        """Declare the operands as the kernel's next arguments, and return the epilogue.
+
+        Single numbers are read here, so once for each call of the kernel: a compiler could not tell
+        that no store of results changes them.
+        """
         buffers = [
             layout.declare(builder, f"{prefix}{number}", domain)
             for number, layout in enumerate(self.operands)
         ]
+        singles = {
+            buffer: builder.load(buffer, (0,) * len(domain))
+            for buffer in buffers
+            if not any(buffer.strides)
+        }
 
         def epilogue(value: IrValue, at: Coordinates, count: int | None = None) -> IrValue:
             lanes = value.type.lanes
-            loaded = [load_lanes(builder, buffer, at, lanes, count) for buffer in buffers]
+            loaded = [
+                builder.splat(singles[buffer], lanes)
+                if buffer in singles
+                else load_lanes(builder, buffer, at, lanes, count)
+                for buffer in buffers
+            ]
             (result,) = self.body.evaluate(builder, [value, *loaded])
             return result
 
