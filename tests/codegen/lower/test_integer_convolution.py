@@ -100,6 +100,32 @@ def test_a_zero_point_in_what_is_read_as_it_is(lower_model, unit):
     assert ("uint8 times int8" in notes) == UNITS[unit].has_byte_dots
 
 
+@pytest.mark.parametrize(
+    ("name", "attributes", "zero"),
+    [
+        ("part of a block", "strides = [2, 1], pads = [1, 1, 0, 1]", 0),
+        ("pointwise", "strides = [2, 3]", 7),
+    ],
+)
+def test_bytes_by_twos(lower_model, backends, name, attributes, zero):
+    """Where most weights are safe, `pmaddubsw` multiplies, and sums that it would cut are exact."""
+    weights, feeds, _ = parts(name, "uint8", "int8")
+    weights = np.clip(RNG.normal(0, 20, weights.shape), -127, 127).astype(np.int8)
+    weights[3, 5:9] = 127
+    feeds["x"][1] = 255
+    # What reads codes in blocks is behind something that writes them so.
+    body = f"""
+        c = ConvInteger(x, e) s = Cast<to = 2>(c)
+        y = ConvInteger <{attributes}> (s, w{", z" if zero else ""})"""
+    inputs = weights.shape[1]
+    first = np.eye(inputs, dtype=np.int8).reshape(inputs, inputs, 1, 1)
+    arrays = {"w": weights, "e": first} | ({"z": np.uint8(zero)} if zero else {})
+    model = small_model("y", body, feeds, arrays)
+    check(backends, model, feeds)
+    notes = [call.note for call in check_unit(lower_model, model, feeds, UNITS["pairs"]).calls]
+    assert "uint8 times int8 by twos" in notes, notes
+
+
 def test_sums_that_float32_does_not_hold(backends):
     """Filters of 289 taps of the largest codes, of which one is less: an odd sum above 2^24."""
     weights = np.full((8, 1, 29, 29), 127, np.int8)

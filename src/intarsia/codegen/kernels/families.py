@@ -32,6 +32,8 @@ from intarsia.codegen.kernels import (
     global_pool,
     lookup,
     lrn,
+    pair_conv,
+    paired_codes,
     pool,
     recurrence,
     reduce,
@@ -118,7 +120,7 @@ class TunableSpec(Protocol):
 
 Spec = TypeVar("Spec", bound=TunableSpec)
 
-WEIGHTED: tuple[WeightFamily, ...] = (conv, conv_plain, depthwise, gemm, winograd)
+WEIGHTED: tuple[WeightFamily, ...] = (conv, conv_plain, depthwise, gemm, pair_conv, winograd)
 TUNABLE: tuple[TunableFamily, ...] = (*WEIGHTED, pool)
 FAMILIES: tuple[KernelFamily, ...] = (
     *TUNABLE,
@@ -135,6 +137,7 @@ FAMILIES: tuple[KernelFamily, ...] = (
     global_pool,
     lookup,
     lrn,
+    paired_codes,
     recurrence,
     reduce,
     remap,

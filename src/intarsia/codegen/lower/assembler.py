@@ -158,7 +158,7 @@ class Assembler:
     _packed: dict[str, View] = field(default_factory=dict)
     _derived: dict[Hashable, tuple[View, ...]] = field(default_factory=dict)
     _forms: dict[int, list[_Form]] = field(default_factory=dict)
-    _wide: dict[tuple[int, int | None, str, int], list[_Form]] = field(default_factory=dict)
+    _wide: dict[tuple[Hashable, int], list[_Form]] = field(default_factory=dict)
     _joined: dict[int, int] = field(default_factory=dict)
     _tuned: set[Hashable] = field(default_factory=set)
 
@@ -234,16 +234,41 @@ class Assembler:
             block: Channels of a block, or 0 for a plain tensor.
             pads: A border of zeros that the view includes.
         """
-        key = (value_id, zero, dtype, block)
-        for form in self._wide.get(key, ()):
+        return self.read_as(
+            (value_id, zero, dtype),
+            block,
+            pads,
+            lambda border: self._widen(value_id, zero, dtype, block, border),
+        )
+
+    def read_as(
+        self, key: Hashable, block: int, pads: Pads, make: Callable[[Pads | None], View]
+    ) -> View:
+        """Return another form of a value, which one kernel makes for all that read it.
+
+        Args:
+            key: Says what it is.
+            block: Channels of a block of the form, or 0 for a plain tensor.
+            pads: A border of zeros that the view includes.
+            make: Makes it, with a border around it; None for none.
+        """
+        forms = self._wide.setdefault((key, block), [])
+        for form in forms:
             offered = form.offers(block, pads)
             if offered is not None:
                 return offered
-        is_bordered = any(map(any, pads))
+        border = pads if any(map(any, pads)) else None
+        view = make(border)
+        forms.append(_Form(view, border))
+        return view if border is None else outer(view, pads)
+
+    def _widen(
+        self, value_id: int, zero: int | None, dtype: str, block: int, border: Pads | None
+    ) -> View:
+        """Append a copy of codes without their zero point as a wider dtype."""
         known = [form.view for form in self._forms.get(value_id, ())]
         has_blocks = block and any(view.block == block for view in known)
         source = self.read(value_id, block if has_blocks else 0)
-        border = pads if is_bordered else None
         view = self._allocate(dtype, source.shape, block, border)
         steps, operands = [convert_step(0, source.dtype, dtype)], []
         if zero is not None:
@@ -255,8 +280,7 @@ class Assembler:
         body = Body(dtypes, tuple(steps), (len(dtypes) + len(steps) - 1,))
         note = f"{self.graph.values[value_id].name} as {dtype}"
         self.copy(source, view, (), note, body, operands)
-        self._wide.setdefault(key, []).append(_Form(view, border))
-        return view if border is None else outer(view, pads)
+        return view
 
     def read_dense(self, value_id: int) -> View:
         """Return a value as a plain tensor without gaps."""

@@ -74,9 +74,7 @@ def count_split(spec: Gemm, weights: Array) -> int:
 def _count(weights: Array, panels: Sequence[tuple[int, int]]) -> int:
     *_, k, n = weights.shape
     groups = weights.reshape(-1, k // _GROUP, _GROUP, n)
-    counts = [
-        _is_large(groups[..., begin:end]).any((-2, -1)).sum(-1).max() for begin, end in panels
-    ]
+    counts = [is_large(groups[..., begin:end]).any((-2, -1)).sum(-1).max() for begin, end in panels]
     return int(max(counts))
 
 
@@ -88,9 +86,9 @@ def split_groups(columns: Array, count: int) -> tuple[Array, Array]:
         count: How many second parts there are, some of which may be zeros.
     """
     wide = columns.astype(np.int16)
-    is_large = _is_large(wide.swapaxes(1, 2)).repeat(2, 1).swapaxes(1, 2)
-    halves = np.where(is_large, wide - wide // 2, 0)
-    found = np.flatnonzero(is_large.any((1, 2)))
+    to_split = is_large(wide.swapaxes(1, 2)).repeat(2, 1).swapaxes(1, 2)
+    halves = np.where(to_split, wide - wide // 2, 0)
+    found = np.flatnonzero(to_split.any((1, 2)))
     second = np.zeros((count, *columns.shape[1:]), np.int16)
     second[: found.size] = halves[found]
     places = np.zeros(count, np.int64)
@@ -99,7 +97,7 @@ def split_groups(columns: Array, count: int) -> tuple[Array, Array]:
     return np.concatenate((wide - halves, second)).astype(np.int8), digits.reshape(-1)
 
 
-def _is_large(groups: Array) -> Array:
+def is_large(groups: Array) -> Array:
     """Tell of each pair, over (..., 4, columns), whether its products may exceed an int16."""
     wide = groups.astype(np.int16)
     first, second = wide[..., 0::2, :], wide[..., 1::2, :]
