@@ -5,7 +5,8 @@ What is multiplied are codes without their zero points, so that padding is zero,
 ONNX's to the bit. The zero points of constant weights are gone when these are packed. Where a CPU
 multiplies bytes, and padding of codes is zero or there is none, the input is read as it is, and its
 zero point, times the sums of the weights, is taken from the sums. Else a copy of it as int16 is
-made without its zero point, one for all that read it.
+made without its zero point, one for all that read it; or, where a CPU multiplies bytes by twos and
+most weights are safe with that, one of the bytes in several orders (`kernels.pair_conv`).
 
 Of int16, 3x3 taps are computed by Winograd's F(2), whose weights times four are integers: exactly,
 and in four ninths of the products. Filters of one channel have nothing to be summed by
