@@ -82,8 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(name: str, folder: Path, threads: int, rounds: int, *, is_cpu: bool) -> None:
-    """Print the rows of one network."""
+def quantise(name: str, folder: Path) -> tuple[Path, Path, Mapping[str, Any]]:
+    """Return the files of a network, before and after it was quantised, and feeds to run it on."""
     plain, quantised = folder / "plain.onnx", folder / "quantised.onnx"
     # Scales of channels have an axis, which DequantizeLinear knows from opset 13 on.
     model = build(name)
@@ -99,7 +99,12 @@ def measure(name: str, folder: Path, threads: int, rounds: int, *, is_cpu: bool)
         weight_type=QuantType.QInt8,
         per_channel=True,
     )
-    feeds = given[2]
+    return plain, quantised, given[2]
+
+
+def measure(name: str, folder: Path, threads: int, rounds: int, *, is_cpu: bool) -> None:
+    """Print the rows of one network."""
+    plain, quantised, feeds = quantise(name, folder)
     floats, definition = (evaluate(path, feeds) for path in (plain, quantised))
     programs = {
         target: intarsia.compile(quantised, target, num_threads=threads, cache=False)

@@ -57,6 +57,7 @@ from intarsia.backends.native_free import FreeCalls, free_record
 from intarsia.backends.values import (
     ABOUT,
     IN_PLACE,
+    LAYERS,
     SCRATCH,
     SUMS,
     Artifact,
@@ -524,7 +525,7 @@ class LlvmBackend(ConfiguredBackend):
         from intarsia.codegen.dump import dump_kernels  # running a package lowers nothing
         from intarsia.codegen.emit.llvm import emit_llvm
         from intarsia.codegen.lower.region import lower_region
-        from intarsia.codegen.lower.schedules import HEURISTICS
+        from intarsia.codegen.lower.schedules import HEURISTICS, Chooser, OneWay
         from intarsia.native.compile_pool import CompilePool
         from intarsia.native.native_target import (
             lowering_options,
@@ -551,10 +552,12 @@ class LlvmBackend(ConfiguredBackend):
                     pool.submit(kernel.name, text)
 
             threads = target_threads(target, context.num_threads)
-            chooser = HEURISTICS
+            chooser: Chooser = HEURISTICS
             if not context.is_frozen:
                 table = find_table(target, context.num_threads, self.settings)
                 chooser = table.schedules()
+            if LAYERS in candidate.options:
+                chooser = OneWay(chooser, candidate.options[LAYERS] == "float32")
             program = lower_region(
                 candidate.region,
                 unit,

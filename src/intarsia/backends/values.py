@@ -193,6 +193,10 @@ class ArtifactConstant:
     is_packed: bool = False
 
 
+LAYERS = "layers"
+"""Key of a candidate's options: whether all layers between Q and DQ nodes are computed in `float32`
+or in `integers`; without it as was measured."""
+
 ABOUT = "about"
 """Key of an artifact's metadata: a line for people that `explain` shows."""
 

@@ -13,7 +13,9 @@ Every step may be the last: time is handed out by a budget, and what was measure
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,7 +24,7 @@ from typing import TYPE_CHECKING, Self
 from intarsia.accepted.choices import Accepted, ask_accepted, make_verdict
 from intarsia.cost.fingerprint import this_machine
 from intarsia.cost.key import new_session
-from intarsia.errors import CostDatabaseError
+from intarsia.errors import BackendError, CostDatabaseError
 from intarsia.measure.racing import ACCEPTANCE_ALPHA, MARGIN, halve, paired_ratio
 from intarsia.place.assign import Policy
 from intarsia.place.decide import PlanChoice
@@ -30,12 +32,13 @@ from intarsia.tuning.budget import CHOOSING_END, HEATS_END, REGIONS_END, Budget
 from intarsia.tuning.costing.cost_table import CostTable, KeyMaker
 from intarsia.tuning.costing.runner import ProbeRunner
 from intarsia.tuning.finalists import RIVAL, FinalRound
+from intarsia.tuning.kernels.tuning import tune_model_layers
 from intarsia.tuning.laboratory.laboratory import Laboratory
 from intarsia.tuning.laboratory.model_worker import preparing_limits
 from intarsia.tuning.laboratory.values import OutOfTimeError
 from intarsia.tuning.objectives.latency import LATENCY
 from intarsia.tuning.objectives.packages import Packages
-from intarsia.tuning.options import Options
+from intarsia.tuning.options import Options, TuningStatus
 from intarsia.tuning.proposals.space import PlanCandidate, Space, make_space
 from intarsia.tuning.prospector import Prospector
 from intarsia.tuning.whole_plans import WholePlans
@@ -45,7 +48,10 @@ if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
     from intarsia.place.build import RegionStore
     from intarsia.place.setting import Setting
+    from intarsia.tuning.kernels.tuner import KernelMoment
     from intarsia.tuning.objectives.objective import Objective
+
+logger = logging.getLogger(__name__)
 
 EARLY_LOOKS = (3, 6)
 """Rounds of the heats, after each of which plans may leave; they count in the final too."""
@@ -60,6 +66,8 @@ _SINGLE_LIMIT = 1.3
 
 Of a single plan the lower end of its interval is, as it would be a rival.
 """
+_LAYERS_SHARE = 0.2
+"""Of the time, for layers that native code can compute in integers or in float32."""
 _PLANNED_ROUNDS = 6
 """Planned rounds of the final, for each plan in it."""
 
@@ -357,6 +365,9 @@ def tuned_choice(
         if choice is not None:
             yield choice.reused(), accepted
             return
+        options = _tune_layers(setting, options)
+        identity = setting.identity(is_exact=True)  # with the code that is faster now
+        key = identity.verdict_key(options.objective.describe())
         with Tuner(setting.whole, database, options) as tuner:
             if setting.bodies:
                 tuner.budget.seconds *= 1 - SHARE
@@ -372,6 +383,29 @@ def tuned_choice(
                 database.save_verdict(key, verdict)
                 accepted = Accepted(key, verdict)
             yield choice, accepted
+
+
+def _tune_layers(setting: Setting, options: Options) -> Options:
+    """Find which layers between Q and DQ nodes native code computes in float32.
+
+    Returns:
+        The options with the time that is left.
+    """
+    if not options.objective.compares_run_seconds:
+        return options
+    start = time.monotonic()
+    end = start + options.budget_seconds
+
+    def tell(moment: KernelMoment) -> None:
+        if options.tell is not None:
+            left = max(0.0, end - time.monotonic())
+            options.tell(TuningStatus("measure", moment.key, "", None, left))
+
+    try:
+        tune_model_layers(setting, budget=_LAYERS_SHARE * options.budget_seconds, tell=tell)
+    except BackendError as error:
+        logger.warning("layers between Q and DQ nodes were not compared: %s", error.message)
+    return replace(options, budget_seconds=max(0.0, end - time.monotonic()))
 
 
 def accepted_choice(

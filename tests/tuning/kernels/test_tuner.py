@@ -2,6 +2,7 @@
 """Which schedule a tuner takes, by made-up times; and that every candidate computes the same."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -201,7 +202,6 @@ def test_the_heuristic_stays_unless_one_is_faster_for_certain(times_of, options)
 
 
 def test_known_results_are_kept_when_it_is_interrupted_or_out_of_time():
-    jobs = {f"kernel {n}": [direct()] for n in range(4)}
     kept, moments = {}, []
 
     def prepare(specs):
@@ -209,15 +209,18 @@ def test_known_results_are_kept_when_it_is_interrupted_or_out_of_time():
             raise KeyboardInterrupt
         return FakeContest([1e-3] * len(specs))
 
+    def jobs(prepare):
+        return {f"kernel {n}": partial(tune_kernel, [direct()], prepare) for n in range(4)}
+
     with pytest.raises(KeyboardInterrupt):
-        tune_kernels(jobs, prepare, keep=kept.__setitem__, tell=moments.append)
+        tune_kernels(jobs(prepare), keep=kept.__setitem__, tell=moments.append)
     assert list(kept) == ["kernel 0", "kernel 1"]
     assert [moment.done for moment in moments] == [0, 1, 1, 2, 2]
 
     time = iter(range(100))
     kept.clear()
     done = tune_kernels(
-        *(jobs, lambda specs: FakeContest([1e-3] * len(specs))),
+        jobs(lambda specs: FakeContest([1e-3] * len(specs))),
         keep=kept.__setitem__,
         tell=moments.append,
         budget=3,

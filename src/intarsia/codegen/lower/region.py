@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from intarsia.codegen.ir import Function
 from intarsia.codegen.lower.assembler import Assembler, ignore
@@ -22,6 +23,7 @@ from intarsia.codegen.lower.operators import entry_of, refuse_operation
 from intarsia.codegen.lower.program import Program
 from intarsia.codegen.lower.schedules import HEURISTICS, Chooser
 from intarsia.codegen.patterns.codes import read_codes
+from intarsia.codegen.patterns.float_layers import keep_floats
 from intarsia.codegen.unit import Accuracy, Requantise, VectorUnit, WinogradMode
 from intarsia.graph.graph import Graph, Node
 from intarsia.graph.region import Region
@@ -83,11 +85,14 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
     halves = halves_of(region.graph)
     region = Region(in_singles(region.graph), region.bits)
     nominal = region.graph
+    in_floats: Mapping[str, float] = {}
     if any(touches_free(nominal, nominal.nodes[node]) for node in region.nodes):
         region = read_codes(Region(with_extents(nominal), region.bits))
         nominal = with_sizes(nominal)
     else:
         region = read_codes(region)
+        if requantise is Requantise.ONNX and not is_bf16:
+            region, in_floats = keep_floats(region, winograd, chooser)
         nominal = region.graph
     fused = fuse_region(region, unit, borders, requantise)
     assembler = Assembler(
@@ -120,4 +125,4 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
             chain.shape.lower(assembler, chain.groups)
         elif group.result not in inner:
             entry_of(group.anchor).lower(assembler, group)
-    return assembler.finish()
+    return replace(assembler.finish(), in_floats=in_floats)

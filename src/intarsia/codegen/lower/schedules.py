@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from intarsia.codegen.kernels.families import TunableSpec, candidates, tunable_family, with_schedule
+from intarsia.graph.region import Region
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,17 @@ class Chooser(Protocol):
         Args:
             first: What heuristics take.
             others: Returns what may be taken as well: other algorithms for the same result.
+        """
+
+    def gain_of_floats(self, layer: str, part: Region) -> float | None:
+        """Return how many times as fast as integers float32 is for a layer between Q and DQ nodes.
+
+        Args:
+            layer: What decides how long it takes, in words.
+            part: Its nodes, with those that quantise and dequantise.
+
+        Returns:
+            None if it is to be computed in integers.
         """
 
 
@@ -68,15 +80,65 @@ class Schedules:
         choice = self.choices.get(key_of(specs))
         return first if choice is None else _apply(choice, specs) or first
 
+    def gain_of_floats(self, layer: str, part: Region) -> float | None:
+        """Return what was measured, if float32 was faster."""
+        choice = self.choices.get(layer)
+        if choice is None or choice.algorithm != _FLOATS:
+            return None
+        return float(choice.schedule[_GAIN])
+
 
 HEURISTICS = Schedules()
+
+_FLOATS, _GAIN = "float32", "gain"
+
+
+def in_floats(gain: float) -> ScheduleChoice:
+    """Return the choice of float32 for a layer between Q and DQ nodes.
+
+    Args:
+        gain: How many times as fast as integers it was measured to be.
+    """
+    return ScheduleChoice(_FLOATS, {_GAIN: round(gain, 3)})
+
+
+@dataclass(frozen=True, slots=True)
+class OneWay:
+    """Computes all layers between Q and DQ nodes in one way, so that both can be measured.
+
+    Attributes:
+        others: Chooses everything else.
+        is_in_floats: Whether in float32.
+    """
+
+    others: Chooser
+    is_in_floats: bool
+
+    def choose(
+        self, first: TunableSpec, others: Callable[[], Sequence[TunableSpec]]
+    ) -> TunableSpec:
+        """Return what is chosen otherwise."""
+        return self.others.choose(first, others)
+
+    def gain_of_floats(self, layer: str, part: Region) -> float | None:
+        """Return the same for all; nothing was measured yet."""
+        return 1.0 if self.is_in_floats else None
 
 
 @dataclass(slots=True)
 class Recorder:
-    """Chooses what heuristics do, and notes what there was to choose, and how often."""
+    """Chooses what heuristics do, and notes what there was to choose, and how often.
 
+    Attributes:
+        known: Says which layers between Q and DQ nodes are in float32.
+        specs: The kernels that do the same, the heuristic's first, by key.
+        layers: A layer between Q and DQ nodes for each description.
+        counts: How often each of both is there.
+    """
+
+    known: Schedules = HEURISTICS
     specs: dict[str, tuple[TunableSpec, ...]] = field(default_factory=dict)
+    layers: dict[str, Region] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
 
     def choose(
@@ -89,6 +151,12 @@ class Recorder:
             self.specs.setdefault(key, specs)
             self.counts[key] = self.counts.get(key, 0) + 1
         return first
+
+    def gain_of_floats(self, layer: str, part: Region) -> float | None:
+        """Return what is known."""
+        self.layers.setdefault(layer, part)
+        self.counts[layer] = self.counts.get(layer, 0) + 1
+        return self.known.gain_of_floats(layer, part)
 
 
 def _apply(choice: ScheduleChoice, specs: Sequence[TunableSpec]) -> TunableSpec | None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds fast schedules of kernels by measuring them against those that heuristics pick.
 
+Likewise it finds which layers between Q and DQ nodes are faster in float32 than in integers.
+
 Candidates of a kernel take turns in rounds of random order. The most promising are then compared
 with the heuristic's alone, on fresh rounds, so that none wins because it was lucky among many; one
 replaces it only if the interval of the median of ratios is above `LEAST_GAIN`.
@@ -17,7 +19,7 @@ from statistics import median
 from typing import Protocol
 
 from intarsia.codegen.kernels.families import TunableSpec, candidates, with_schedule
-from intarsia.codegen.lower.schedules import ScheduleChoice, choice_of
+from intarsia.codegen.lower.schedules import ScheduleChoice, choice_of, in_floats
 from intarsia.measure.racing import Ratio, paired_ratio, take_turns
 from intarsia.native.schedule_table import TunedSchedule
 
@@ -46,6 +48,10 @@ Prepare = Callable[[Sequence[TunableSpec]], Contest]
 """Makes candidates ready to be run."""
 
 
+Job = Callable[[Random], TunedSchedule]
+"""Finds the fastest way of something, in rounds of an order that is drawn."""
+
+
 @dataclass(frozen=True, slots=True)
 class KernelMoment:
     """How far a tuner is: kernels that are done, how many there are, and the last one's result."""
@@ -57,8 +63,7 @@ class KernelMoment:
 
 
 def tune_kernels(
-    jobs: Mapping[str, Sequence[TunableSpec]],
-    prepare: Prepare,
+    jobs: Mapping[str, Job],
     *,
     keep: Callable[[str, TunedSchedule], None],
     tell: Callable[[KernelMoment], None],
@@ -69,8 +74,7 @@ def tune_kernels(
     """Find the fastest schedule of each kernel.
 
     Args:
-        jobs: By key what gives the same result, the heuristic's first.
-        prepare: Makes candidates ready.
+        jobs: By key what finds the fastest.
         keep: Called with each result as soon as it is there.
         tell: Told how far it is.
         budget: Seconds after which no more kernels are begun.
@@ -81,11 +85,11 @@ def tune_kernels(
         How many kernels were measured.
     """
     end, done = clock() + budget, 0
-    for key, specs in jobs.items():
+    for key, job in jobs.items():
         if clock() >= end:
             break
         tell(KernelMoment(done, len(jobs), key, None))
-        entry = tune_kernel(specs, prepare, Random(f"{seed} {key}"))
+        entry = job(Random(f"{seed} {key}"))
         keep(key, entry)
         done += 1
         tell(KernelMoment(done, len(jobs), key, entry))
@@ -103,33 +107,80 @@ def tune_kernel(specs: Sequence[TunableSpec], prepare: Prepare, random: Random) 
     every = [with_schedule(spec, schedule) for spec in specs for schedule in candidates(spec)]
     contest = prepare(every)
     try:
-        return _judge(every, contest, random)
+        return _judge(len(every), lambda number, _: choice_of(every[number]), contest, random)
     finally:
         contest.close()
 
 
-def _judge(every: Sequence[TunableSpec], contest: Contest, random: Random) -> TunedSchedule:
-    def race(numbers: Sequence[int], rounds: int) -> dict[int, list[float]]:
-        def take(number: int) -> float:
-            return max(contest.seconds(number), 1e-12)
+def tune_layer(prepare: Callable[[], Contest], random: Random) -> TunedSchedule:
+    """Find whether a layer between Q and DQ nodes is faster in float32.
 
-        return take_turns(numbers, take, rounds, seed=random.getrandbits(32))
+    Args:
+        prepare: Makes it ready in integers, and in float32.
+        random: Orders the rounds.
+    """
+    contest = prepare()
+    try:
+        return _judge(2, lambda _, ratio: in_floats(ratio.value), contest, random)
+    finally:
+        contest.close()
 
-    samples = race(range(len(every)), _SCREENING_ROUNDS)
+
+def compare(prepare: Callable[[], Contest], random: Random) -> Ratio:
+    """Return how many times as fast the second of two candidates is as the first.
+
+    Args:
+        prepare: Makes both ready.
+        random: Orders the rounds.
+    """
+    contest = prepare()
+    try:
+        samples = _race(contest, (0, 1), _FRESH_ROUNDS, random)
+        return paired_ratio(samples[0], samples[1], CONFIDENCE)
+    finally:
+        contest.close()
+
+
+def _race(
+    contest: Contest, numbers: Sequence[int], rounds: int, random: Random
+) -> dict[int, list[float]]:
+    """Return the seconds of candidates, which take turns."""
+
+    def take(number: int) -> float:
+        return max(contest.seconds(number), 1e-12)
+
+    return take_turns(numbers, take, rounds, seed=random.getrandbits(32))
+
+
+def _judge(
+    count: int,
+    choose: Callable[[int, Ratio], ScheduleChoice],
+    contest: Contest,
+    random: Random,
+) -> TunedSchedule:
+    """Return which of some candidates is the fastest.
+
+    Args:
+        count: How many there are; the first is what is taken otherwise.
+        choose: Returns a candidate as a choice, from how many times as fast it is.
+        contest: Runs them.
+        random: Orders the rounds.
+    """
+    samples = _race(contest, range(count), _SCREENING_ROUNDS, random)
     own = median(samples[0]) * 1e6
-    gains = [paired_ratio(samples[0], samples[number]) for number in range(len(every))]
-    ordered = sorted(range(1, len(every)), key=lambda n: -gains[n].value)
+    gains = [paired_ratio(samples[0], samples[number]) for number in range(count)]
+    ordered = sorted(range(1, count), key=lambda n: -gains[n].value)
     best = Ratio(1.0, 1.0, 1.0, 0)
     for number in ordered[:_PROMISING]:
         if gains[number].value <= LEAST_GAIN:
             break
         # Fresh rounds: the ratio by which one of many was picked is too good on average.
-        again = race((0, number), _FRESH_ROUNDS)
+        again = _race(contest, (0, number), _FRESH_ROUNDS, random)
         fresh = paired_ratio(again[0], again[number], CONFIDENCE)
         if fresh.low > LEAST_GAIN:
-            return _result(choice_of(every[number]), fresh, len(every), own)
+            return _result(choose(number, fresh), fresh, count, own)
         best = max(best, fresh, key=lambda ratio: ratio.value)
-    return _result(None, best, len(every), own)
+    return _result(None, best, count, own)
 
 
 def _result(choice: ScheduleChoice | None, ratio: Ratio, count: int, own: float) -> TunedSchedule:
