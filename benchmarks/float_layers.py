@@ -30,7 +30,7 @@ from intarsia.place.request import Request
 from intarsia.settings import Settings
 from intarsia.tuning.kernels.layers import RegionContest
 from intarsia.tuning.kernels.tuner import compare
-from intarsia.tuning.kernels.tuning import tune_model_layers
+from intarsia.tuning.kernels.tuning import KernelResult, tune_model_layers
 
 NETWORKS = ("resnet18", "mobilenet_v2", "detector")
 _WAYS: Mapping[str, Mapping[str, str]] = {"as measured": {}, "float32": {LAYERS: "float32"}}
@@ -56,20 +56,26 @@ def measure(name: str, model: Path, target: str, backends: Backends) -> None:
     setting = read_setting(Request(model=model, target=target, num_threads=1, backends=backends))
     print("| network | layer | there | us | float32 | taken |")
     print("|---|---|---:|---:|---|---|")
-    for one in tune_model_layers(setting, tell=lambda moment: None):
+    results = tune_model_layers(setting, tell=lambda moment: None)
+    for one in results:
         entry = one.entry
-        if entry is None:
-            continue
-        interval = f" [{entry.low:.2f}, {entry.high:.2f}]" if entry.low < entry.high else ""
-        ratio = f"{entry.ratio:.2f}{interval}" if interval else "-"
-        taken = "float32" if entry.choice else "integers"
-        shown = f"{one.calls} | {entry.microseconds:.0f} | {ratio} | {taken}"
-        print(f"| {name} | {one.kernel} | {shown} |", flush=True)
+        if entry is not None:
+            has_rounds = entry.low < entry.high
+            ratio = f"{entry.ratio:.2f} [{entry.low:.2f}, {entry.high:.2f}]" if has_rounds else "-"
+            shown = f"{one.calls} | {entry.microseconds:.0f} | {ratio} | {_taken(one)}"
+            print(f"| {name} | {one.kernel} | {shown} |", flush=True)
     capability = setting.capabilities[0]
     for way, options in _WAYS.items():
+        if not options and not any(_taken(one) == "float32" for one in results):
+            print(f"{name}: no layer is faster in float32")
+            continue
         ways = ({LAYERS: "integers"}, options)
         ratio = compare(partial(RegionContest, setting.graph.whole, capability, ways), Random(1))
         print(f"{name}: {way} {ratio} times as fast as integers", flush=True)
+
+
+def _taken(result: KernelResult) -> str:
+    return "float32" if result.entry is not None and result.entry.choice else "integers"
 
 
 if __name__ == "__main__":
