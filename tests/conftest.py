@@ -86,6 +86,14 @@ def own_schedules(tmp_path_factory):
 
 
 @pytest.fixture(scope="session", autouse=True)
+def own_keys(tmp_path_factory):
+    """Keys of the tests' own, which no user finds among theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INTARSIA_KEYS_DIR", str(tmp_path_factory.mktemp("keys")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def no_kept_programs():
     """Nothing that was compiled before: tests are of compiling, unless they say otherwise."""
     with pytest.MonkeyPatch.context() as patch:

@@ -100,11 +100,21 @@ def test_a_home_that_is_not_known_is_an_error(variable, options, parse_model, mo
     assert it.value.hint
 
 
+def test_a_cache_folder_that_all_may_write_to_is_refused(tmp_path):
+    settings = Settings(cache_dir=str(tmp_path))
+    assert settings.cache_folder() == tmp_path
+    tmp_path.chmod(0o777)
+    with pytest.raises(SettingError, match="others may write to the cache folder") as caught:
+        settings.cache_folder()
+    assert "chmod go-w" in caught.value.hint
+
+
 PACKAGE = Path(intarsia.__file__).parent
 
 READERS = {
     "intarsia.place.request": "a request that an entry point makes has the settings as a part",
     "intarsia.runtime.loading": "`intarsia.load`",
+    "intarsia.runtime.package": "`save`, and `read_package` of a command",
     "intarsia.session.providers": "`get_available_providers`",
     "intarsia.session.session": "`InferenceSession`",
     "intarsia.onnx_backend.backend": "ONNX's `Backend`",

@@ -25,15 +25,24 @@ from typing import TYPE_CHECKING, Any
 
 from intarsia.accepted.programs import Lookup, copy_package, keep, listening, look_up
 from intarsia.errors import InputError
-from intarsia.free_models import Built, FreeModel, compile_free, reopen_free
+from intarsia.free_models import (
+    Built,
+    FreeModel,
+    compile_free,
+    file_state,
+    reopen_free,
+    store_model,
+)
 from intarsia.garbage import fewer_collections
 from intarsia.place.machine import resolve_targets
 from intarsia.place.request import BY_COST, PLACEMENTS, Progress, Request, quiet
+from intarsia.target import CompilationConfig
 from intarsia.target.fields import rename_target_host
 
 if TYPE_CHECKING:
     from intarsia.accepted.choices import Accepted
     from intarsia.backends.registry import Backends
+    from intarsia.backends.values import Artifact
     from intarsia.graph.free_sizes import SizesLike
     from intarsia.place.build import Revise
     from intarsia.place.decide import PlanChoice
@@ -43,10 +52,10 @@ if TYPE_CHECKING:
     from intarsia.runtime.executor import PlanExecutable
     from intarsia.runtime.free import (
         Program,
-        ProgramSource,
+        StoredModel,
     )
     from intarsia.runtime.loader import SharedConstants
-    from intarsia.runtime.package import FreePart
+    from intarsia.runtime.package import FreePart, Package
     from intarsia.tuning.options import Options, TuningStatus
     from intarsia.tuning.requests import RequestsLike
 
@@ -75,13 +84,19 @@ class Compiled:
     program: Program
     file: Path | None = None
 
+    @property
+    def has_model(self) -> bool:
+        """Whether a package has the model too, which no kept one has."""
+        source = self.program.latest.source
+        return source is not None and source() is not None
+
     def save(self, path: Path) -> None:
         """Write its package; one that is kept is copied, so that equal requests give equal files.
 
         Raises:
             PackageError: It cannot be written.
         """
-        if self.file is None or not copy_package(self.file, path):
+        if self.has_model or self.file is None or not copy_package(self.file, path):
             self.program.save(path)
 
 
@@ -102,6 +117,7 @@ def carry_out(
     looked_up = look_up(request)
     if looked_up.program is not None:
         _refuse_buckets(request)
+        looked_up.program.source = _source(request, looked_up.program)
         return Compiled(looked_up.program, looked_up.file)
     if looked_up.free is not None:
         return Compiled(reopen_free(request, looked_up.free, _build, tell, options))
@@ -116,7 +132,39 @@ def carry_out(
     if request.sizes:
         logger.warning("no dimension of the model is free: sizes have no effect")
     _refuse_buckets(request)
+    built.program.source = _source(request, built.program)
     return Compiled(built.program, built.file)
+
+
+def _source(request: Request, program: PlanExecutable) -> Callable[[], StoredModel | None]:
+    """Return what returns what a program's package has of the model: nothing where it has no code.
+
+    Nor has it anything, with a warning, if the model's file has changed since.
+    """
+    state = file_state(request.model)
+
+    def find() -> StoredModel | None:
+        from intarsia.runtime.trust import describe_code
+
+        backends = request.find_machine().backends
+        if not describe_code(_all_artifacts(program), backends):
+            return None
+        if file_state(request.model) != state:
+            logger.warning(
+                "%r has changed since it was compiled: the package has no model, so that it runs "
+                "only where somebody vouches for it",
+                str(request.model),
+            )
+            return None
+        return store_model(request, request.shapes)
+
+    return find
+
+
+def _all_artifacts(program: PlanExecutable) -> Iterator[Artifact]:
+    yield from program.artifacts
+    for body in program.bodies:
+        yield from _all_artifacts(body)
 
 
 def _refuse_buckets(request: Request) -> None:
@@ -173,7 +221,7 @@ def _build(
 
 def source_of(
     free: FreePart, num_threads: int, backends: Backends | None, shared: SharedConstants
-) -> ProgramSource:
+) -> FreeModel:
     """Return what makes more programs of a package's model, as the first ones were made.
 
     Args:
@@ -198,6 +246,68 @@ def source_of(
         cache=False,
     )
     return FreeModel(request, free.signature, _build, shared=shared, part=free)
+
+
+def rebuild(
+    package: Package,
+    stored: StoredModel,
+    num_threads: int,
+    max_shapes: int,
+    backends: Backends | None,
+) -> Program:
+    """Compile the model of a package whose code is not to be run, for the same plan if it can be.
+
+    Args:
+        package: It.
+        stored: Its model.
+        num_threads: Threads that one run may use.
+        max_shapes: Most programs of a model with free dimensions.
+        backends: The backends to use; None means all that are installed.
+
+    Raises:
+        PackageError: Its model is damaged, or its targets name files or commands.
+        IntarsiaError: As `compile`.
+    """
+    from intarsia.graph.stored import join_model
+    from intarsia.plan.lock import placed_regions
+    from intarsia.runtime.free import FreeExecutable
+    from intarsia.runtime.loader import SharedConstants
+    from intarsia.runtime.trust import check_targets
+
+    config = CompilationConfig.resolve(stored.recipe.target)
+    check_targets(config)
+    if package.free is not None:
+        part = replace(package.free, programs=(), generic=None)
+        shared = SharedConstants()
+        source = source_of(part, num_threads, backends, shared)
+        return FreeExecutable(
+            part.signature,
+            source,
+            targets=part.targets,
+            max_shapes=max_shapes,
+            programs=[],
+            generic=source.generic(part.signature),
+            plans=part.plans,
+            buckets=part.buckets,
+        )
+    recipe = stored.recipe
+    request = Request(
+        model=join_model(stored.payload, {one.name: one.data for one in stored.tensors}),
+        target=config,
+        shapes=recipe.shapes,
+        pins=recipe.pins,
+        exclude=recipe.exclude,
+        layers=recipe.layers,
+        placement="auto" if recipe.placement == "collage" else recipe.placement,
+        num_threads=num_threads,
+        backends=backends,
+        cache=False,
+        regions=placed_regions(package.plan),
+        is_rebuilt=True,
+    )
+    program = _build(look_up(request), quiet, None).program
+    program.source = lambda: stored
+    return program
 
 
 def read_setting(request: Request, tell: Progress = quiet) -> Setting:
@@ -246,7 +356,12 @@ def _choose(
     from intarsia.place.assign import Policy
     from intarsia.place.decide import PlanChoice
 
-    if request.lock is not None:
+    rebuilt = None
+    if request.is_rebuilt and request.regions is not None:
+        rebuilt = fitted_choice(setting, request.regions)
+    if rebuilt is not None:
+        yield rebuilt, Accepted()
+    elif request.lock is not None:
         yield locked_choice(setting, request.lock), Accepted()
     elif request.placement == "collage":
         from intarsia.tuning.options import Options

@@ -111,7 +111,7 @@ class FreeModel:
         self._tell = tell
         self._options = options
         self._shared = shared
-        self._state = _file_state(request.model)
+        self._state = file_state(request.model)
         self._count = 0
         # Where nodes are meant by name, the model keeps those that it has.
         is_named = bool(request.pins or request.exclude or request.layers)
@@ -154,7 +154,7 @@ class FreeModel:
             ModelError: The model's file has changed since it was compiled.
             PackageError: The model in the package is damaged.
         """
-        if self._state != _file_state(self._request.model):
+        if self._state != file_state(self._request.model):
             raise ModelError(
                 f"{str(self._request.model)!r} has changed since it was compiled",
                 hint="compile it again",
@@ -366,34 +366,46 @@ class FreeModel:
         Raises:
             ModelError: The model's file has changed since it was compiled, or is gone.
         """
-        from intarsia.backends.values import ArtifactConstant
-        from intarsia.graph.load import parse
-        from intarsia.graph.stored import split_model
-        from intarsia.runtime.free import ProgramRecipe, StoredModel
-
         if self._kept is not None:
             return self._kept
         request = self._request
-        if self._state != _file_state(request.model):
+        if self._state != file_state(request.model):
             raise ModelError(f"{str(request.model)!r} has changed since it was compiled")
-        payload, arrays = split_model(parse(request.model))
-        tensors = tuple(ArtifactConstant(name, array) for name, array in arrays.items())
-        exclude = request.exclude
-        recipe = ProgramRecipe(
-            request.find_machine().config.without_tags().text,
-            {
-                name: one if isinstance(one, int | str) else list(one)
-                for name, one in (self._said or {}).items()
-            },
-            dict(request.pins or {}),
-            {key: one if isinstance(one, str) else list(one) for key, one in exclude.items()}
-            if isinstance(exclude, Mapping)
-            else list(exclude),
-            dict(request.layers or {}),
-            request.placement,
-            request.strict,
-        )
-        return StoredModel(payload, tensors, recipe)
+        return store_model(request, self._said)
+
+
+def store_model(
+    request: Request, said: Mapping[str, Sequence[int] | int | str] | None
+) -> StoredModel:
+    """Return what makes the programs of a request elsewhere.
+
+    Args:
+        request: What was asked for.
+        said: Of free dimensions.
+    """
+    from intarsia.backends.values import ArtifactConstant
+    from intarsia.graph.load import parse
+    from intarsia.graph.stored import split_model
+    from intarsia.runtime.free import ProgramRecipe, StoredModel
+
+    payload, arrays = split_model(parse(request.model))
+    tensors = tuple(ArtifactConstant(name, array) for name, array in arrays.items())
+    exclude = request.exclude
+    recipe = ProgramRecipe(
+        request.find_machine().config.without_tags().text,
+        {
+            name: one if isinstance(one, int | str) else list(one)
+            for name, one in (said or {}).items()
+        },
+        dict(request.pins or {}),
+        {key: one if isinstance(one, str) else list(one) for key, one in exclude.items()}
+        if isinstance(exclude, Mapping)
+        else list(exclude),
+        dict(request.layers or {}),
+        request.placement,
+        request.strict,
+    )
+    return StoredModel(payload, tensors, recipe)
 
 
 def compile_free(
@@ -507,7 +519,7 @@ def _own(model: Any) -> Any:
     return parse(model)
 
 
-def _file_state(model: Any) -> tuple[int, ...]:
+def file_state(model: Any) -> tuple[int, ...]:
     """Return what tells one content of a model's file from another; nothing for other models."""
     if not isinstance(model, str | os.PathLike):
         return ()

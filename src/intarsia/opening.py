@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -18,9 +19,11 @@ if TYPE_CHECKING:
     from intarsia.runtime.executor import PlanExecutable
     from intarsia.runtime.free import Program, ProgramSource, StoredModel
     from intarsia.runtime.loader import SharedConstants
-    from intarsia.runtime.package import FreePart
+    from intarsia.runtime.package import FreePart, Package
 
 __all__ = ["load"]
+
+logger = logging.getLogger("intarsia")
 
 
 def load(
@@ -30,8 +33,13 @@ def load(
     backends: Backends | None = None,
     frozen: bool = False,
     max_shapes: int | None = None,
+    trust: bool = False,
+    require_signature: bool = False,
 ) -> Program:
     """Load a package that `save` wrote.
+
+    Code of a package runs if it was written here, if a key that the user trusts signed it, or if
+    the user says so. Else it is compiled again from the model that the package has, with a warning.
 
     Args:
         path: The file.
@@ -40,9 +48,13 @@ def load(
         frozen: Of a model with free dimensions, whether nothing is compiled for other sizes than
             those in the package.
         max_shapes: Most programs of such a model; None means the setting.
+        trust: Whether its code runs whoever wrote it, and its targets may name files and commands.
+        require_signature: Whether it is an error, rather than a warning, that it was neither
+            written here nor signed by a trusted key.
 
     Raises:
-        PackageError: The file is not a package, is damaged, or is of a newer format.
+        PackageError: The file is not a package, is damaged, or is of a newer format; or it may
+            neither run as it is nor be compiled again.
         BackendError: A backend that the package needs is missing, or refused it.
     """
     with fewer_collections():
@@ -52,7 +64,35 @@ def load(
             backends=backends,
             max_shapes=max_shapes,
             find_source=None if frozen else _find_source,
+            rebuild=None if frozen else _rebuild,
+            trust=trust,
+            require_signature=require_signature,
         )
+
+
+def _rebuild(
+    name: str,
+    package: Package,
+    code: str,
+    num_threads: int,
+    max_shapes: int,
+    backends: Backends | None,
+) -> Program:
+    """Compile a package's model, with a warning: nobody vouches for its code."""
+    from intarsia.compiler import rebuild
+    from intarsia.runtime.trust import refuse_code
+
+    stored = package.source if package.free is None else package.free.model
+    if stored is None:
+        raise refuse_code(name, package, code, "it has no model to compile")
+    program = rebuild(package, stored, num_threads, max_shapes, backends)
+    logger.warning(
+        "nobody vouches for %r, so that its code is not run: regions %s were compiled again from "
+        "its model (--trust runs them as they are)",
+        name,
+        code,
+    )
+    return program
 
 
 def _find_source(

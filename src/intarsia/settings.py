@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -31,6 +32,8 @@ class Settings:
 
     Attributes:
         cache_dir: Where kernels, artifacts and costs are kept; None means the XDG default.
+        keys_dir: Where keys are kept, of this installation and of whom the user trusts; None means
+            the XDG default.
         num_threads: Threads that one run may use; 0 means all CPUs that this process may use.
         dump_dir: Where generated code is written for people; None writes nothing.
         log_level: Level of the `intarsia` logger.
@@ -52,6 +55,9 @@ class Settings:
 
     cache_dir: str | None = _setting(
         "INTARSIA_CACHE_DIR", None, "folder of the caches", in_cache_keys=False
+    )
+    keys_dir: str | None = _setting(
+        "INTARSIA_KEYS_DIR", None, "folder of keys that vouch for packages", in_cache_keys=False
     )
     num_threads: int = _setting(
         "INTARSIA_NUM_THREADS", 0, "threads of one run; 0 means all CPUs", in_cache_keys=True
@@ -116,6 +122,9 @@ class Settings:
         home = variables.get("XDG_CACHE_HOME")
         if home and "cache_dir" not in values:
             values["cache_dir"] = f"{home}/intarsia"
+        home = variables.get("XDG_CONFIG_HOME")
+        if home and "keys_dir" not in values:
+            values["keys_dir"] = f"{home}/intarsia/keys"
         settings = cls(**values)
         if settings.log_level not in LOG_LEVELS:
             raise SettingError(
@@ -128,11 +137,26 @@ class Settings:
         """Return the folder of all caches (XDG Base Directory Specification 0.8).
 
         Raises:
+            SettingError: It is in a home folder that is not known; or others may write there, whose
+                code would run.
+        """
+        hint = "set INTARSIA_CACHE_DIR to a folder of yours"
+        folder = expanded(self.cache_dir or "~/.cache/intarsia", hint)
+        if _may_be_written_by_others(folder):
+            raise SettingError(
+                f"others may write to the cache folder {str(folder)!r}, which holds machine code",
+                hint=f"`chmod go-w {folder}` if it is yours, or {hint}",
+            )
+        return folder
+
+    def keys_folder(self) -> Path:
+        """Return the folder of keys (XDG Base Directory Specification 0.8).
+
+        Raises:
             SettingError: It is in a home folder that is not known.
         """
-        if self.cache_dir:
-            return expanded(self.cache_dir)
-        return expanded("~/.cache/intarsia", "set INTARSIA_CACHE_DIR to a folder of yours")
+        hint = "set INTARSIA_KEYS_DIR to a folder of yours"
+        return expanded(self.keys_dir or "~/.config/intarsia/keys", hint)
 
     def schedules_folder(self) -> Path:
         """Return the folder of tuned schedules."""
@@ -181,6 +205,16 @@ def expanded(path: str, hint: str = "write the whole path") -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         raise SettingError(f"{path!r} is in a home folder that is not known", hint=hint) from None
+
+
+def _may_be_written_by_others(folder: Path) -> bool:
+    """Tell whether a folder is anybody's, or another user's; a group may be the user's alone."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return False  # it is to be made
+    is_ours = os.geteuid() in (0, status.st_uid) or status.st_uid == 0
+    return not is_ours or bool(status.st_mode & stat.S_IWOTH)
 
 
 _OF_DRIVERS = ("POCL_", "OCL_", "OPENCL_", "CL_", "CUDA_", "HIP_", "ROCR_", "GPU_", "ZE_", "LD_")

@@ -58,6 +58,12 @@ INVOCATIONS = {
     "plan absent": [("chain.onnx", "-t", "ethos-n, llvm -mcpu=cortex-a72")],
     "plan lock": [("chain.intarsia", "-o", "plan.lock.json")],
     "plan diff": [("chain.intarsia", "other.intarsia")],
+    "keys make": [()],
+    "keys show": [()],
+    "keys trust": [("friend", "ed25519:11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=")],
+    "keys list": [()],
+    "keys sign": [("chain.intarsia",)],
+    "keys distrust": [("friend",)],
     "cache info": [()],
     "cache clear": [("--yes",)],
 }

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 import intarsia
 from intarsia.errors import ExecutionError, InputError
-from intarsia.plan.plan import LATE_VERSION
+from intarsia.plan.plan import FORMAT_VERSION
 from intarsia.runtime.package import read_package
 from intarsia.runtime.recorder import RunRecorder
 from intarsia.runtime.verify import verify_plan
@@ -206,7 +206,7 @@ def test_a_package_has_the_sizes_that_are_found(tmp_path):
     exe = intarsia.compile(model, target="llvm, onnxruntime", cache=False)
     exe.save(tmp_path / "late.intarsia")
     package = read_package(tmp_path / "late.intarsia")
-    assert package.version == LATE_VERSION
+    assert package.version == FORMAT_VERSION
     assert package.plan == exe.plan
     loaded = intarsia.load(tmp_path / "late.intarsia")
     for count in COUNTS:

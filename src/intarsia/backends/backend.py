@@ -170,6 +170,12 @@ class RegisteredBackend:
     cannot tell is left out. The model is not to be changed. It raises a `BackendError` if it does
     not take the model, or is not installed."""
 
+    is_data: Callable[[Artifact], bool] | None = None
+    """Tells whether an artifact is nothing but data: ONNX, or calls that `load` checks, so that
+    whatever is in it, only this backend's own code runs, and no file or command that it names is
+    used. Then it is loaded from packages of strangers; without it what this backend compiles is
+    code, and is compiled again there."""
+
     takes_free: bool = False
     """Whether it takes regions whose values have free dimensions (`Value.extents`): what `load`
     returns then runs at all sizes as it is, with buffers of the shapes of a run, unless it has

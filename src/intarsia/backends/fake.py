@@ -380,6 +380,10 @@ class FakeBackend:
         attrs = placed.target.attrs if placed.target is not None else {}
         return FakeDevice(options, FakeCosts.of(attrs))
 
+    def is_data(self, artifact: Artifact) -> bool:
+        """Tell whether it shows no fault: some end the process."""
+        return not artifact.metadata.get("fault")
+
     def load(self, artifact: Artifact, device: Device) -> FakeExecutable:
         """Return the region, ready to be evaluated.
 

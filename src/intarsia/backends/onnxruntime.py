@@ -364,6 +364,10 @@ class OnnxRuntimeBackend(ConfiguredBackend):
         """Return host memory."""
         return HostDevice(options)
 
+    def is_data(self, artifact: Artifact) -> bool:
+        """Tell whether a session loads no library of custom operators."""
+        return not artifact.metadata.get(_LIBRARIES)
+
     def load(self, artifact: Artifact, device: Device) -> OrtExecutable:
         """Return a session.
 

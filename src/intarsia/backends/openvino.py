@@ -401,6 +401,10 @@ class OpenVinoBackend(ConfiguredBackend):
         """Return host memory."""
         return HostDevice(options)
 
+    def is_data(self, artifact: Artifact) -> bool:
+        """Return that every artifact is: ONNX."""
+        return True
+
     def load(self, artifact: Artifact, device: Device) -> OpenVinoExecutable:
         """Return a compiled model.
 

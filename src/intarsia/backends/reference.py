@@ -76,6 +76,10 @@ class ReferenceBackend:
         """Return host memory."""
         return HostDevice(options)
 
+    def is_data(self, artifact: Artifact) -> bool:
+        """Return that every artifact is: ONNX."""
+        return True
+
     def load(self, artifact: Artifact, device: Device) -> ReferenceExecutable:
         """Return the region, ready to be evaluated."""
         return ReferenceExecutable(artifact)

@@ -41,6 +41,8 @@ def open_executable(
     *,
     is_frozen: bool = False,
     makes_inputs: bool = False,
+    trust: bool = False,
+    require_signature: bool = False,
 ) -> Program:
     """Load a package, or compile a model.
 
@@ -50,6 +52,8 @@ def open_executable(
         threads: Threads that one run may use.
         is_frozen: Whether nothing is compiled for sizes that no program is there for.
         makes_inputs: Whether inputs are made up, of the sizes that are given.
+        trust: Whether a package's code runs whoever wrote it.
+        require_signature: Whether a package is an error that nobody vouches for.
 
     Raises:
         SettingError: Options of compiling are given for a package.
@@ -62,7 +66,13 @@ def open_executable(
     refuse_choices(file, choices, asks_sizes=makes_inputs)
     from intarsia.opening import load
 
-    return load(file, num_threads=threads, frozen=is_frozen)
+    return load(
+        file,
+        num_threads=threads,
+        frozen=is_frozen,
+        trust=trust,
+        require_signature=require_signature,
+    )
 
 
 def explain_file(

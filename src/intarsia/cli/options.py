@@ -151,6 +151,17 @@ InputOption: TypeAlias = Annotated[
         "--input", "-i", metavar="NAME=FILE.npy", help="The values of an input. Default: made up."
     ),
 ]
+TrustOption = Annotated[
+    bool,
+    typer.Option("--trust", help="Run a package's own code, and reach its machine, in any case."),
+]
+SignatureOption = Annotated[
+    bool,
+    typer.Option(
+        "--require-signature",
+        help="Refuse a package that was not written here and that no trusted key signed.",
+    ),
+]
 ThreadsOption: TypeAlias = Annotated[
     int | None,
     typer.Option("--threads", metavar="N", help="Threads of one run. Default: all CPUs."),

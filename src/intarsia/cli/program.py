@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from intarsia.cli import costs as costs_commands
+from intarsia.cli import keys as keys_commands
 from intarsia.cli import plan as plan_commands
 from intarsia.cli import target as target_commands
 from intarsia.cli.attributes import expand_attributes
@@ -52,6 +53,7 @@ app.command("doctor")(doctor_command)
 app.add_typer(costs_commands.cache_app, name="cache")
 app.add_typer(costs_commands.app, name="costs")
 app.add_typer(plan_commands.app, name="plan")
+app.add_typer(keys_commands.app, name="keys")
 
 
 def _print_version(wanted: bool) -> None:

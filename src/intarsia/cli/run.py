@@ -20,7 +20,9 @@ from intarsia.cli.options import (
     FileArgument,
     InputOption,
     JsonOption,
+    SignatureOption,
     ThreadsOption,
+    TrustOption,
     read_files,
     read_sizes,
     takes_choices,
@@ -57,6 +59,8 @@ def run_command(  # noqa: PLR0913 - an option each
             "--frozen", help="Compile nothing for free dimensions: their sizes must be there."
         ),
     ] = False,
+    trust: TrustOption = False,
+    require_signature: SignatureOption = False,
     choices: Choices,
     threads: ThreadsOption = None,
     json: JsonOption = False,
@@ -73,7 +77,13 @@ def run_command(  # noqa: PLR0913 - an option each
         writable_folder(output_dir)
     start = perf_counter()
     executable = open_executable(
-        file, choices, threads, is_frozen=frozen, makes_inputs=not input_files
+        file,
+        choices,
+        threads,
+        is_frozen=frozen,
+        makes_inputs=not input_files,
+        trust=trust,
+        require_signature=require_signature,
     )
     load_seconds = perf_counter() - start
     files = _output_files(executable, output_files, output_dir)

@@ -66,6 +66,7 @@ class Request:
         lock: The plan to carry out, or nothing.
         regions: By names, the plan that was measured at other sizes of free dimensions: what is
             meant where none was accepted for these; None if there is none.
+        is_rebuilt: Whether `regions` are meant whatever was measured here: they are a package's.
         sums: What the program for all sizes says of the order of its sums (`SUMS` of artifacts).
         is_rewritten: Whether the model was rewritten for all sizes, and is not to be for these.
         objective: What accepted plans are filed under: what is minimised, with its limit.
@@ -105,6 +106,7 @@ class Request:
     backends: Backends | None = None
     lock: Lock | None = None
     regions: tuple[Assigned, ...] | None = None
+    is_rebuilt: bool = False
     sums: tuple[str, ...] = ()
     is_rewritten: bool = False
     objective: str = "latency"

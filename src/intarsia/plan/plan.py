@@ -19,14 +19,12 @@ from intarsia.plan.placement import Placement
 if TYPE_CHECKING:
     from intarsia.plan.tuning import TuningReport
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 4
 """Version of plans and packages; it rises when older readers could not read newer files."""
 
-LATE_VERSION = 3
-"""The version of those that have sizes that the data decides."""
-
-READ_VERSIONS = (1, FORMAT_VERSION, LATE_VERSION)
-"""Versions that can be read; those of version 1 have one plan and no free dimensions."""
+READ_VERSIONS = (1, 2, 3, FORMAT_VERSION)
+"""Versions that can be read. Version 2 brought free dimensions, 3 sizes that the data decides, 4
+who vouches for a package, and the model of one that has code."""
 
 HOST = 0
 """Position of host memory in `Plan.devices`."""

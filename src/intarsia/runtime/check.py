@@ -16,6 +16,7 @@ from intarsia.plan.identity import Identity, compare_identities, identity_here
 from intarsia.plan.placement import CONTROL_FLOW
 from intarsia.runtime.loader import RegionLoader, run_options
 from intarsia.runtime.package import read_package
+from intarsia.runtime.trust import ADVICE, describe_code
 
 if TYPE_CHECKING:
     from intarsia.backends.registry import Backends
@@ -59,6 +60,8 @@ def _contents(package: Package) -> Iterator[CheckFinding]:
     nbytes = sum(len(artifact.payload) for artifact in artifacts)
     constants = shared_sizes(artifacts)
     yield CheckFinding("format", CheckVerdict.OK, f"package format {package.version}")
+    if package.signer:
+        yield CheckFinding("origin", CheckVerdict.OK, f"vouched for by {package.signer}")
     yield CheckFinding(
         "file",
         CheckVerdict.OK,
@@ -123,7 +126,18 @@ def _regions(package: Package, backends: Backends, threads: int) -> Iterator[Che
     loaded: dict[tuple[str, str], int] = {}
     failed: set[tuple[str, str]] = set()
     runners: list[str] = []
-    for number, artifact, device in package.all_regions:
+    regions = package.all_regions
+    if not package.signer:
+        code = describe_code((artifact for _, artifact, _ in regions), backends)
+        regions = tuple(one for one in regions if not describe_code([one[1]], backends))
+        if code:
+            yield CheckFinding(
+                "code",
+                CheckVerdict.CHANGED,
+                f"nobody vouches for it: regions {code} are compiled again when it is loaded",
+                ADVICE,
+            )
+    for number, artifact, device in regions:
         place = (artifact.backend, device)
         if place in failed or artifact.backend == CONTROL_FLOW:
             continue

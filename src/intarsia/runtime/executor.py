@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from intarsia.plan.explanation import Explanation
     from intarsia.plan.placement import Placement
     from intarsia.plan.profile import Profile
+    from intarsia.runtime.free import StoredModel
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +88,8 @@ class PlanExecutable:
         self._bound: dict[RunMemory, _Bound] = {}
         self._claims = plan.model.claims if plan.model is not None else {}
         self._is_unseen = False
+        self.source: Callable[[], StoredModel | None] | None = None
+        """Returns what packages have of the model beside it; None: they have nothing."""
 
     @property
     def executables(self) -> tuple[Executable, ...]:
@@ -217,6 +220,9 @@ class PlanExecutable:
     def save(self, path: str | Path) -> None:
         """Write a self-contained package.
 
+        If it has code, as of `llvm`, the model is in it too: who does not trust the code compiles
+        it again.
+
         Args:
             path: File to write; by custom it ends in `.intarsia`.
 
@@ -225,7 +231,7 @@ class PlanExecutable:
         """
         from intarsia.runtime.package import save_package
 
-        save_package(self, path)
+        save_package(self, path, None if self.source is None else self.source())
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Run the model once.

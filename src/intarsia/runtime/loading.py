@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from intarsia.backends.registry import Backends, load_backends
+from intarsia.errors import PackageError
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
 from intarsia.plan.placement import CONTROL_FLOW
 from intarsia.runtime.free import FreeExecutable, GenericProgram
 from intarsia.runtime.loader import SharedConstants
 from intarsia.runtime.package import load_regions, read_package
+from intarsia.runtime.trust import check_targets, describe_code, refuse_code
 from intarsia.settings import Settings
+from intarsia.target import CompilationConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +29,10 @@ if TYPE_CHECKING:
     ]
     """From what a package has, threads, given backends and shared constants to what compiles."""
 
+    Rebuild: TypeAlias = Callable[[str, Package, str, int, int, Backends | None], Program]
+    """From a file's name, its package, what of it is code, threads, most programs and given
+    backends to what was compiled of its model."""
+
 
 def load(
     path: str | Path,
@@ -33,6 +41,9 @@ def load(
     backends: Backends | None = None,
     max_shapes: int | None = None,
     find_source: FindSource | None = None,
+    rebuild: Rebuild | None = None,
+    trust: bool = False,
+    require_signature: bool = False,
 ) -> Program:
     """Load a package that `save` wrote.
 
@@ -42,18 +53,39 @@ def load(
         backends: The backends to use; None means those that the package needs.
         max_shapes: Most programs of a model with free dimensions; None means the setting.
         find_source: Returns what makes more of them; None means that none are made.
+        rebuild: Compiles a package's model where nobody vouches for its code; None means that this
+            is an error.
+        trust: Whether its code runs whoever wrote it.
+        require_signature: Whether a package is an error for which nobody vouches.
 
     Raises:
-        PackageError: The file is not a package, is damaged, or is of a newer format.
+        PackageError: The file is not a package, is damaged, or is of a newer format; or nobody
+            vouches for what would have to run.
         BackendError: A backend that the package needs is missing, or refused it.
     """
     settings = Settings.from_environment()
     threads = settings.threads(num_threads)
+    most = settings.max_shapes if max_shapes is None else max_shapes
     package = read_package(path, settings)
     used = backends_for(package, settings) if backends is None else backends
     used = used.with_settings(settings)
+    if not trust and not package.signer:
+        if require_signature:
+            raise PackageError(
+                f"{str(path)!r} was not written here, and no key that you trust signed it",
+                hint="`intarsia keys trust NAME KEY` trusts its signer",
+            )
+        code = describe_code((one for _, one, _ in package.all_regions), used)
+        if code:
+            if rebuild is None:
+                raise refuse_code(str(path), package, code, "nothing is to be compiled")
+            return rebuild(str(path), package, code, threads, most, backends)
+        if package.free is not None and package.free.model is not None:
+            check_targets(CompilationConfig.resolve(package.free.model.recipe.target))
     if package.free is None:
-        return load_regions(package, used, threads)
+        program = load_regions(package, used, threads)
+        program.source = partial(getattr, package, "source")
+        return program
     shared = SharedConstants()
     free = package.free
     programs = [load_regions(one, used, threads, shared) for one in reversed(package.programs)]
@@ -65,7 +97,7 @@ def load(
         free.signature,
         None if find_source is None else find_source(free, threads, backends, shared),
         targets=free.targets,
-        max_shapes=settings.max_shapes if max_shapes is None else max_shapes,
+        max_shapes=most,
         programs=programs,
         generic=generic,
         plans=free.plans,

@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package: a zip with a JSON manifest and blobs, self-contained and opened as plain data.
 
-Format 2, or 3 if a plan has sizes that the data decides. `manifest.json` holds the plan, the
-artifacts' facts and a digest for every chunk of every blob; blobs are stored uncompressed at
-multiples of 4096 bytes, so that they are used where they are mapped, and constants are stored once
-for all regions. No pickle, no code, no path that leaves the package. A digest finds corruption; it
-is not a signature.
+`manifest.json` holds the plan, the artifacts' facts and digests of all blobs; these are stored
+plainly (`archive.py`), so that they are used where they are mapped, and constants are stored once
+for all regions. No pickle, no path that leaves the package. `seal.json` says who vouches for the
+manifest, and so for all that it lists (`keys.py`); what nobody vouches for runs no code of its own
+(`trust.py`). Reading a package runs nothing in any case.
 
-A model with free dimensions is kept itself, and has a plan for each sizes that were compiled.
-Format 1 had neither, and is read as what it is.
+A model with free dimensions is kept itself, and has a plan for each sizes that were compiled. Of
+other models it is kept where a region is code. Formats 1 to 3 had no seal.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -37,11 +38,11 @@ from intarsia.graph.free_sizes import (
     sizes_text,
 )
 from intarsia.graph.model_info import ModelInfo
+from intarsia.keys import Keys, Seal
 from intarsia.plan.identity import Identity
 from intarsia.plan.placement import CONTROL_FLOW, Placement
 from intarsia.plan.plan import (
     FORMAT_VERSION,
-    LATE_VERSION,
     READ_VERSIONS,
     BodyPlan,
     CopyStep,
@@ -51,7 +52,7 @@ from intarsia.plan.plan import (
     PlanTensor,
     RegionStep,
 )
-from intarsia.runtime.archive import MAGIC, open_archive, write_archive
+from intarsia.runtime.archive import MAGIC, Archive, open_archive, write_archive
 from intarsia.runtime.buckets import Buckets, make_buckets
 from intarsia.runtime.executor import PlanExecutable
 from intarsia.runtime.file_facts import fact_of
@@ -68,14 +69,17 @@ if TYPE_CHECKING:
     from intarsia.plan.tuning import TuningReport
 
 MANIFEST = "manifest.json"
+SEAL = "seal.json"
 # 25 pieces for each 100 MB, so that every CPU has one: hashing is a quarter of a warm start
 # (docs/decisions.md).
 CHUNK_BYTES = 4 << 20
 # What is read before anything has been checked is bounded: the file may be anybody's.
 MAX_MANIFEST_BYTES = 256 << 20
 
-# 128 bits are enough against chance; against intent no digest inside the file helps.
-_DIGEST_DIGITS = 32
+_MAX_SEAL_BYTES = 1 << 20
+_SEALED_VERSION = 4
+_OLD_DIGEST_DIGITS = 32
+"""Of formats that nobody could vouch for: against chance these are enough."""
 _UNREADABLE = (OSError, ValueError, struct.error)
 """What opening raises of what is not a package at all."""
 
@@ -84,11 +88,12 @@ PACKAGE_SUFFIX = ".intarsia"
 
 
 class Blob(msgspec.Struct, frozen=True):
-    """An entry with its size and the first half of the SHA-256 of each chunk of `CHUNK_BYTES`."""
+    """An entry with its size, its CRC-32 and the SHA-256 of each chunk of `CHUNK_BYTES`."""
 
     name: str
     nbytes: int
     digests: tuple[str, ...]
+    crc: int | None = None
 
 
 class ConstantRecord(msgspec.Struct, frozen=True):
@@ -198,6 +203,14 @@ class FreeSizesRecord(msgspec.Struct, frozen=True):
     pads: dict[str, bool | int | float] = {}
 
 
+class SourceRecord(msgspec.Struct, frozen=True):
+    """The model of which the regions are compiled again: as in `FreeSizesRecord`."""
+
+    model: int
+    tensors: tuple[ConstantRecord, ...]
+    recipe: ProgramRecipe
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """What `manifest.json` holds."""
 
@@ -209,6 +222,7 @@ class Manifest(msgspec.Struct, frozen=True):
     blobs: tuple[Blob, ...]
     free: FreeSizesRecord | None = None
     bodies: tuple[BodyRecord, ...] = ()
+    source: SourceRecord | None = None
 
 
 @dataclass(slots=True)
@@ -223,7 +237,7 @@ class _BlobTable:
         digests = tuple(_digest(chunk) for chunk in _chunks(content))
         position = self._positions.setdefault((str(len(content)), *digests), len(self.blobs))
         if position == len(self.blobs):
-            self.blobs.append(Blob(name, len(content), digests))
+            self.blobs.append(Blob(name, len(content), digests, zlib.crc32(content)))
             self.contents.append(content)
         return position
 
@@ -251,14 +265,28 @@ def is_package(path: str | Path) -> bool:
         return False  # the reader of models says what is wrong
 
 
-def save_package(executable: PlanExecutable, path: str | Path) -> None:
+def save_package(
+    executable: PlanExecutable, path: str | Path, source: StoredModel | None = None
+) -> None:
     """Write a package; the file appears whole or not at all.
+
+    Args:
+        executable: The program.
+        path: File to write.
+        source: What its regions are compiled of where nobody vouches for their code; None leaves
+            it out.
 
     Raises:
         PackageError: The file cannot be written.
     """
     table = _BlobTable()
-    _write(path, table, _program_record(executable, table))
+    program = _program_record(executable, table)
+    record = None
+    if source is not None:
+        model = table.add("model.onnx", memoryview(source.payload))
+        tensors = tuple(map(table.add_constant, source.tensors))
+        record = SourceRecord(model, tensors, source.recipe)
+    _write(path, table, program, source=record)
 
 
 def save_free_package(
@@ -345,19 +373,17 @@ def _program_record(
     return ProgramRecord(_plan_record(executable.plan), artifacts, constants, bodies)
 
 
-def _is_late(program: ProgramRecord) -> bool:
-    """Tell whether a program, or a body in it, finds sizes while it runs."""
-    return bool(program.plan.late) or any(_is_late(body.program) for body in program.bodies)
-
-
 def _write(
-    path: str | Path, table: _BlobTable, program: ProgramRecord, free: FreeSizesRecord | None = None
+    path: str | Path,
+    table: _BlobTable,
+    program: ProgramRecord,
+    free: FreeSizesRecord | None = None,
+    source: SourceRecord | None = None,
 ) -> None:
     from importlib.metadata import version
 
-    programs = (program, *(() if free is None else free.programs))
     manifest = Manifest(
-        LATE_VERSION if any(map(_is_late, programs)) else FORMAT_VERSION,
+        FORMAT_VERSION,
         version("intarsia"),
         program.plan,
         program.artifacts,
@@ -365,9 +391,46 @@ def _write(
         tuple(table.blobs),
         free,
         program.bodies,
+        source,
     )
+    text = msgspec.json.encode(manifest)
+    seal = Keys(Settings.from_environment().keys_folder()).seal(text)
     entries = zip((blob.name for blob in table.blobs), table.contents, strict=True)
-    write_archive(path, [(MANIFEST, memoryview(msgspec.json.encode(manifest))), *entries])
+    write_archive(path, _with_seal(text, entries, seal))
+
+
+def _with_seal(
+    manifest: bytes, blobs: Iterable[tuple[str, memoryview]], seal: Seal
+) -> list[tuple[str, memoryview]]:
+    """Return all entries of a package."""
+    return [
+        (MANIFEST, memoryview(manifest)),
+        *blobs,
+        (SEAL, memoryview(msgspec.json.encode(seal))),
+    ]
+
+
+def sign_package(path: str | Path, keys: Keys) -> None:
+    """Sign a package by the user's own key; whoever trusts the key runs its code.
+
+    Raises:
+        PackageError: It is not a package, is damaged, of an older format, or cannot be written.
+        SettingError: There is no key, or `cryptography` is missing.
+    """
+    path = Path(path)
+    opened = _open(path, None)
+    if opened.manifest.format_version < _SEALED_VERSION:
+        raise PackageError(
+            f"{str(path)!r} has package format {opened.manifest.format_version}, which has no "
+            "place for signatures",
+            hint="compile the model again",
+        )
+    own = keys.sign(opened.text)
+    kept = (one for one in opened.seal.signatures if one.key != own.key)
+    seal = Seal(opened.seal.here, (*kept, own))
+    names = (blob.name for blob in opened.manifest.blobs)
+    entries = zip(names, opened.contents, strict=True)
+    write_archive(path, _with_seal(opened.text, entries, seal))
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,6 +444,8 @@ class Package:
         free: What a model with free dimensions has beside this one program.
         version: Of the package's format.
         bodies: For each of the plan's bodies, its program.
+        source: What its regions are compiled of again; None if that is not in the package.
+        signer: Who vouches for it, in words; empty if nobody whom the user trusts does.
     """
 
     plan: Plan
@@ -389,6 +454,8 @@ class Package:
     free: FreePart | None = None
     version: int = FORMAT_VERSION
     bodies: tuple[Package, ...] = ()
+    source: StoredModel | None = None
+    signer: str = ""
 
     @property
     def programs(self) -> tuple[Package, ...]:
@@ -505,16 +572,23 @@ def read_package(path: str | Path, settings: Settings | None = None) -> Package:
 
     Args:
         path: The file.
-        settings: Say where it is remembered that the digests of a file's bytes are right; None
-            computes them in any case.
+        settings: Say where keys are, and where it is remembered that the digests of a file's
+            bytes are right; None means those of the environment, and computes digests in any case.
 
     Raises:
         PackageError: The file is not a package, damaged, of another format version, or unsafe.
     """
     path = Path(path)
-    manifest, contents = _open(path, settings)
+    opened = _open(path, settings)
+    manifest, contents = opened.manifest, opened.contents
     own = ProgramRecord(manifest.plan, manifest.artifacts, manifest.constants, manifest.bodies)
-    package = replace(_package(path, own, contents), version=manifest.format_version)
+    folder = (settings or Settings.from_environment()).keys_folder()
+    package = replace(
+        _package(path, own, contents),
+        version=manifest.format_version,
+        source=_stored(manifest.source, contents),
+        signer=Keys(folder).signer(opened.text, opened.seal),
+    )
     free = manifest.free
     if free is None:
         return package
@@ -522,10 +596,10 @@ def read_package(path: str | Path, settings: Settings | None = None) -> Package:
         signature = make_signature(free.inputs, free.outputs, free.bounds, free.info)
     except (ArithmeticError, ValueError, RecursionError) as error:
         raise PackageError(f"{str(path)!r}: the free dimensions are malformed: {error}") from error
-    model = None
+    kept = None
     if free.model is not None and free.recipe is not None:
-        tensors = tuple(map(partial(_constant, contents=contents), free.tensors))
-        model = StoredModel(bytes(_blob(free.model, contents)), tensors, free.recipe)
+        kept = SourceRecord(free.model, free.tensors, free.recipe)
+    model = _stored(kept, contents)
     others = tuple(_package(path, record, contents) for record in free.programs)
     sizes = [_find_sizes(path, signature, program.plan) for program in (package, *others)]
     own_sizes = sizes if free.generic is None else sizes[1:]
@@ -552,6 +626,13 @@ def read_package(path: str | Path, settings: Settings | None = None) -> Package:
         buckets,
     )
     return replace(package, free=part)
+
+
+def _stored(record: SourceRecord | None, contents: Sequence[memoryview]) -> StoredModel | None:
+    if record is None:
+        return None
+    tensors = tuple(map(partial(_constant, contents=contents), record.tensors))
+    return StoredModel(bytes(_blob(record.model, contents)), tensors, record.recipe)
 
 
 def _read_plans(path: Path, signature: FreeSignature, text: msgspec.Raw) -> PlansBySizes | None:
@@ -755,7 +836,17 @@ def _plan(record: PlanRecord) -> Plan:
     )
 
 
-def _open(path: Path, settings: Settings | None) -> tuple[Manifest, list[memoryview]]:
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """The contents of a file: the manifest, its text, the blobs, and who vouches for the text."""
+
+    manifest: Manifest
+    text: bytes
+    contents: list[memoryview]
+    seal: Seal
+
+
+def _open(path: Path, settings: Settings | None) -> _Opened:
     try:
         archive = open_archive(path)
         if next(iter(archive.contents)) != MANIFEST:
@@ -763,6 +854,7 @@ def _open(path: Path, settings: Settings | None) -> tuple[Manifest, list[memoryv
         if len(archive.contents[MANIFEST]) > MAX_MANIFEST_BYTES:
             raise PackageError(f"{str(path)!r}: the manifest is larger than {MAX_MANIFEST_BYTES}")
         text = archive.small(MANIFEST)
+        seal = _decode_seal(path, archive)
     except FileNotFoundError as error:
         raise PackageError(f"there is no file {str(path)!r}") from error
     except _UNREADABLE as error:
@@ -776,7 +868,8 @@ def _open(path: Path, settings: Settings | None) -> tuple[Manifest, list[memoryv
             hint = "make it again with `intarsia compile MODEL -t TARGET -o FILE`"
         raise PackageError(f"{str(path)!r} {message}", hint=hint) from error
     manifest = _decode_manifest(path, text)
-    listed = [MANIFEST, *(blob.name for blob in manifest.blobs)]
+    is_sealed = manifest.format_version >= _SEALED_VERSION
+    listed = [MANIFEST, *(blob.name for blob in manifest.blobs), *([SEAL] if is_sealed else ())]
     if listed != list(archive.contents):
         odd = sorted({*listed} ^ {*archive.contents}) or ["its order"]
         raise PackageError(f"{str(path)!r}: entry {odd[0]!r} and the manifest do not agree")
@@ -787,16 +880,35 @@ def _open(path: Path, settings: Settings | None) -> tuple[Manifest, list[memoryv
                 f"{str(path)!r}: entry {blob.name!r} has {len(content)} bytes, and the manifest "
                 f"says {blob.nbytes}"
             )
+        if is_sealed and blob.crc != archive.crcs[blob.name]:
+            raise PackageError(f"{str(path)!r}: the checksum of {blob.name!r} is another")
 
     def check() -> str:
-        _check_digests(path, manifest.blobs, contents)
+        digits = None if is_sealed else _OLD_DIGEST_DIGITS
+        _check_digests(path, manifest.blobs, contents, digits)
         return "sound"
 
     if settings is None:
         check()
     else:
         fact_of(archive.status, "package", check, settings)
-    return manifest, contents
+    return _Opened(manifest, text, contents, seal)
+
+
+def _decode_seal(path: Path, archive: Archive) -> Seal:
+    """Return who vouches for a package; nobody if its format has no place for that."""
+    if SEAL not in archive.contents:
+        return Seal()
+    if len(archive.contents[SEAL]) > _MAX_SEAL_BYTES:
+        raise PackageError(f"{str(path)!r}: its seal is larger than {_MAX_SEAL_BYTES} bytes")
+    text = archive.small(SEAL)
+    try:
+        seal = decode_json(text, Seal)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PackageError(f"{str(path)!r}: its seal is malformed: {error}") from error
+    if msgspec.json.encode(seal) != text:  # nothing else is said in it
+        raise PackageError(f"{str(path)!r}: its seal is not written as seals are")
+    return seal
 
 
 def _decode_manifest(path: Path, text: bytes) -> Manifest:
@@ -815,14 +927,17 @@ def _decode_manifest(path: Path, text: bytes) -> Manifest:
         raise PackageError(f"{str(path)!r}: the manifest is malformed: {error}") from error
 
 
-def _check_digests(path: Path, blobs: Sequence[Blob], contents: Sequence[memoryview]) -> None:
+def _check_digests(
+    path: Path, blobs: Sequence[Blob], contents: Sequence[memoryview], digits: int | None
+) -> None:
     from concurrent.futures import ThreadPoolExecutor  # a file is checked once
 
     with ThreadPoolExecutor(max_workers=available_cpus()) as pool:
         for blob, content in zip(blobs, contents, strict=True):
             # Threads, not processes: hashlib lets go of the interpreter's lock for what is longer
             # than 2 KiB.
-            if list(pool.map(_digest, _chunks(content))) != list(blob.digests):
+            found = [digest[:digits] for digest in pool.map(_digest, _chunks(content))]
+            if found != list(blob.digests):
                 raise PackageError(
                     f"{str(path)!r} is damaged: the bytes of {blob.name!r} are not those that "
                     "were written",
@@ -836,7 +951,7 @@ def _chunks(content: memoryview) -> Iterator[memoryview]:
 
 
 def _digest(chunk: memoryview) -> str:
-    return hashlib.sha256(chunk).hexdigest()[:_DIGEST_DIGITS]
+    return hashlib.sha256(chunk).hexdigest()
 
 
 def _blob(position: int, contents: Sequence[memoryview]) -> memoryview:
