@@ -21,10 +21,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from tests.ssh_server import SshServer  # noqa: E402
+from tests.ssh_server import SshServer
 
-from intarsia.testing.cases import CASES  # noqa: E402
-from intarsia.testing.kit import RUNNER_CHECKS, examine, why_not_there  # noqa: E402
+from intarsia.testing.cases import CASES
+from intarsia.testing.kit import RUNNER_CHECKS, examine, why_not_there
 
 EMULATED = "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a76 -runner=qemu-aarch64-static"
 
