@@ -103,7 +103,7 @@ def _celu(b: Builder, x: Sequence[Any], attrs: Mapping[str, Any], dtype: str) ->
 
 @contextmanager
 def _without_second_quantisations() -> Iterator[None]:
-    place = "intarsia.backends.onnxruntime._settings"
+    place = "intarsia.backends.onnxruntime_sessions.session_settings"
     settings = pkgutil.resolve_name(place)
 
     def changed(*arguments: Any) -> Any:
