@@ -11,6 +11,7 @@ from tests.opencl import has_device
 
 import intarsia
 from intarsia.__main__ import main
+from intarsia.backends.ort_ep.providers import PROVIDERS
 from intarsia.backends.reference import ReferenceBackend
 from intarsia.backends.registry import collect
 from intarsia.backends.values import Pass, Piece
@@ -97,7 +98,7 @@ def test_explain_lists_the_passes_that_ran(parse_model, backends, capsys, tmp_pa
     assert shown == [f"{text} (reference)" for text in STANDARD_PIPELINE]
 
 
-_ELSEWHERE = ("arm_acl", "cmsis-nn", "ethos-u")
+_ELSEWHERE = ("arm_acl", "cmsis-nn", "ethos-u", *PROVIDERS)
 """Kinds that need a library by its path or a way to a machine; their own tests compile for them."""
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.opencl import has_device
 
+from intarsia.backends.ort_ep.providers import PROVIDERS
 from intarsia.report.differences import find_differences
 from intarsia.target import (
     CompilationConfig,
@@ -116,7 +117,8 @@ def test_list_of_what_is_usable_here(call):
     opencl = ["opencl"] if has_device() else []
     cross = ["arm_acl", "cmsis-nn", "ethos-u"]  # they compile for other machines
     here = ["dnnl", "llvm", "onnxruntime", *opencl, "openvino", "xnnpack"]
-    assert sorted(names) == sorted([*cross, *here])
+    # One backend has all of ONNX Runtime's providers; which is here, it finds when it is used.
+    assert sorted(names) == sorted([*cross, *here, *PROVIDERS])
     every = {tag["name"] for tag in call("target", "list", "--tags", "--json").json["tags"]}
     usable = {tag["name"] for tag in found["tags"]}
     assert usable < every
@@ -289,7 +291,7 @@ def test_detect_as_json(call):
     assert answer.json["text"] == answer.json["config"]["text"]
     assert answer.json["text"].endswith("openvino, onnxruntime, dnnl")
     missing = [backend["backend"] for backend in answer.json["missing"]]
-    assert set(missing) - {"opencl"} == {"arm_acl", "cmsis-nn", "ethos-u"}
+    assert set(missing) - {"opencl"} == {"arm_acl", "cmsis-nn", "ethos-u", "ort-ep"}
     assert ("opencl" in missing) == (not has_device())
 
 
@@ -351,7 +353,7 @@ def test_kinds_are_completed_wherever_a_target_is_asked_for(complete, command):
 @pytest.mark.parametrize(
     ("begun", "ways"),
     [
-        ("tensorr", ["tensorrt"]),
+        ("tensorr", ["tensorrt", "tensorrt-ort"]),
         ("nvidia/v", ["nvidia/v100"]),
         ("openvino, onnxr", ["openvino, onnxruntime"]),
         ("openvino -pre", ["openvino -precision="]),

@@ -163,7 +163,7 @@ class OnnxRuntimeBackend(ConfiguredBackend):
 
     def is_data(self, artifact: Artifact) -> bool:
         """Tell whether a session loads no library of custom operators."""
-        return not artifact.metadata.get(_LIBRARIES)
+        return not artifact.metadata.get(LIBRARIES)
 
     def load(self, artifact: Artifact, device: Device) -> OrtExecutable:
         """Return a session.

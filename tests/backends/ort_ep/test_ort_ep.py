@@ -49,7 +49,7 @@ def run(target, feeds, tmp_path=None):
     programs = [program]
     if tmp_path is not None:
         program.save(tmp_path / "saved.intarsia")
-        programs.append(intarsia.load(tmp_path / "saved.intarsia"))
+        programs.append(intarsia.load(tmp_path / "saved.intarsia", trust=True))
     for one in programs:
         np.testing.assert_allclose(one.run(feeds)["y"], expected, rtol=1e-5, atol=1e-6)
     where = {n.name: region.backend for region in program.placement.regions for n in region.nodes}
