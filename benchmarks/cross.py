@@ -7,7 +7,8 @@ A program makes its inputs of a seed; so does this script, for ONNX Runtime. An 
 greatest difference of any output from ONNX Runtime's, as a part of that output's greatest number.
 Times are an emulator's and say nothing of the machine. Machines whose emulator is missing are
 named and passed over. It needs the extra `cross`, qemu-user and the C libraries of the machines
-(`scripts/bring_foreign.sh`).
+(`scripts/bring_foreign.sh`). `acl` and `acl-mixed` are programs of Arm Compute Library and our
+kernels, and need `INTARSIA_ACL_ROOT`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from intarsia.export import export_executable
 
 QEMU = {
     "aarch64": ("aarch64", "max"),
+    "acl": ("aarch64", "max"),
+    "acl-mixed": ("aarch64", "max"),
     "neoverse-v1": ("aarch64", "max"),
     "armv7": ("arm", "max"),
     "riscv64": ("riscv64", "rv64,v=true,vlen=128"),
@@ -43,6 +46,9 @@ QEMU = {
 """The emulator of a machine, and its CPU."""
 TARGETS = {
     "aarch64": "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a76",
+    "acl": "acl, llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a76",
+    "acl-mixed": "arm_acl -disabled_ops=MaxPool,GlobalAveragePool, "
+    "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a76",
     "neoverse-v1": "llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-v1",
     "armv7": "llvm -mtriple=armv7-linux-gnueabihf -mcpu=cortex-a9",
     "riscv64": "llvm -mtriple=riscv64-linux-gnu -mattr=+m,+a,+f,+d,+c,+v",

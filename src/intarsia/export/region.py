@@ -13,6 +13,7 @@ from intarsia.errors import UnsupportedError
 from intarsia.place.request import Request
 
 if TYPE_CHECKING:
+    from intarsia.backends.values import Piece, Refusal
     from intarsia.codegen.emit.c_join import Part
     from intarsia.codegen.emit.c_program import Tensor
     from intarsia.codegen.lower.program import Program
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from intarsia.graph.region import Region
     from intarsia.native.machine import NativeCpu
     from intarsia.place.setting import Capability, Setting
-    from intarsia.target import Target
+    from intarsia.target import PlacedTarget, Target
 
 _NAMED = 5
 """How many nodes in the way a message names."""
@@ -223,7 +224,11 @@ def _find_pieces(setting: Setting, request: Request, *, is_c: bool) -> list[_Pie
         found = [_Piece(targets[0].target, whole)]
     else:
         makers = {one.target: _maker(one, is_c=is_c) for one in setting.capabilities}
+        linked = [] if is_c else [target for target, maker in makers.items() if maker is not None]
         pieces = decide_absent(setting, request.placement, request.costs)[0].pieces
+        while refused := _refused_together(setting, pieces, linked):
+            setting = setting.without(*refused)
+            pieces = decide_absent(setting, request.placement, request.costs)[0].pieces
         natives = {piece.target for piece in pieces if _has_native_code(piece.target.target)}
         first = [piece.target for piece in pieces if piece.target in natives][:1]
         mixed = any(makers.get(piece.target) is not None for piece in pieces)
@@ -249,6 +254,42 @@ def _find_pieces(setting: Setting, request: Request, *, is_c: bool) -> list[_Pie
     made = {value for piece in found for value in piece.region.outputs}
     _check_outputs(graph, made, found[0].target)
     return found
+
+
+def _refused_together(
+    setting: Setting, pieces: Sequence[Piece], linked: Collection[PlacedTarget]
+) -> tuple[PlacedTarget, Mapping[int, Refusal]] | None:
+    """Return the nodes of a region that its library refuses as a whole, so that others take them.
+
+    They are those of the functions that are refused by themselves, or all if none is.
+
+    Args:
+        setting: The model on its machine.
+        pieces: Its regions.
+        linked: The targets that call a library.
+    """
+    from intarsia.backends.values import Candidate
+    from intarsia.graph.region import Region
+
+    graph = setting.graph
+    for piece in (piece for piece in pieces if piece.target in linked):
+        (capability,) = (one for one in setting.capabilities if one.target == piece.target)
+        backend, context = capability.backend, capability.context
+        region = Region.of(graph, piece.nodes)
+
+        def refusal_of(part: Region, target: PlacedTarget = piece.target) -> Refusal | None:
+            return backend.check(Candidate.plain(part, target), context)  # noqa: B023 - used here
+
+        whole = refusal_of(region)
+        if whole is None:
+            continue
+        groups = backend.groups(region, context) if backend.groups is not None else ()
+        parts = [Region.of(graph, group.nodes) for group in groups]
+        alone = set(region.nodes) - {node for part in parts for node in part.nodes}
+        parts += [Region.of(graph, [node]) for node in sorted(alone)]
+        failed = [node for part in parts if refusal_of(part) is not None for node in part.nodes]
+        return piece.target, dict.fromkeys(failed or region.nodes, whole)
+    return None
 
 
 def _main_target(setting: Setting, pieces: Sequence[_Piece]) -> Target:
