@@ -106,6 +106,19 @@ def quantised(path: Path) -> Path:
     return written
 
 
+def quantising_error(path: Path) -> float:
+    """Return how far the model in int8 is from that in float32, both in ONNX Runtime."""
+    plain = path.with_name(f"{path.stem.removesuffix('_int8')}.onnx")
+    got, wanted = (
+        onnxruntime.InferenceSession(one, providers=["CPUExecutionProvider"]).run(None, noise(path))
+        for one in (path, plain)
+    )
+    return max(
+        float(np.abs(one - other).max() / np.abs(one).max())
+        for one, other in zip(got, wanted, strict=True)
+    )
+
+
 def tensors(values) -> list[Tensor]:
     """Return what a model says of its inputs or outputs."""
     return [
@@ -173,13 +186,19 @@ def main() -> int:
                 program, _ = export_executable(path, folder / machine, TARGETS[machine])
                 built = time.process_time() - start
                 error, taken = error_of(program, command, path, folder)
-                bound = options.bound_int8 if path.stem.endswith("_int8") else options.bound
+                is_int8, told = path.stem.endswith("_int8"), ""
+                bound = options.bound_int8 if is_int8 else options.bound
+                if is_int8 and machine.startswith("acl"):
+                    # The library rounds sums in fixed point, and layers add up: no more than what
+                    # quantising changes.
+                    bound = quantising_error(path)
+                    told = f"  quantising changes {bound:.1e}"
                 wrong += not error <= bound
                 verdict = "ok" if error <= bound else "WRONG"
                 print(
                     f"{machine:14} {path.stem:20} {verdict:5} error {error:.1e}  "
                     f"built in {built:.1f} s, {program.stat().st_size / 1e6:.1f} MB, "
-                    f"emulated in {taken:.1f} s",
+                    f"emulated in {taken:.1f} s{told}",
                     flush=True,
                 )
     return wrong
