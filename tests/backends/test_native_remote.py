@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Targets with a runner: programs run on other machines, with the numbers that they have here."""
 
+import contextlib
 import shutil
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -84,6 +86,32 @@ def test_regions_of_the_host_run_here_and_the_others_there():
     here = intarsia.compile(net(), "onnxruntime")
     for name, expected in here.run(feeds(2)).items():
         np.testing.assert_allclose(exe.run(feeds(2))[name], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_program_there_has_as_many_threads_as_its_target_has_cores(monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        net (float[128, 256] x) => (float[128, 256] y) { t = Transpose(x)  z = MatMul(x, t)
+        y = MatMul(z, x) }"""
+    )
+    x = np.random.default_rng(0).standard_normal((128, 256)).astype(np.float32)
+    alone = intarsia.compile(model, "llvm -runner=here", strict=True)
+    shared = intarsia.compile(model, "llvm -num-cores=3 -runner=here", num_threads=1, strict=True)
+    np.testing.assert_allclose(alone(x), x @ x.T @ x, rtol=1e-4, atol=1e-2)
+    for _ in range(3):
+        np.testing.assert_array_equal(shared(x), alone(x))
+    assert sorted(threads_of(tmp_path)) == [1, 3]
+
+
+def threads_of(folder):
+    """Return the numbers of threads of the programs in a folder that run."""
+    counts = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str((process / "exe").readlink()).startswith(str(folder)):
+                counts.append(len(list((process / "task").iterdir())))
+    return counts
 
 
 def test_the_host_is_never_elsewhere():

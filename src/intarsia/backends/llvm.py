@@ -667,9 +667,11 @@ def _load_remote(
     from intarsia.native.agent import Agent
     from intarsia.process.runner import parse_runner
 
-    linked = link_program(objects, cpu, settings.cache_folder())
+    threads = payload.num_cores or 1  # how many are asked for here says nothing about the machine
+    linked = link_program(objects, cpu, threads, settings.cache_folder())
     agent = Agent(linked, parse_runner(payload.runner), settings.call_seconds)
-    program = RemoteProgram(RemoteRegion(agent, artifact.target), artifact.constants)
+    region = RemoteRegion(agent, artifact.target)
+    program = RemoteProgram(region, artifact.constants, payload.works, threads)
     free = FreeCalls(payload, artifact.target) if payload.free is not None else None
     return RemoteNative(artifact, payload, program, free)
 

@@ -139,6 +139,22 @@ class _Doings(NamedTuple):
         return grown
 
 
+def call_chunks(
+    calls: Sequence[CallRecord], works: Sequence[int], turns: Array, threads: int
+) -> Array:
+    """Return into how many chunks each call is cut.
+
+    Args:
+        calls: Of a program.
+        works: For each kernel, the work that decides whether several threads pay off.
+        turns: Of the parallel loop of each call.
+        threads: That share the work.
+    """
+    flop, nbytes = _Doings.of(calls).at(turns).T
+    counts = np.array([works[call.kernel] for call in calls], np.int64)
+    return chunk_counts(turns, call_works(counts, flop, nbytes), threads)
+
+
 class BoundCalls(NamedTuple):
     """Calls on memory.
 

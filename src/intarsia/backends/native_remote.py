@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from intarsia.backends.native_calls import call_chunks
+from intarsia.codegen.emit.c_threads import pool_source
 from intarsia.codegen.storage import StorageKind
 from intarsia.graph.arena import ALIGNMENT
 from intarsia.hashing import digest
@@ -45,22 +47,35 @@ _NUMBERS = {str(kind): number for number, kind in enumerate(StorageKind)}
 """Kinds of storages as `program.c` numbers them."""
 
 _TABLE = """\
+#define _POSIX_C_SOURCE 200809L
 #include <stdint.h>
 
+{parallel}
 typedef void (*program_kernel)(const uint64_t *arguments, int64_t begin, int64_t end);
 
 {declared}
 extern const program_kernel program_kernels[];
 const program_kernel program_kernels[] = {{{names}}};
+
+void program_parallel(
+    program_kernel kernel, const uint64_t *arguments, int64_t turns, int64_t chunks)
+{{
+    parallel(kernel, arguments, turns, chunks);
+}}
+"""
+
+_ALONE = """\
+#define parallel(kernel, arguments, turns, chunks) ((void)(chunks), kernel(arguments, 0, turns))
 """
 
 
-def link_program(objects: Mapping[str, bytes], cpu: NativeCpu, caches: Path) -> bytes:
+def link_program(objects: Mapping[str, bytes], cpu: NativeCpu, threads: int, caches: Path) -> bytes:
     """Return kernels and the agent as one static executable, from the cache if it is there.
 
     Args:
         objects: Object files of kernels, by name, in the order of their numbers.
         cpu: What they are for.
+        threads: That share the turns of a kernel there.
         caches: The folder of all caches.
 
     Raises:
@@ -71,7 +86,9 @@ def link_program(objects: Mapping[str, bytes], cpu: NativeCpu, caches: Path) -> 
     declared = "".join(
         f"void {name}(const uint64_t *arguments, int64_t begin, int64_t end);\n" for name in objects
     )
-    sources["program_kernels.c"] = _TABLE.format(declared=declared, names=names)
+    parallel = _ALONE if threads == 1 else pool_source(threads)
+    table = _TABLE.format(declared=declared, names=names, parallel=parallel)
+    sources["program_kernels.c"] = table
     entries = Entries(caches, KIND, ".bin", _LIMIT_BYTES)
     linker = _find_linker(cpu.triple, caches)
 
@@ -89,7 +106,7 @@ def link_program(objects: Mapping[str, bytes], cpu: NativeCpu, caches: Path) -> 
                 output,
                 files,
                 options=("-std=c99", "-static"),
-                libraries=("m",),
+                libraries=("m",) if threads == 1 else ("m", "pthread"),
                 folder=folder,
             )
             return output.read_bytes()
@@ -120,10 +137,20 @@ class RemoteProgram:
     Args:
         region: The program that holds the kernels.
         constants: The weights, which are sent once.
+        works: For each kernel, the work that decides whether several threads pay off.
+        threads: Of the program.
     """
 
-    def __init__(self, region: RemoteRegion, constants: Sequence[ArtifactConstant]) -> None:
+    def __init__(
+        self,
+        region: RemoteRegion,
+        constants: Sequence[ArtifactConstant],
+        works: Sequence[int],
+        threads: int,
+    ) -> None:
         self.region = region
+        self._works = works
+        self._threads = threads
         arrays = [constant.data.reshape(-1).view(np.uint8) for constant in constants]
         self._starts, size = [], 0
         for array in arrays:
@@ -174,11 +201,12 @@ class RemoteProgram:
         counts = np.diff(sized.words.ends, prepend=0)
         kernels = [call.kernel for call in payload.calls]
         faults, found = sized.new_faults().nbytes, 8 * len(sized.found)
+        chunks = call_chunks(payload.calls, self._works, sized.turns, self._threads)
         head = np.array([faults, found, len(kinds), len(kernels)])
         parts = (
             head,
             np.array([kinds, starts]).T,
-            np.array([kernels, sized.turns, counts]).T,
+            np.array([kernels, sized.turns, counts, chunks]).T,
             np.array([sized.words.storages, sized.words.offsets]).T,
         )
         text = b"".join(np.ascontiguousarray(part, np.dtype("<i8")).tobytes() for part in parts)

@@ -227,9 +227,14 @@ def _to_blame(target: Target, cpu: NativeCpu) -> str:
 
 
 def target_threads(target: Target, num_threads: int) -> int:
-    """Return how many threads run code for a target, of those that one run may use."""
+    """Return how many threads run code for a target, of those that one run may use here.
+
+    A machine behind a runner has its own: as many as `num-cores` says.
+    """
     if target.features.is_m_profile:  # without an operating system
         return 1
+    if target.attrs.get(RUNNER):
+        return int(target.attrs.get("num-cores") or 1)
     return min(num_threads, target.attrs.get("num-cores") or num_threads)
 
 

@@ -7,7 +7,7 @@
 
    The list is made of int64: bytes of faults, of counts, how many storages, how many calls;
    of each storage its kind and where it begins there (of inputs and outputs: which one);
-   of each call its kernel, turns, how many words; then the words of all calls: a storage and bytes
+   of each call its kernel, turns, how many words, chunks that threads share; then the words of all calls: a storage and bytes
    from where that begins, or -1 and a number. */
 
 #include <stdint.h>
@@ -18,6 +18,8 @@ typedef void (*program_kernel)(const uint64_t *arguments, int64_t begin, int64_t
 
 /* Generated. */
 extern const program_kernel program_kernels[];
+void program_parallel(
+    program_kernel kernel, const uint64_t *arguments, int64_t turns, int64_t chunks);
 
 enum { INPUT, OUTPUT, CONSTANT, SCRATCH, FAULT, COUNT };
 
@@ -62,20 +64,21 @@ int32_t program_call(const void *const *inputs, void *const *outputs)
 {
     const int64_t *list = (const int64_t *)inputs[0];
     const int64_t *storages = list + 4, *call = storages + 2 * list[2];
-    const int64_t *word = call + 3 * list[3];
+    const int64_t *word = call + 4 * list[3];
     uint64_t *words;
     int64_t i, most = 1;
     memset(outputs[1], 0, (size_t)list[0]);
     memset(outputs[2], 0, (size_t)list[1]);
     for (i = 0; i < list[3]; ++i)
-        if (call[3 * i + 2] > most)
-            most = call[3 * i + 2];
+        if (call[4 * i + 2] > most)
+            most = call[4 * i + 2];
     words = malloc((size_t)most * sizeof *words);
     if (words == NULL)
         return 1;
-    for (i = 0; i < list[3]; ++i, call += 3) {
-        program_kernels[call[0]](
-            words_of(word, call[2], storages, inputs, outputs, words), 0, call[1]);
+    for (i = 0; i < list[3]; ++i, call += 4) {
+        program_parallel(
+            program_kernels[call[0]],
+            words_of(word, call[2], storages, inputs, outputs, words), call[1], call[3]);
         word += 2 * call[2];
     }
     free(words);
