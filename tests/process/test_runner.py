@@ -118,10 +118,12 @@ def test_a_shell_that_greets_is_told_and_nothing_else_is_removed(monkeypatch):
 
 
 def test_a_folder_whose_name_is_lost_on_the_way_is_removed(monkeypatch, tmp_path):
-    monkeypatch.setattr(PrefixRunner, "shell", lambda _, script: ["sh", "-c", f"({script}) | :"])
+    pipe = tmp_path / "pipe"  # of which nobody reads the other end
+    broken = f"mkfifo {pipe}; : < {pipe} & exec > {pipe}; wait; "
+    monkeypatch.setattr(PrefixRunner, "shell", lambda _, script: ["sh", "-c", broken + script])
     with pytest.raises(LinkError, match="cannot make a folder"):
-        RemoteFolder(PrefixRunner(("sh",), str(tmp_path)))
-    wait_until(lambda: not list(tmp_path.iterdir()))
+        RemoteFolder(PrefixRunner(("sh",), str(tmp_path / "there")))
+    wait_until(lambda: not list((tmp_path / "there").iterdir()))
 
 
 def test_every_way_carries_files_and_programs(way):

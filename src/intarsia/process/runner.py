@@ -352,7 +352,6 @@ class RemoteFolder:
         try:
             answer = self._keeper.read_line(_deadline(_SETUP_SECONDS))
         except TimeoutError:
-            self._keeper.kill()
             self._keeper.close()
             raise _silent(runner, "make a folder", _SETUP_SECONDS) from None
         except EOFError:
