@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path, PureWindowsPath
 
 import onnx
@@ -21,12 +22,31 @@ def check_external_data(proto: onnx.ModelProto, folder: Path | None) -> None:
         folder: The model file's folder; None if the model came without one.
 
     Raises:
-        ModelError: A path is absolute or leaves the folder, a file is missing or too short, or
-            there is no folder to look in.
+        ModelError: A path is absolute or leaves the folder, a file is missing or too short, there
+            is no folder to look in, or a tensor of the model's own has too few bytes for its shape.
     """
     for tensor in all_tensors(proto):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             _check(tensor, folder)
+        else:
+            _check_inline(tensor)
+
+
+def _check_inline(tensor: onnx.TensorProto) -> None:
+    """Check that a tensor of the model's own may have as many elements as it says.
+
+    However they are written, a byte holds at most four: of two bits.
+
+    Raises:
+        ModelError: There are not bytes enough.
+    """
+    elements = math.prod(tensor.dims)
+    nbytes = tensor.ByteSize()
+    if any(dim < 0 for dim in tensor.dims) or elements > 4 * nbytes:
+        raise ModelError(
+            f"tensor {tensor.name!r} has the shape {list(tensor.dims)}, and {nbytes} bytes in all",
+            hint="the model is damaged: export it again",
+        )
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int | None:
