@@ -174,7 +174,7 @@ def filters(d, x):
     channels, *image = d.codes[x].shape[1:]
     attributes = window(d, image)
     groups = d.one_of(*(g for g in (1, 2, 4, channels) if channels % g == 0))
-    count = groups * d.number(1, 3) if groups > 1 else d.number(1, 20)
+    count = groups * d.number(1, 3) if groups > 1 else d.number(1, 40)
     dtype = d.one_of(*CODES)
     shape = (count, channels // groups, *attributes["kernel_shape"])
     limits = np.iinfo(dtype)
@@ -244,7 +244,8 @@ LAYERS = (convolution, convolution, convolution, addition, pool, concatenation)
 def network(seed):
     """Draw a network of one to four layers."""
     d = Draft(np.random.default_rng(seed))
-    x = d.add_input((d.number(1, 2), d.number(1, 12), d.number(3, 10), d.number(3, 10)))
+    channels = d.one_of(d.number(1, 12), d.number(1, 12), 16, 40, 64)
+    x = d.add_input((d.number(1, 2), channels, d.number(3, 10), d.number(3, 10)))
     for _ in range(d.number(1, 4)):
         x = d.one_of(*LAYERS)(d, x)
     if d.number(0, 4) == 0:
