@@ -280,7 +280,7 @@ _SEEDS = given(seed=st.integers(0, 1 << 32))
 _PHASES = (Phase.explicit, Phase.generate)
 
 
-@settings(max_examples=4, phases=_PHASES)
+@settings(max_examples=3, phases=_PHASES)
 @_SEEDS
 def test_random_networks(backends, seed):
     check(seed, backends)
