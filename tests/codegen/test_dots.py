@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.c_compiler import CACHE
 from tests.codegen.conftest import host_cpu
-from tests.codegen.emit.runners import run_c, run_opencl
+from tests.codegen.emit.runners import run_c, run_opencl, run_wgsl
 from tests.emulated import run_emulated
 
 from intarsia.codegen.builder import Builder
@@ -104,7 +104,7 @@ def test_the_interpreter_sums_by_definition(left, right):
         np.testing.assert_array_equal(out, wrapped)
 
 
-@pytest.mark.parametrize("run", [run_c, run_opencl])
+@pytest.mark.parametrize("run", [run_c, run_opencl, run_wgsl])
 @pytest.mark.parametrize("lanes", [1, 3, 8])
 @pytest.mark.parametrize(("left", "right"), [PAIRS[1], PAIRS[2], *PAIRS[4:]])
 def test_c_and_opencl(run, left, right, lanes):

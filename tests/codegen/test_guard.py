@@ -3,7 +3,7 @@
 
 import numpy as np
 import pytest
-from tests.codegen.emit.runners import run_c, run_opencl, run_opencl_groups
+from tests.codegen.emit.runners import run_c, run_opencl, run_opencl_groups, run_wgsl
 from tests.codegen.kernels.test_gather import dense
 
 from intarsia.codegen.body import identity
@@ -27,7 +27,7 @@ def test_a_kernel_runs_by_a_number(run_kernel):
     check(run_kernel)
 
 
-@pytest.mark.parametrize("run", [run_c, run_opencl, run_opencl_groups])
+@pytest.mark.parametrize("run", [run_c, run_opencl, run_opencl_groups, run_wgsl])
 def test_a_kernel_runs_by_a_number_elsewhere(run):
     check(run)
 

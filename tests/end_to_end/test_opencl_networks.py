@@ -9,7 +9,7 @@ from tests.opencl import first_device
 
 import intarsia
 from intarsia import zoo
-from intarsia.backends.opencl.payload import decode
+from intarsia.backends.device_payload import decode
 
 SMALL = ("squeezenet", "shufflenet")
 """`benchmarks/opencl_networks.py` has all of them: PoCL takes long to compile the large ones."""

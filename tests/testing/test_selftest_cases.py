@@ -3,7 +3,7 @@
 
 import pytest
 
-from intarsia.codegen.emit.opencl import DeviceLimits
+from intarsia.codegen.emit.device_family import DeviceLimits
 from intarsia.codegen.ir import Bitcast, Cast, Loop, results, walk
 from intarsia.codegen.lower.region import lower_region, refuse_node
 from intarsia.graph.load import load

@@ -18,7 +18,7 @@ import platform
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -73,7 +73,7 @@ class SelfTest:
     """
 
     name: str
-    function: str
+    function: str = ""
     arguments: tuple[Any, ...] = ()
     identity: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -133,6 +133,46 @@ def _try(test: SelfTest, folder: Path, path: Path) -> SelfTestVerdict:
     if is_final:
         _keep(folder, path, verdict)
     return verdict
+
+
+@dataclass(frozen=True, slots=True)
+class TriedDevices:
+    """What the trial of a backend's devices has found.
+
+    Attributes:
+        passed: Names of the devices that work.
+        failed: Names of those that do not, each with the reason; `name` of the trial if it does not
+            get so far as to name one.
+    """
+
+    passed: tuple[str, ...]
+    failed: tuple[tuple[str, str], ...]
+
+
+def try_devices(test: SelfTest, backend: str, caches: Path) -> TriedDevices:
+    """Try each device of a backend; those after one that takes its process are tried again.
+
+    Args:
+        test: The trial, without its function and arguments.
+        backend: `module:attribute` of the backend.
+        caches: The folder of all caches.
+    """
+    dead: dict[int, tuple[str, str]] = {}
+    while True:
+        function, arguments = "intarsia.testing.selftest:try_devices", (backend, sorted(dead))
+        verdict = judge(replace(test, function=function, arguments=arguments), caches)
+        begun = {value["number"]: value for value in verdict.values}  # the later one stays
+        # The device that was begun and has no verdict is the one at which the process died; the
+        # others are tried again without it.
+        open_ = [value for value in begun.values() if "problem" not in value]
+        if not (verdict.problem and open_):
+            break
+        dead[open_[0]["number"]] = (open_[0]["name"], verdict.problem)
+    if verdict.problem:  # when its driver was loaded, or left
+        return TriedDevices((), ((test.name, verdict.problem),))
+    failed = [(value["name"], value["problem"]) for value in begun.values() if value["problem"]]
+    passed = tuple(value["name"] for value in begun.values() if not value["problem"])
+    return TriedDevices(passed, (*dead.values(), *failed))
 
 
 def require(test: SelfTest, backend: str, hint: str, caches: Path) -> None:

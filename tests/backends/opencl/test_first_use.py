@@ -100,7 +100,7 @@ def test_the_note_of_a_process_that_is_there_is_no_suspicion(run, notes, own_cac
 
 
 def test_the_trial_runs_every_kernel_on_zeros(program, open_device, monkeypatch):
-    from intarsia.backends.opencl.payload import decode, source_of
+    from intarsia.backends.device_payload import decode, source_of
 
     (artifact,) = program.artifacts
     payload = decode(artifact)
@@ -121,7 +121,7 @@ def test_the_trial_runs_every_kernel_on_zeros(program, open_device, monkeypatch)
 
 
 def test_inside_a_trial_there_are_no_notes(program, open_device, own_cache, monkeypatch):
-    from intarsia.backends.opencl.payload import decode, source_of
+    from intarsia.backends.device_payload import decode, source_of
 
     monkeypatch.setitem(selftest._state, "is_inside", True)
     (artifact,) = program.artifacts

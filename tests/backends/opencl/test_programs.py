@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import intarsia
+from intarsia.backends.device_payload import Payload, decode
 from intarsia.backends.opencl import driver
 from intarsia.backends.opencl.binaries import KIND, BinaryCache
-from intarsia.backends.opencl.payload import Payload, decode
 from intarsia.errors import BackendError, PackageError
 from intarsia.settings import Settings
 

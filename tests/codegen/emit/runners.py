@@ -14,15 +14,21 @@ import numpy as np
 import pytest
 from tests.c_compiler import STRICT, compile_c
 from tests.opencl import first_device
+from tests.webgpu import opened_device
 
+from intarsia.backends.device_payload import KernelRecord
+from intarsia.backends.native import CallRecord
+from intarsia.backends.values import TensorSpec
+from intarsia.backends.webgpu.execution import launch_calls, make_pipeline
 from intarsia.codegen.emit.c import emit_c, parameters
+from intarsia.codegen.emit.device_family import DeviceLimits
 from intarsia.codegen.emit.opencl import (
-    DeviceLimits,
     build_options,
     emit_opencl,
     program_source,
     refuse_types,
 )
+from intarsia.codegen.emit.wgsl import emit_wgsl, missing_feature, needed_features
 from intarsia.codegen.expand import expand
 from intarsia.codegen.interpreter import interpret
 from intarsia.codegen.verifier import verify
@@ -170,4 +176,48 @@ def run_opencl(function, arrays, *, sizes=(), rtol=1e-6, interpreted=True, level
         results.append(held[SHIFT : SHIFT + array.size].reshape(array.shape))
     if interpreted:
         compare(function, arrays, results, sizes, rtol)
+    return results
+
+
+def run_wgsl(function, arrays, *, sizes=(), rtol=1e-6, interpreted=True, level=0):
+    """Run a kernel on the first WebGPU device; return what the arrays hold afterwards."""
+    del level
+    device = opened_device()
+    limits = device.entry.limits
+    verify(function)
+    expanded = expand(function)
+    missing = missing_feature(needed_features(expanded), limits)
+    if missing:
+        pytest.skip(f"the device lacks {missing}")
+    kernel = emit_wgsl(expanded, limits)
+    arrays = [np.ascontiguousarray(array) for array in arrays]
+    extent = function.extent
+    if not isinstance(extent, int):
+        extent = sizes[function.free.index(extent)]
+    items = [array.itemsize for array in arrays]
+    record = KernelRecord(kernel.name, list(kernel.local_size), items, [])
+    tensors, places, everything = [], [], []
+    for number, array in enumerate(arrays):
+        held = np.zeros(array.size + 16, array.dtype)
+        held[8 : 8 + array.size] = array.reshape(-1)
+        spec = TensorSpec(f"t{number}", array.dtype.name, held.shape)
+        tensor = device.tensor(device.allocate(spec.nbytes), 0, spec)
+        device.write(held, tensor)
+        tensors.append(tensor)
+        places.append((tensor.block.memory, 0, spec.nbytes))
+        everything.append(held)
+    arguments = [(number, 8 * item) for number, item in enumerate(items)]
+    call = CallRecord(0, arguments, extent, [], "", sizes=list(sizes))
+    pipeline = make_pipeline(device, record, kernel.source)
+    step = launch_calls(device, [(pipeline, record, call, kernel.global_size(extent))], places, ())
+    step()
+    results = []
+    for array, tensor, held in zip(arrays, tensors, everything, strict=True):
+        found = np.zeros_like(held)
+        device.read(tensor, found)
+        np.testing.assert_array_equal(found[:8], held[:8])
+        np.testing.assert_array_equal(found[8 + array.size :], held[8 + array.size :])
+        results.append(found[8 : 8 + array.size].reshape(array.shape))
+    if interpreted:  # WGSL's `fma` may round twice
+        compare(function, arrays, results, sizes, max(rtol, 1e-6))
     return results

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from tests.codegen.emit.runners import run_opencl_groups
 
 from intarsia.codegen.builder import Builder
+from intarsia.codegen.emit.device_family import DeviceLimits
 from intarsia.codegen.emit.distribute import distribute
 from intarsia.codegen.emit.live import prune
-from intarsia.codegen.emit.opencl import DeviceLimits, emit_opencl
+from intarsia.codegen.emit.opencl import emit_opencl
 from intarsia.codegen.expand import expand
 from intarsia.codegen.ir import INT64, Load, Loop, Store, Type, walk
 

@@ -4,7 +4,7 @@ The cases are those that the machine code is tested by; here one or two of a fam
 """
 
 import pytest
-from tests.codegen.emit.runners import run_c, run_opencl, run_opencl_groups
+from tests.codegen.emit.runners import run_c, run_opencl, run_opencl_groups, run_wgsl
 from tests.codegen.kernels import (
     test_attention,
     test_cache,
@@ -141,7 +141,7 @@ SHARED = (
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("run", [run_c, run_opencl])
+@pytest.mark.parametrize("run", [run_c, run_opencl, run_wgsl])
 def test_family(run, family):
     FAMILIES[family](run)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from intarsia.backends.artifact import refuse
 from intarsia.backends.backend import ConfiguredBackend
 from intarsia.backends.device import Device, ThreadOptions
+from intarsia.backends.device_payload import check_fits, decode, make_payload, source_of
 from intarsia.backends.native import native_artifact, native_groups, refuse_unknown
 from intarsia.backends.native_defects import native_defects
 from intarsia.backends.opencl import driver
@@ -22,7 +23,6 @@ from intarsia.backends.opencl.binaries import BinaryCache
 from intarsia.backends.opencl.device import OpenClDevice
 from intarsia.backends.opencl.execution import OpenClExecutable
 from intarsia.backends.opencl.first_use import FirstUse
-from intarsia.backends.opencl.payload import Payload, decode, make_payload, source_of
 from intarsia.backends.values import (
     ABOUT,
     SCRATCH,
@@ -33,7 +33,13 @@ from intarsia.backends.values import (
     Refusal,
     Rule,
 )
-from intarsia.codegen.emit.opencl import DeviceLimits, build_options, emit_opencl, program_source
+from intarsia.codegen.emit.device_family import DeviceLimits
+from intarsia.codegen.emit.opencl import (
+    build_options,
+    emit_opencl,
+    needed_extensions,
+    program_source,
+)
 from intarsia.errors import BackendError, IntarsiaError, ReasonCode
 from intarsia.target import Target
 
@@ -143,7 +149,8 @@ class OpenClBackend(ConfiguredBackend):
             entry.name,
             lambda kernel: {"cl": program_source([kernels[kernel]], limits)},
         )
-        payload = make_payload(program, kernels, limits, entry.name)
+        source = program_source(kernels, limits)
+        payload = make_payload(program, kernels, needed_extensions, source, entry.name)
         about = {ABOUT: program.summary(), SCRATCH: str(program.scratch_bytes)}
         return native_artifact(self.name, self.version(), candidate, program, payload, about)
 
@@ -183,8 +190,11 @@ class OpenClBackend(ConfiguredBackend):
                 hint="let the backend of the kind opencl open its devices",
             )
         payload = decode(artifact)
-        _check_fits(artifact, payload, device)
-        options = build_options(device.entry.limits)
+        limits = device.entry.limits
+        flags = {"cl_khr_fp64": limits.has_fp64, "cl_khr_fp16": limits.has_fp16}
+        have = {name for name, is_there in flags.items() if is_there}
+        check_fits(artifact, payload, have, limits.max_work_group, device)
+        options = build_options(limits)
         caches, version = self.settings.cache_folder(), self.version()
         source = source_of(artifact, payload)
         first = FirstUse(source, options, payload, device, version, caches)
@@ -224,31 +234,6 @@ def _check_arguments(kernel: Function, entry: driver.DriverDevice) -> None:
             backend=driver.BACKEND_NAME,
             hint="exclude its nodes from this target: they have too many inputs",
         )
-
-
-def _check_fits(artifact: Artifact, payload: Payload, device: OpenClDevice) -> None:
-    """Check that a device has what kernels need.
-
-    Raises:
-        BackendError: It has not.
-    """
-    limits = device.entry.limits
-    have = {"cl_khr_fp64": limits.has_fp64, "cl_khr_fp16": limits.has_fp16}
-    for kernel in payload.kernels:
-        missing = [name for name in kernel.extensions if not have.get(name)]
-        items = 1
-        for size in kernel.local_size:
-            items *= size
-        if items > limits.max_work_group:
-            missing.append(f"groups of {items} work-items")
-        if missing:
-            raise BackendError(
-                f"the code, made for {payload.device}, needs {missing[0]}, which opencl:"
-                f"{device.number} ({device.name}) lacks",
-                backend=driver.BACKEND_NAME,
-                target=artifact.target,
-                hint="compile the model again on the machine where it runs",
-            )
 
 
 def _refuse(backend: OpenClBackend, graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:

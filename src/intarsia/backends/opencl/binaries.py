@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from intarsia.backends.opencl.device import OpenClDevice
-from intarsia.backends.opencl.driver import BACKEND_NAME, check_process, driver
+from intarsia.backends.opencl.driver import BACKEND_NAME, PROCESS, driver
 from intarsia.errors import BackendError
 from intarsia.native.entries import Entries
 
@@ -79,7 +79,7 @@ def build_program(source: str, options: Sequence[str], device: OpenClDevice) -> 
         BackendError: The driver does not build it.
     """
     cl = driver()
-    check_process()
+    PROCESS.check()
     with _BUILDING, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -11,55 +11,19 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.backends.device import Step, ThreadOptions
-from intarsia.backends.opencl.driver import BACKEND_NAME, DriverDevice, check_process, driver
-from intarsia.backends.values import TensorSpec
+from intarsia.backends.opencl.driver import BACKEND_NAME, PROCESS, DriverDevice, driver
+from intarsia.backends.queues import Block, QueueView
 from intarsia.errors import ExecutionError
 
 _LEAST_BYTES = 64
 """Smallest size of a buffer: OpenCL has no empty ones."""
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Memory of one device; an opaque handle.
-
-    Attributes:
-        device: The view of the device that made it, whose queue works on it.
-        memory: pyopencl's buffer.
-    """
-
-    device: OpenClDevice
-    memory: Any
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceTensor:
-    """A dense tensor in a block; an opaque handle.
-
-    Attributes:
-        block: Where it lies.
-        offset: Bytes from the start of the block.
-        spec: Its dtype and shape.
-    """
-
-    block: Block
-    offset: int
-    spec: TensorSpec
-
-    @property
-    def device(self) -> OpenClDevice:
-        """The view of the device whose queue works on it."""
-        return self.block.device
-
-
-class OpenClDevice:
+class OpenClDevice(QueueView):
     """One device with a context and a queue.
 
     Args:
@@ -73,15 +37,12 @@ class OpenClDevice:
         self, number: int, entry: DriverDevice, options: ThreadOptions, context: Any = None
     ) -> None:
         cl = driver()
-        self.options = options
-        self.number = number
+        super().__init__(BACKEND_NAME, number, entry.name, options, context, PROCESS)
         self.entry = entry
-        self.name = entry.name
-        self._checks: list[Step] = []
         self.context = context
         self._is_kept = False
         with self.failing("cannot be opened"):
-            self.context = cl.Context([entry.device]) if context is None else context
+            self.domain = self.context = cl.Context([entry.device]) if context is None else context
             self.queue = cl.CommandQueue(self.context, entry.device)
 
     def open_queue(self) -> OpenClDevice:
@@ -107,57 +68,23 @@ class OpenClDevice:
             ) from error
         return Block(self, memory)
 
-    def tensor(self, block: Block, offset: int, spec: TensorSpec) -> DeviceTensor:
-        """Return a handle to a part of a block, on which this view's queue works.
+    def queue_write(self, source: Array, memory: Any, offset: int) -> Step:
+        """Queue a copy of bytes from host memory, and return what waits until it is done."""
+        return self._copy(memory, source, dst_offset=offset)
 
-        Raises:
-            ExecutionError: The block is not of this device.
-        """
-        return DeviceTensor(Block(self, self._own(block).memory), offset, spec)
+    def queue_read(self, memory: Any, offset: int, destination: Array) -> Step:
+        """Queue a copy of bytes into host memory, and return what waits until it is done."""
+        return self._copy(destination, memory, src_offset=offset)
 
-    def write(self, source: Array, destination: DeviceTensor) -> None:
-        """Copy from host memory, after all that is queued."""
-        self.start_write(source, destination)()
-
-    def read(self, source: DeviceTensor, destination: Array) -> None:
-        """Copy into host memory, after all that is queued."""
-        self.start_read(source, destination)()
-
-    def start_write(self, source: Array, destination: DeviceTensor) -> Step:
-        """Queue a copy from host memory, and return what waits until it is done."""
-        flat = np.ascontiguousarray(source)
-        if not destination.spec.nbytes:
-            return _nothing
-        return self._copy(
-            destination.block, destination.block.memory, _bytes(flat), dst_offset=destination.offset
-        )
-
-    def start_read(self, source: DeviceTensor, destination: Array) -> Step:
-        """Queue a copy into host memory, and return what waits until it is done."""
-        if not source.spec.nbytes:
-            return _nothing
-        memory = source.block.memory
-        if destination.flags.c_contiguous:
-            return self._copy(source.block, _bytes(destination), memory, src_offset=source.offset)
-        dense = np.empty(destination.shape, destination.dtype)
-        wait = self._copy(source.block, _bytes(dense), memory, src_offset=source.offset)
-
-        def finish() -> None:
-            wait()
-            np.copyto(destination, dense)
-
-        return finish
-
-    def _copy(self, block: Block, destination: Any, source: Any, **offset: int) -> Step:
-        """Queue a copy on the queue of the block's view; the event keeps the host's memory."""
-        device = self._own(block).device
+    def _copy(self, destination: Any, source: Any, **offset: int) -> Step:
+        """Queue a copy; the event keeps the host's memory."""
         with self.failing("failed to copy"):
             event = driver().enqueue_copy(
-                device.queue, destination, source, is_blocking=False, **offset
+                self.queue, destination, source, is_blocking=False, **offset
             )
             # Without it a driver may hold commands back until somebody waits, and copies would not
             # overlap.
-            device.queue.flush()
+            self.queue.flush()
 
         def wait() -> None:
             with self.failing("failed to copy"):
@@ -165,22 +92,9 @@ class OpenClDevice:
 
         return wait
 
-    def after_work(self, check: Step) -> None:
-        """Ask for a call when all that is queued is done; it may raise an error of ours."""
-        self._checks.append(check)
-
-    def synchronize(self) -> None:
-        """Wait until all that is queued is done.
-
-        Raises:
-            ExecutionError: Some of it failed.
-            InputError: What was computed shows that an input was wrong.
-        """
-        with self.failing("failed"):
-            self.queue.finish()
-        checks, self._checks = self._checks, []
-        for check in checks:
-            check()
+    def finish(self) -> None:
+        """Wait until all that is queued is done."""
+        self.queue.finish()
 
     @contextmanager
     def failing(self, how: str) -> Iterator[None]:
@@ -215,21 +129,3 @@ class OpenClDevice:
         if not self._is_kept and self.context is not None:
             self._is_kept = True
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.context))
-
-    def _own(self, block: Block) -> Block:
-        check_process()
-        if not isinstance(block, Block) or block.device.context is not self.context:
-            raise ExecutionError(
-                f"opencl:{self.number} was given memory that is not its own", backend=BACKEND_NAME
-            )
-        return block
-
-
-def _bytes(array: Array) -> Array:
-    """Return a view as `u8[n]`: some dtypes have no buffer protocol."""
-    flat: Array = array.reshape(-1).view(np.uint8)
-    return flat
-
-
-def _nothing() -> None:
-    """Wait for a copy of no bytes."""

@@ -9,7 +9,6 @@ compute units.
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -19,12 +18,16 @@ from typing import Any
 
 from intarsia.backends.opencl.pocl import use_own_cache
 from intarsia.backends.opencl.vendors import offered_libraries, vendors, visible
-from intarsia.codegen.emit.opencl import DeviceLimits
-from intarsia.errors import BackendError, ExecutionError, SettingError
+from intarsia.backends.queues import OneProcess
+from intarsia.codegen.emit.device_family import DeviceLimits
+from intarsia.errors import BackendError, SettingError
 from intarsia.process import selftest
 from intarsia.settings import Settings
 
 BACKEND_NAME = "opencl"
+PROCESS = OneProcess("OpenCL", BACKEND_NAME)
+"""The process that uses OpenCL."""
+
 _FIRST = "Intel's driver shows none once OpenVINO is loaded: list opencl before openvino"
 INSTALL = "pip install 'intarsia[opencl]'"
 OTHER_DRIVER = "pip install intel-opencl-rt intel-cmplr-lib-rt, or apt-get install pocl-opencl-icd"
@@ -109,7 +112,7 @@ def list_devices(settings: Settings) -> tuple[DriverDevice, ...]:
     """
     caches = settings.cache_folder()
     _require_device(caches)
-    check_process()
+    PROCESS.check()
     return _devices(settings.opencl_devices, caches)
 
 
@@ -173,26 +176,6 @@ def find_device(number: int, target: str, settings: Settings) -> DriverDevice:
             hint=f"{listed}; INTARSIA_OPENCL_DEVICES picks others",
         )
     return devices[number]
-
-
-def check_process() -> None:
-    """Check that the process was not forked since: the driver's threads are not in the child.
-
-    Raises:
-        ExecutionError: It was.
-    """
-    if os.getpid() != _first_process():
-        raise ExecutionError(
-            "OpenCL was in use before the process was forked, and its threads are not in the child",
-            backend=BACKEND_NAME,
-            hint="start the child by spawn, or let only children use OpenCL",
-        )
-
-
-@cache
-def _first_process() -> int:
-    """Return the process that used OpenCL first."""
-    return os.getpid()
 
 
 @cache

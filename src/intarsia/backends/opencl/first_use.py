@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from intarsia.backends.device import ThreadOptions
+from intarsia.backends.device_payload import Payload, start_of
 from intarsia.backends.opencl.binaries import build_program
 from intarsia.backends.opencl.device import OpenClDevice
 from intarsia.backends.opencl.driver import (
@@ -28,7 +29,6 @@ from intarsia.backends.opencl.driver import (
     driver,
     list_devices,
 )
-from intarsia.backends.opencl.payload import Payload, start_of
 from intarsia.backends.opencl.vendors import offered_libraries, visible
 from intarsia.cache import make_cache_folder
 from intarsia.codegen.storage import StorageKind

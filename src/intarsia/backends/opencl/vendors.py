@@ -160,29 +160,15 @@ def judge_vendor(library: str, caches: Path) -> Vendor:
         *selftest.file_facts(library if "/" in library else _LOADED, _TRIAL),
         *(version("pyopencl"), source_digest(_GENERATORS), *variables),
     )
-    dead: dict[int, tuple[str, str]] = {}
-    while True:
-        with visible([library]) as shown:
-            verdict = selftest.judge(
-                selftest.SelfTest(
-                    f"the OpenCL driver {library}".strip(),
-                    "intarsia.testing.selftest:try_devices",
-                    ("intarsia.backends.opencl.backend:BACKEND", sorted(dead)),
-                    (library, *identity),
-                    {**shown, "INTARSIA_OPENCL_DEVICES": ""},
-                    partial(pocl.empty, caches),
-                ),
-                caches,
-            )
-        begun = {value["number"]: value for value in verdict.values}  # the later one stays
-        # The device that was begun and has no verdict is the one at which the process died; the
-        # others are tried again without it.
-        open_ = [value for value in begun.values() if "problem" not in value]
-        if not (verdict.problem and open_):
-            break
-        dead[open_[0]["number"]] = (open_[0]["name"], verdict.problem)
-    if verdict.problem:  # when it was loaded, or left
-        return Vendor(library, (), ((Path(library).name or "OpenCL", verdict.problem),))
-    failed = [(value["name"], value["problem"]) for value in begun.values() if value["problem"]]
-    passed = tuple(value["name"] for value in begun.values() if not value["problem"])
-    return Vendor(library, passed, (*dead.values(), *failed))
+    with visible([library]) as shown:
+        test = selftest.SelfTest(
+            f"the OpenCL driver {library}".strip(),
+            identity=(library, *identity),
+            environment={**shown, "INTARSIA_OPENCL_DEVICES": ""},
+            mend=partial(pocl.empty, caches),
+        )
+        tried = selftest.try_devices(test, "intarsia.backends.opencl.backend:BACKEND", caches)
+    # One that has no name for a device died when it was loaded, or left.
+    name = Path(library).name or "OpenCL"
+    failed = [(name if one == test.name else one, problem) for one, problem in tried.failed]
+    return Vendor(library, tried.passed, tuple(failed))

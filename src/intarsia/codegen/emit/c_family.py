@@ -152,7 +152,7 @@ class CFamily(ABC):
                 pass
             case ir.IndexValue(result=result, index=index):
                 name = self.fresh()
-                self.line(f"const {self.integer} {name} = {self.index(index)};")
+                self.variable(self.integer, name, self.index(index))
                 self.names[result] = (name,)
             case ir.Constant():
                 self.constant(operation)
@@ -168,14 +168,21 @@ class CFamily(ABC):
         name = f"i{self._nest}"
         self._nest += 1
         self.names[loop.variable] = (name,)
-        following = f"++{name}" if step == "1" else f"{name} += {step}"
-        upper = self.index(loop.upper)
-        self.open(f"for ({self.integer} {name} = {lower}; {name} < {upper}; {following})")
+        self.open(self.head(name, lower, self.index(loop.upper), step))
         self.inside(loop)
         self.close()
         self._nest -= 1
         for result, carried in zip(loop.results, loop.carried, strict=True):
             self.names[result] = self.names[carried]
+
+    def head(self, name: str, lower: str, upper: str, step: str) -> str:
+        """Return the head of a loop that counts."""
+        following = f"++{name}" if step == "1" else f"{name} += {step}"
+        return f"for ({self.integer} {name} = {lower}; {name} < {upper}; {following})"
+
+    def variable(self, type_: str, name: str, expression: str, *, is_const: bool = True) -> None:
+        """Declare a variable."""
+        self.line(f"{'const ' if is_const else ''}{type_} {name} = {expression};")
 
     def started(self, loop: ir.Loop) -> None:  # noqa: B027 - most dialects have nothing to add
         """Write what comes between the initial values and the first turn."""

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from intarsia.codegen import ir
+from intarsia.codegen.emit.spans import Spans
 
 _UNKNOWN_TURNS = 8
 """Assumed iterations of a loop whose bounds are known only at run time."""
@@ -53,11 +54,7 @@ class Distribution:
 
 def distribute(function: ir.Function) -> Distribution:
     """Return how a turn may be shared; operations are named by `id`."""
-    return _Analysis(function).run()
-
-
-Span = tuple[int, int]
-"""The smallest and the largest value that an int64 can have."""
+    return _Analysis(function, Spans.of(function)).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,20 +123,13 @@ def _never_meet(terms: list[_Term], low: int, high: int) -> bool:
 @dataclass(slots=True)
 class _Analysis:
     function: ir.Function
-    makers: dict[ir.IrValue, ir.Operation] = field(default_factory=dict)
-    loops: dict[ir.IrValue, ir.Loop] = field(default_factory=dict)
-    spans: dict[ir.IrValue, Span | None] = field(default_factory=dict)
+    spans: Spans
     shared: list[ir.Loop] = field(default_factory=list)
     reduced: dict[int, tuple[str, ...]] = field(default_factory=dict)
     barriers: set[int] = field(default_factory=set)
     closing: set[int] = field(default_factory=set)
 
     def run(self) -> Distribution:
-        for operation in ir.walk(self.function.body):
-            for result in ir.results(operation):
-                self.makers[result] = operation
-            if isinstance(operation, ir.Loop):
-                self.loops[operation.variable] = operation
         loop = self.function.parallel
         body = self.function.body if loop is None else loop.body
         self._body(body, is_outermost=True)
@@ -224,7 +214,7 @@ class _Analysis:
             return False
         terms: list[_Term] = []
         for value, scale in first.items():
-            maker = self.loops.get(value)
+            maker = self.spans.loops.get(value)
             if maker is None and value in inner:
                 return False
             if maker is loop or (maker is not None and value in inner):
@@ -244,11 +234,11 @@ class _Analysis:
         """Return a subscript in terms of values that are not subscripts themselves."""
         total = ir.Index(index.const)
         for value, scale in index.terms:
-            maker = self.makers.get(value)
+            maker = self.spans.makers.get(value)
             if isinstance(maker, ir.IndexValue):
                 total = total + self._affine(maker.index) * scale
             else:
-                total = total + ir.Index.of(value) * scale
+                total = total + _place(value) * scale
         return total
 
     def _extent(self, loop: ir.Loop) -> int | None:
@@ -257,60 +247,26 @@ class _Analysis:
         uppers = self._bounds(loop.upper, "min")
         spans = [upper - lower for lower in lowers for upper in uppers]
         constants = [span.const for span in spans if not span.terms]
-        least, most = self._span(loop.lower), self._span(loop.upper)
+        least, most = self.spans.index(loop.lower), self.spans.index(loop.upper)
         if least is not None and most is not None:
             constants.append(most[1] - least[0])
         return max(0, -(-min(constants) // loop.step)) if constants else None
-
-    def _span(self, index: ir.Index) -> Span | None:
-        """Return the least and the largest value of a subscript."""
-        low = high = index.const
-        for value, scale in index.terms:
-            if value not in self.spans:
-                self.spans[value] = self._span_of(value)
-            ends_of_value = self.spans[value]
-            if ends_of_value is None:
-                return None
-            ends = [end * scale for end in ends_of_value]
-            low, high = low + min(ends), high + max(ends)
-        return low, high
-
-    def _span_of(self, value: ir.IrValue) -> Span | None:
-        loop = self.loops.get(value)
-        if loop is not None:
-            first, last = self._span(loop.lower), self._span(loop.upper)
-            return None if first is None or last is None else (first[0], max(first[0], last[1] - 1))
-        match self.makers.get(value):
-            case ir.Constant(value=number):
-                return int(number), int(number)
-            case ir.IndexValue(index=index):
-                return self._span(index)
-            case ir.Cast(operand=operand) if operand.type.dtype == "bool":
-                return 0, 1
-            case ir.Binary(name=name, left=left, right=right) if name in ("min", "max", "div"):
-                first, second = self._span(ir.Index.of(left)), self._span(ir.Index.of(right))
-                if first is None or second is None:
-                    return None
-                if name != "div":
-                    pick = min if name == "min" else max
-                    return pick(first[0], second[0]), pick(first[1], second[1])
-                is_simple = first[0] >= 0 and second[0] > 0
-                return (first[0] // second[1], first[1] // second[0]) if is_simple else None
-            case _:
-                return None
 
     def _bounds(self, index: ir.Index, name: str) -> list[ir.Index]:
         """Return subscripts that bound one from the side that `name` picks from."""
         index = self._affine(index)
         out = [index]
         if len(index.terms) == 1 and index.terms[0][1] == 1:
-            maker = self.makers.get(index.terms[0][0])
+            maker = self.spans.makers.get(index.terms[0][0])
             if isinstance(maker, ir.Binary) and maker.name == name:
                 for operand in (maker.left, maker.right):
-                    out += [
-                        bound + index.const for bound in self._bounds(ir.Index.of(operand), name)
-                    ]
+                    out += [bound + index.const for bound in self._bounds(_place(operand), name)]
         return out
+
+
+def _place(value: ir.IrValue) -> ir.Index:
+    """Return a value as a subscript, be it of 64 bits or narrowed."""
+    return ir.Index(0, ((value, 1),))
 
 
 def _reductions(loop: ir.Loop) -> tuple[str, ...]:

@@ -8,11 +8,12 @@ that is 0 or 1. Signed sums and products are computed unsigned, where they wrap 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from intarsia.codegen.emit.c_family import Spelling
+from intarsia.codegen.emit.device_family import DeviceSpelling
 from intarsia.codegen.ir import PREDICATES, SYMBOLS
 
 ELEMENTS = {
@@ -77,7 +78,7 @@ def _parenthesised(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenClSpelling(Spelling):
+class OpenClSpelling(DeviceSpelling):
     """The spellings for variables of one width.
 
     Attributes:
@@ -99,6 +100,10 @@ class OpenClSpelling(Spelling):
     def repeated(self, scalar: str, dtype: str) -> str:
         """Return a scalar in every lane."""
         return scalar if self.width == 1 else f"({self.type_of(dtype)})({scalar})"
+
+    def joined(self, lanes: Sequence[str], dtype: str) -> str:
+        """Return a vector of scalars."""
+        return f"({self.type_of(dtype)})({', '.join(lanes)})"
 
     def unary(self, name: str, a: str, dtype: str) -> str:
         """Spell one of `ir.UNARY`."""

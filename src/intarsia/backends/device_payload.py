@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The content of an artifact of this backend: kernels in OpenCL C, memory, and calls."""
+"""The content of an artifact for a device with queues: kernels as source, memory, and calls."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,11 +22,13 @@ from intarsia.backends.native import (
     storage_records,
     unpack_text,
 )
+from intarsia.backends.queues import QueueView
 from intarsia.backends.values import Artifact
-from intarsia.codegen.emit.opencl import DeviceLimits, OpenClKernel, program_source, refuse_types
 from intarsia.codegen.storage import StorageKind
+from intarsia.errors import BackendError
 
 if TYPE_CHECKING:
+    from intarsia.codegen.emit.device_family import DeviceKernel
     from intarsia.codegen.ir import Function
     from intarsia.codegen.lower.program import Program
 
@@ -35,10 +37,10 @@ class KernelRecord(msgspec.Struct, frozen=True, array_like=True):
     """One kernel.
 
     Attributes:
-        name: Of the `__kernel`.
+        name: Of its function.
         local_size: Work-items of a group, per dimension.
         item_bytes: Of an element of each buffer.
-        extensions: Of OpenCL, which it needs.
+        extensions: Of the language, which it needs.
     """
 
     name: str
@@ -69,28 +71,33 @@ class Payload(msgspec.Struct, frozen=True):
 
 
 def make_payload(
-    program: Program, kernels: Sequence[OpenClKernel], limits: DeviceLimits, device: str
+    program: Program,
+    kernels: Sequence[DeviceKernel],
+    needed: Callable[[Function], Sequence[str]],
+    source: str,
+    device: str,
 ) -> Payload:
     """Return the payload of a program.
 
     Args:
         program: The region.
         kernels: Its kernels, emitted.
-        limits: What they were emitted for.
-        device: The name of the device that has these.
+        needed: Tells which extensions a kernel needs.
+        source: Of all kernels.
+        device: The name of the device that they were emitted for.
     """
     records = [
         KernelRecord(
             kernel.name,
             list(kernel.local_size),
             [buffer.item_bytes for buffer in function.buffers],
-            needed_extensions(function),
+            list(needed(function)),
         )
         for function, kernel in zip(program.kernels, kernels, strict=True)
     ]
     return Payload(
         device,
-        pack_text(program_source(kernels, limits)),
+        pack_text(source),
         records,
         storage_records(program),
         call_records(program),
@@ -99,17 +106,6 @@ def make_payload(
         argument_counts(program),
         check_records(program),
     )
-
-
-def needed_extensions(function: Function) -> list[str]:
-    """Return which extensions of OpenCL a kernel needs."""
-    # For loading elsewhere: the artifact says what it needs, whatever the device here has.
-    everything = DeviceLimits(has_fp64=True, has_fp16=True)
-    dtypes = (
-        refuse_types(function, replace(everything, **{name: False}))
-        for name in ("has_fp64", "has_fp16")
-    )
-    return [name for name in dtypes if name is not None]
 
 
 def decode(artifact: Artifact) -> Payload:
@@ -153,8 +149,38 @@ def source_of(artifact: Artifact, payload: Payload) -> str:
     return unpack_text(artifact, payload.source)
 
 
+def check_fits(
+    artifact: Artifact, payload: Payload, have: Collection[str], most: int, device: QueueView
+) -> None:
+    """Check that a device has what kernels need.
+
+    Args:
+        artifact: Of the payload.
+        payload: Its kernels.
+        have: Extensions that the device has.
+        most: Work-items that a group may have there.
+        device: The device.
+
+    Raises:
+        BackendError: It has not.
+    """
+    for kernel in payload.kernels:
+        missing = [name for name in kernel.extensions if name not in have]
+        items = prod(kernel.local_size)
+        if items > most:
+            missing.append(f"groups of {items} work-items")
+        if missing:
+            raise BackendError(
+                f"the code, made for {payload.device}, needs {missing[0]}, which "
+                f"{device.backend}:{device.number} ({device.name}) lacks",
+                backend=device.backend,
+                target=artifact.target,
+                hint="compile the model again on the machine where it runs",
+            )
+
+
 def _is_divided(global_size: Sequence[int], local_size: Sequence[int]) -> bool:
-    """Tell whether work-items are whole groups, as OpenCL 1.2 wants them."""
+    """Tell whether work-items are whole groups, as devices want them."""
     return len(global_size) == len(local_size) and all(
         whole > 0 and whole % part == 0 for whole, part in zip(global_size, local_size, strict=True)
     )

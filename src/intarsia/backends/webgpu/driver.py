@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""WebGPU as wgpu gives it: which devices there are, in which order, and what they can do.
+
+GPUs come before software devices, else the order is wgpu's. A GPU that has drivers for two
+interfaces (Vulkan and Direct3D 12) is listed once for each. What wgpu reaches by OpenGL is left
+out: it has too few buffers. Each device is tried in a process of its own before this one opens it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version as version_of
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from intarsia.backends.queues import OneProcess
+from intarsia.codegen.emit.device_family import DeviceLimits
+from intarsia.codegen.sources import source_digest
+from intarsia.errors import BackendError
+from intarsia.process import selftest
+from intarsia.settings import Settings, driver_variables
+
+BACKEND_NAME = "webgpu"
+PROCESS = OneProcess("wgpu", BACKEND_NAME)
+"""The process that uses wgpu."""
+INSTALL = "pip install 'intarsia[webgpu]'"
+DRIVER = "install your GPU's driver, or mesa-vulkan-drivers for a device in software"
+
+BACKENDS = {"Vulkan": "vulkan", "Metal": "metal", "D3D12": "dx12"}
+"""How targets name the interfaces that wgpu has; others are not used."""
+
+_ORDER = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "Unknown", "CPU")
+_GROUP = 64
+"""Work-items of a group: a multiple of what every vendor runs in lockstep."""
+_BUSY_ITEMS = {"DiscreteGPU": 1 << 16, "CPU": 1 << 8}
+_OTHERS_BUSY = 1 << 14
+"""Work-items that keep a device busy: WebGPU does not tell how many units it has."""
+
+_FEATURES = ("shader-f16", "shader-f64", "shader-int64")
+_LIMITS = (
+    "max-buffer-size",
+    "max-compute-invocations-per-workgroup",
+    "max-compute-workgroup-size-x",
+    "max-compute-workgroup-storage-size",
+    "max-storage-buffer-binding-size",
+    "max-storage-buffers-per-shader-stage",
+)
+"""What is asked for as much as there is."""
+
+_GENERATORS = ("intarsia.codegen.emit", "intarsia.backends.webgpu")
+_TRIAL = Path(__file__).parents[2] / "testing" / "selftest.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """One device, as one interface reaches it.
+
+    Attributes:
+        handle: wgpu's adapter.
+        name: For people: the device, its driver, and the interface.
+        key: What code depends on: the same, with versions.
+        backend: The interface, as targets name it.
+        limits: What code for it is shaped by.
+        features: Those that kernels may need and it has.
+        most: Its limits, by wgpu's names.
+    """
+
+    handle: Any
+    name: str
+    key: tuple[str, ...]
+    backend: str
+    limits: DeviceLimits
+    features: tuple[str, ...]
+    most: Mapping[str, int]
+
+
+@cache
+def driver() -> ModuleType:
+    """Return wgpu.
+
+    Raises:
+        BackendError: It is not installed, or cannot be loaded.
+    """
+    try:
+        import wgpu
+    except (ImportError, OSError, RuntimeError) as error:  # of its library, too
+        raise BackendError(
+            f"wgpu cannot be imported: {error}", backend=BACKEND_NAME, hint=INSTALL
+        ) from error
+    module: ModuleType = wgpu
+    return module
+
+
+def version() -> str:
+    """Return the version of wgpu.
+
+    Raises:
+        BackendError: It is missing.
+    """
+    return f"wgpu {driver().__version__}"
+
+
+def list_adapters(settings: Settings) -> tuple[Adapter, ...]:
+    """Return the devices: `webgpu:0` is the first.
+
+    Raises:
+        BackendError: wgpu is missing, or there is no device that passes its self-test.
+    """
+    caches = settings.cache_folder()
+    driver()
+    if selftest.is_inside():
+        return _adapters()
+    tried = tried_devices(caches)
+    passed = set(tried.passed) - {name for name, _ in tried.failed}
+    found = tuple(one for one in _adapters() if one.name in passed) if passed else ()
+    if not found:
+        failures = "; ".join(f"{name}: {problem}" for name, problem in tried.failed)
+        raise BackendError(
+            f"no device passes its self-test: {failures}" if failures else "wgpu finds no device",
+            backend=BACKEND_NAME,
+            hint=f"{DRIVER}; {selftest.FORGET}" if failures else DRIVER,
+        )
+    PROCESS.check()
+    return found
+
+
+def find_adapter(number: int, target: str, backend: str | None, settings: Settings) -> Adapter:
+    """Return a device by its number.
+
+    Args:
+        number: Its number.
+        target: Text of the target that is on it, for messages.
+        backend: The interface that the target asks for, if it does.
+        settings: Say where verdicts are kept.
+
+    Raises:
+        BackendError: wgpu is missing, or there is no such device.
+    """
+    adapters = list_adapters(settings)
+    listed = "; ".join(f"webgpu:{i} is {one.name}" for i, one in enumerate(adapters))
+    if number >= len(adapters):
+        raise BackendError(
+            f"there is no WebGPU device {number}", backend=BACKEND_NAME, target=target, hint=listed
+        )
+    found = adapters[number]
+    if backend not in (None, found.backend):
+        raise BackendError(
+            f"webgpu:{number} is reached through {found.backend}, not {backend}",
+            backend=BACKEND_NAME,
+            target=target,
+            hint=f"take another number, or leave -backend out: {listed}",
+        )
+    return found
+
+
+@cache
+def tried_devices(caches: Path) -> selftest.TriedDevices:
+    """Return what the devices' self-tests have found; what is new is tried now."""
+    identity = (
+        # A verdict holds as long as all of these: wgpu's files, the drivers' lists of files, the
+        # trial, the code that we emit, and variables that drivers read.
+        *selftest.package_facts("wgpu", "resources/*wgpu_native*"),
+        *selftest.file_facts(*_driver_files(), _TRIAL),
+        *(version_of("wgpu"), source_digest(_GENERATORS), *driver_variables()),
+    )
+    test = selftest.SelfTest("WebGPU", identity=identity)
+    return selftest.try_devices(test, "intarsia.backends.webgpu.backend:BACKEND", caches)
+
+
+def _driver_files() -> list[str]:
+    """Return the lists of Vulkan's drivers, and a file that changes with the libraries here."""
+    folders = (Path("/usr/share/vulkan/icd.d"), Path("/etc/vulkan/icd.d"))
+    files = [path for folder in folders if folder.is_dir() for path in sorted(folder.iterdir())]
+    return [*map(str, files), "/etc/ld.so.cache"]
+
+
+@cache
+def _adapters() -> tuple[Adapter, ...]:
+    PROCESS.check()
+    handles = [
+        handle
+        for handle in driver().gpu.enumerate_adapters_sync()
+        if handle.info["backend_type"] in BACKENDS
+    ]
+    handles.sort(key=lambda handle: _ORDER.index(_kind(handle)))  # stable: else wgpu's order
+    return tuple(map(_entry, handles))
+
+
+def _kind(handle: Any) -> str:
+    kind = str(handle.info["adapter_type"])
+    return kind if kind in _ORDER else "Unknown"
+
+
+def _entry(handle: Any) -> Adapter:
+    info, most = handle.info, {name: int(handle.limits[name]) for name in _LIMITS}
+    features = tuple(name for name in _FEATURES if name in handle.features)
+    interface = str(info["backend_type"])
+    kind = _kind(handle)
+    limits = DeviceLimits(
+        max_work_group=min(
+            most["max-compute-invocations-per-workgroup"], most["max-compute-workgroup-size-x"]
+        ),
+        work_group=_GROUP,
+        busy_items=_BUSY_ITEMS.get(kind, _OTHERS_BUSY),
+        local_bytes=most["max-compute-workgroup-storage-size"],
+        has_fp64="shader-f64" in features,
+        has_fp16="shader-f16" in features,
+        has_int64="shader-int64" in features,
+    )
+    device, description = str(info["device"]).strip(), str(info["description"]).strip()
+    name = f"{device} ({', '.join(filter(None, (description, interface)))})"
+    key = (device, description, interface, str(info["vendor_id"]), str(info["device_id"]))
+    return Adapter(handle, name, key, BACKENDS[interface], limits, features, most)
