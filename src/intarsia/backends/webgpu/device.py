@@ -41,6 +41,7 @@ class WebGpuDevice(QueueView):
     ) -> None:
         super().__init__(BACKEND_NAME, number, entry.name, options, handle, PROCESS)
         self.entry = entry
+        self._reading: dict[Any, Array] = {}
         with self.failing("cannot be opened"):
             self.domain = self.handle = handle or entry.handle.request_device_sync(
                 required_features=list(entry.features), required_limits=dict(entry.most)
@@ -78,30 +79,46 @@ class WebGpuDevice(QueueView):
 
     def queue_read(self, memory: Any, offset: int, destination: Array) -> Step:
         """Queue a copy of bytes into host memory, and return what waits until it is done."""
-        usage, size = driver().BufferUsage, _whole(destination.size)
+        size = _whole(destination.size)
         with self.failing("failed to copy"):
-            staging = self.handle.create_buffer(size=size, usage=usage.COPY_DST | usage.MAP_READ)
+            staging = self._staging(size)
             encoder = self.handle.create_command_encoder()
             encoder.copy_buffer_to_buffer(memory, offset, staging, 0, size)
             self.queue.submit([encoder.finish()])
-        waiting = [staging]
+        self._reading[staging] = destination
 
         def wait() -> None:
-            if not waiting:
-                return
-            made = waiting.pop()
             with self.failing("failed to copy"):
-                made.map_sync(driver().MapMode.READ)
-                mapped = np.frombuffer(made.read_mapped(copy=False), np.uint8)
-                np.copyto(destination, mapped[: destination.size])
-                made.unmap()
-                made.destroy()
+                self._fetch(staging)
 
         return wait
 
+    def _fetch(self, staging: Any) -> None:
+        """Wait for a copy, and let the host have it, unless it has been waited for before."""
+        destination = self._reading.pop(staging, None)
+        if destination is None:
+            return
+        staging.map_sync(driver().MapMode.READ)
+        mapped = np.frombuffer(staging.read_mapped(copy=False), np.uint8)
+        np.copyto(destination, mapped[: destination.size])
+        staging.unmap()
+        staging.destroy()
+
     def finish(self) -> None:
         """Wait until all that is queued is done."""
-        self.queue.on_submitted_work_done_sync()
+        # wgpu 0.32 has no callback for it that works, but memory is mapped in its turn.
+        marker = self._staging(WORD)
+        encoder = self.handle.create_command_encoder()
+        encoder.clear_buffer(marker)
+        self.queue.submit([encoder.finish()])
+        self._reading[marker] = np.empty(WORD, np.uint8)
+        for staging in tuple(self._reading):
+            self._fetch(staging)
+
+    def _staging(self, nbytes: int) -> Any:
+        """Return a buffer that the host can read."""
+        usage = driver().BufferUsage
+        return self.handle.create_buffer(size=nbytes, usage=usage.COPY_DST | usage.MAP_READ)
 
     @contextmanager
     def failing(self, how: str) -> Iterator[None]:
