@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Brings what builds and runs programs for machines that are not here: emulators, cross compilers,
-# an SSH server and Arm's Compute Library for arm64, unpacked into .foreign/arm64. It is for Debian
+# an SSH server, a GPU in software for Vulkan, and Arm's Compute Library for arm64, unpacked into .foreign/arm64. It is for Debian
 # and its relatives, as root; elsewhere, and where a package cannot be had, it says what is missing
 # and the tests that need it are skipped.
 set -uo pipefail
@@ -15,6 +15,7 @@ packages=(
     g++-12-aarch64-linux-gnu libc6-dev-arm64-cross
     libc6-riscv64-cross libc6-armhf-cross # C libraries for qemu-user's -L
     openssh-server openssh-client
+    mesa-vulkan-drivers # lavapipe, a device for the kind webgpu
 )
 library=(libarm-compute20:arm64 libarm-compute-dev:arm64)
 

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from tests.opencl import has_device
+from tests import opencl, webgpu
 
 import intarsia
 from intarsia.__main__ import main
@@ -106,7 +106,8 @@ def test_every_kind_that_a_backend_serves_names_passes_that_there_are(known, par
     backends = known()
     model = parse_model("g (float[4] x) => (float[4] y) { y = Relu(x) }")
     for name, backend in backends.by_kind.items():
-        if name in _ELSEWHERE or (name == "opencl" and not has_device()):
+        devices = {"opencl": opencl, "webgpu": webgpu}.get(name)
+        if name in _ELSEWHERE or (devices is not None and not devices.has_device()):
             continue
         target = name if get_kind(name).is_complete else f"{name}, onnxruntime"
         exe = intarsia.compile(model, target, backends=backends)

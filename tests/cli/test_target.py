@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.opencl import has_device
+from tests import opencl, webgpu
 
 from intarsia.backends.ort_ep.providers import PROVIDERS
 from intarsia.report.differences import find_differences
@@ -114,9 +114,9 @@ def test_list_of_kinds_tags_or_labels(call, options, sections):
 def test_list_of_what_is_usable_here(call):
     found = call("target", "list", "--usable", "--json").json
     names = [kind["name"] for kind in found["kinds"]]
-    opencl = ["opencl"] if has_device() else []
+    devices = [one.__name__.split(".")[-1] for one in (opencl, webgpu) if one.has_device()]
     cross = ["arm_acl", "cmsis-nn", "ethos-u"]  # they compile for other machines
-    here = ["dnnl", "llvm", "onnxruntime", *opencl, "openvino", "xnnpack"]
+    here = ["dnnl", "llvm", "onnxruntime", *devices, "openvino", "xnnpack"]
     # One backend has all of ONNX Runtime's providers; which is here, it finds when it is used.
     assert sorted(names) == sorted([*cross, *here, *PROVIDERS])
     every = {tag["name"] for tag in call("target", "list", "--tags", "--json").json["tags"]}
@@ -291,8 +291,9 @@ def test_detect_as_json(call):
     assert answer.json["text"] == answer.json["config"]["text"]
     assert answer.json["text"].endswith("openvino, onnxruntime, dnnl")
     missing = [backend["backend"] for backend in answer.json["missing"]]
-    assert set(missing) - {"opencl"} == {"arm_acl", "cmsis-nn", "ethos-u", "ort-ep"}
-    assert ("opencl" in missing) == (not has_device())
+    assert set(missing) - {"opencl", "webgpu"} == {"arm_acl", "cmsis-nn", "ethos-u", "ort-ep"}
+    assert ("opencl" in missing) == (not opencl.has_device())
+    assert ("webgpu" in missing) == (not webgpu.has_device())
 
 
 def test_an_error_points_at_the_column(call):

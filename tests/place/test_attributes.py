@@ -21,7 +21,17 @@ from intarsia.target import CompilationConfig, get_kind
 from intarsia.target.cpu import host_triple
 
 X86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="needs an x86 CPU")
-KINDS = ("llvm", "opencl", "onnxruntime", "openvino", "dnnl", "xnnpack", "reference", "fake")
+KINDS = (
+    "llvm",
+    "opencl",
+    "webgpu",
+    "onnxruntime",
+    "openvino",
+    "dnnl",
+    "xnnpack",
+    "reference",
+    "fake",
+)
 ELSEWHERE = {
     "keys": "dispatch labels: test_canonical, test_kinds_and_tags",
     "device": "becomes a key: the same",
@@ -42,6 +52,7 @@ EFFECTS = {
         "winograd": "off", "weights": "f16", "l2-cache": "4096", "precision": "bf16",
     },
     "opencl": {"max_num_threads": "1", "max_memory": "8"},
+    "webgpu": {"max_num_threads": "1", "max_memory": "8"},
     "onnxruntime": {"num_threads": "1", "graph_optimization": "none"},
     "openvino": {"precision": "bf16", "num_threads": "1"},
     "dnnl": {"precision": "bf16", "fpmath": "any", "num-cores": "1"},
@@ -63,6 +74,7 @@ IN_VAIN = {
         "fast-math-reassoc": "true", "cl-opt": "-unroll-count:int=2",
     },
     "opencl": {"thread_warp_size": "8", "texture_spatial_limit": "1"},
+    "webgpu": {"thread_warp_size": "8 -supports_subgroups", "supports_subgroups": "true"},
 }  # fmt: skip
 WRONG = {"llvm": {"mfloat-abi": "hard", "mabi": "lp64d"}}
 """On this CPU; on 32-bit Arm they change nothing."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -124,6 +125,7 @@ class _Narrowing:
         if not wide:
             out.append(operation)
             return
+        kept: Any = operation  # which fields it has depends on its class
         is_cast = isinstance(operation, ir.Cast)
         # A conversion is between what both sides are; all else has one width.
         fits = all(map(self._fits, wide)) and not isinstance(operation, ir.Bitcast)
@@ -143,10 +145,10 @@ class _Narrowing:
                 fields["result"] = self._counter(result)
             else:
                 made = ir.IrValue(result.type)
-                out.append(replace(operation, **fields, result=made))
+                out.append(replace(kept, **fields, result=made))
                 out.append(ir.Cast(self._counter(result), made))
                 return
-        out.append(replace(operation, **fields))
+        out.append(replace(kept, **fields))
 
     def _fits(self, value: ir.IrValue) -> bool:
         if value in self.spans.loops:
