@@ -58,3 +58,9 @@ test_opencl_operators = pytest.mark.sample(8)(
         BACKENDS.named("opencl"), target="opencl, llvm", checks=["numbers"], cases=OPERATORS[::4]
     )
 )
+test_webgpu = conformance(
+    BACKENDS.named("webgpu"),
+    target="webgpu, llvm",
+    checks=["contract", "numbers", "artifacts"],
+    cases=[case for case in CASES if str(case) in ("Conv-padded", "Softmax-last_axis")],
+)
