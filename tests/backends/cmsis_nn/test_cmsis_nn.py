@@ -27,11 +27,13 @@ from intarsia.export import export_c
 from intarsia.graph.region import Region
 from intarsia.place.request import Request
 from intarsia.target.cores import core_named
-from intarsia.testing import Tolerance, case, conformance, constant, fed, weight
+from intarsia.testing import Tolerance, conformance
 from intarsia.tuning.absent.explaining import explain_absent
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parent))
 import tflite_layers as tl
+from board import CASES, examine_board, kit_cases, layer_cases
 
 pytest.importorskip("ai_edge_litert", reason="ai-edge-litert is not installed")
 pytest.importorskip("tflite", reason="tflite is not installed")
@@ -42,35 +44,6 @@ TARGET = f"cmsis-nn -cmsis_nn_path={STANDIN}, llvm"
 BOARD = ROOT / "examples" / "microcontroller"
 _TOOLS = [tool for tool in ("arm-none-eabi-gcc", "qemu-system-arm") if shutil.which(tool) is None]
 
-
-def scales(*steps):
-    """Scales and zero points of int8, as inputs."""
-    return [
-        operand
-        for scale, zero in steps
-        for operand in (constant(np.float32(scale), "float32"), constant(zero, "int8"))
-    ]
-
-
-def codes(*shape):
-    return fed(*shape, low=-128, high=127, dtype="int8")
-
-
-def weights(*shape):
-    return weight(*shape, low=-127, high=127, dtype="int8")
-
-
-X, W, Y = (0.05, -3), (0.02, 0), (0.6, 5)
-CASES = (
-    case("QLinearConv", "3x3", codes(1, 4, 7, 6), *scales(X), weights(5, 4, 3, 3), *scales(W, Y),
-         weight(5, low=-900, high=900, dtype="int32"), dtypes=("int8",), pads=(1, 1, 1, 1)),
-    case("QLinearConv", "depthwise", codes(2, 4, 7, 6), *scales(X), weights(8, 1, 3, 3),
-         *scales(W, Y), dtypes=("int8",), group=4, strides=(2, 2)),
-    case("QLinearConv", "groups", codes(1, 4, 5, 5), *scales(X), weights(6, 2, 1, 3),
-         *scales(W, Y), dtypes=("int8",), group=2, dilations=(1, 2)),
-    case("QLinearMatMul", "matrix", codes(3, 9), *scales(X), weights(9, 7), *scales(W, Y),
-         dtypes=("int8",)),
-)  # fmt: skip
 
 test_conformance = conformance(
     "intarsia.backends.cmsis_nn.backend:BACKEND",
@@ -168,6 +141,16 @@ def test_one_program_on_a_board_computes_what_onnxruntime_does(network, tmp_path
     assert f"arena: {arena} bytes" in done.stdout + done.stderr
     got = np.fromfile(tmp_path / "output.raw", np.float32)
     np.testing.assert_allclose(got, reference(network, x).ravel(), atol=0.02)
+
+
+@pytest.mark.skipif(bool(_TOOLS), reason=f"not installed: {', '.join(_TOOLS)}")
+@pytest.mark.exhaustive
+def test_the_kit_is_green_on_a_board():
+    """Of the kit what applies there; `board.py` prints all of it, with more layers."""
+    cases = [*kit_cases(CASES), *layer_cases(1)]
+    verdicts = examine_board(cases, "mps3-an547")
+    assert len(verdicts) == len(CASES) + len(tl.OPERATORS)
+    assert set(verdicts.values()) == {"passed"}
 
 
 def test_without_a_path_it_says_where_the_library_is(network):
