@@ -3,6 +3,7 @@
 
     python benchmarks/estimates.py                       judge all records in benchmarks/estimates/
     python benchmarks/estimates.py --record [MODEL ...]  measure the zoo's kernels on this machine
+    python benchmarks/estimates.py --instructions        count instructions on Cortex-M
 
 A record has the kernels of zoo networks on `llvm`, one thread: microseconds of CPU time of each
 call, in the order of a run, so that data lies where it lies in a run; medians of rounds, those of
@@ -14,6 +15,11 @@ The error of an estimate is max(estimate / measured, measured / estimate). Print
 and 90th percentile, and the part of pairs of kernels, whose measured times differ by 20 per cent or
 more, that estimates rank right. Calls below `LEAST` microseconds are left out: the clock's own time
 is as long. Exits with 1 if less than nine tenths of the pairs of a record are ranked right.
+
+`--instructions` needs no board: layers become programs of `examples/microcontroller`, built by
+`arm-none-eabi-gcc -O2` and run by `qemu-system-arm -icount shift=0`, which takes a nanosecond for
+each instruction. No seconds follow from that; printed is the part of pairs, whose instructions
+differ by a fifth or more, that estimated cycles rank as the instructions do.
 """
 
 from __future__ import annotations
@@ -21,7 +27,10 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 import statistics
+import subprocess
+import tempfile
 import time
 from collections import defaultdict
 from datetime import UTC, datetime
@@ -37,9 +46,10 @@ import intarsia
 from intarsia.backends.values import Candidate
 from intarsia.codegen.cycles.program import ProgramEstimate, estimate_program
 from intarsia.compiler import read_setting
+from intarsia.export import export_c
 from intarsia.graph.load import load
 from intarsia.graph.snapshot import snapshot
-from intarsia.native.estimates import find_instructions, sketch_program
+from intarsia.native.estimates import estimate_region, find_instructions, sketch_program
 from intarsia.place.decide import Policy, decide_in_order
 from intarsia.place.request import Request
 from intarsia.place.schedule import make_draft
@@ -274,13 +284,92 @@ LONG = 50.0
 """Microseconds."""
 
 
+_LAYERS = {
+    **{
+        f"conv {c} {size}": (
+            f"float[1,{c},{size},{size}]",
+            f"float[{n},{c},{k},{k}] w",
+            "Conv(x, w)",
+        )
+        for c, size, n, k in ((3, 16, 8, 3), (8, 12, 8, 3), (16, 8, 16, 1), (4, 20, 6, 5))
+    },
+    "depthwise": ("float[1,16,12,12]", "float[16,1,3,3] w", "Conv<group = 16>(x, w)"),
+    **{
+        f"gemm {k} {n}": (f"float[1,{k}]", f"float[{k},{n}] w", "MatMul(x, w)")
+        for k, n in ((32, 16), (64, 64), (256, 10), (128, 100))
+    },
+    "tanh": ("float[1,400]", "", "Tanh(x)"),
+    "relu": ("float[1,1600]", "", "Relu(x)"),
+    "softmax": ("float[8,40]", "", "Softmax(x)"),
+    "exp": ("float[1,300]", "", "Exp(x)"),
+    "max pool": ("float[1,8,16,16]", "", "MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(x)"),
+    "mean": ("float[1,16,9,9]", "", "GlobalAveragePool(x)"),
+    "transpose": ("float[16,48]", "", "Transpose(x)"),
+    "square": ("float[1,900]", "", "Mul(x, x)"),
+    "layer norm": ("float[8,64]", "float[64] w", "LayerNormalization(x, w)"),
+}
+"""By name of a layer: its input, a weight, and its operator."""
+
+BOARDS = {"cortex-m4": "mps2-an386", "cortex-m55": "mps3-an547"}
+
+
+def count_instructions(name: str, cpu: str, folder: Path) -> tuple[float, float]:
+    """Return the instructions of one run of a layer on a board, and the cycles of its estimate."""
+    given, weight, operator = _LAYERS[name]
+    model = onnx.parser.parse_model(
+        f'<ir_version: 9, opset_import: ["" : 17]> layer ({given} x) => (float[] y)'
+        f"{f'<{weight}>' if weight else ''} {{ y = {operator} }}"
+    )
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    for value in model.graph.value_info:
+        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        array = np.random.default_rng(0).standard_normal(shape, np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, value.name))
+    onnx.save(onnx.shape_inference.infer_shapes(model), folder / "layer.onnx")
+    target = f"c -mcpu={cpu}"
+    export_c(folder / "layer.onnx", folder, target)
+    example = Path(__file__).parents[1] / "examples" / "microcontroller"
+    command = ["make", "-s", "-B", "-f", example / "Makefile", f"BOARD={BOARDS[cpu]}"]
+    command += [f"NETWORK={folder / 'layer'}", f"BUILD={folder / 'build'}", "all", "run"]
+    words = [str(word) for word in command]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
+    found = re.search(r"instructions: (\d+)", done.stdout + done.stderr)
+    assert found is not None, done.stdout
+    setting = read_setting(Request(model=folder / "layer.onnx", target=target, is_here=False))
+    estimated = estimate_region(setting.graph.whole, Target(target))
+    assert estimated is not None, target
+    return float(found[1]), estimated.cycles
+
+
+def compare_ranks(cpu: str) -> float:
+    """Print instructions and estimates of layers; return the part of pairs that agree."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in _LAYERS:
+            rows.append(count_instructions(name, cpu, Path(folder)))
+            counted, estimated = rows[-1]
+            print(f"  {name:12} {counted:10.0f} instructions  {estimated:10.0f} cycles estimated")
+    apart = [
+        (one, other)
+        for at, one in enumerate(rows)
+        for other in rows[at + 1 :]
+        if max(one[0], other[0]) >= APART * min(one[0], other[0])
+    ]
+    right = sum((one[0] > other[0]) == (one[1] > other[1]) for one, other in apart)
+    print(f"{cpu}: {right / len(apart):.1%} of {len(apart)} pairs are ranked as instructions are")
+    return right / len(apart)
+
+
 def main() -> int:
-    """Record, or judge."""
+    """Record, judge, or compare ranks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="MODEL", default=NETWORKS)
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--instructions", action="store_true")
     options = parser.parse_args()
+    if options.instructions:
+        return 0 if min(map(compare_ranks, BOARDS)) >= PAIRS else 1
     if options.record:
         print(record(options.names, options.rounds))
         return 0
