@@ -113,7 +113,7 @@ def candidates(spec: PairConv) -> Iterator[PairSchedule]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Steps:
+class _ColumnSteps:
     """The steps of a vector of columns.
 
     Attributes:
@@ -202,7 +202,7 @@ def _grouped(weights: Array, lanes: int) -> Array:
     return flat.transpose(2, 1, 0).reshape(-1, GROUP, outputs + -outputs % lanes)
 
 
-def _each_vector(weights: Array, lanes: int) -> Iterator[_Steps]:
+def _each_vector(weights: Array, lanes: int) -> Iterator[_ColumnSteps]:
     """Yield the steps of each vector of columns."""
     grouped = _grouped(weights, lanes)
     ways = [grouped[:, list(order)] for order in PAIRINGS.values()]
@@ -219,7 +219,7 @@ def _each_vector(weights: Array, lanes: int) -> Iterator[_Steps]:
         both = np.stack((chosen - halves, halves), 1)
         is_kept = np.stack((np.ones_like(is_split), is_split), 1)
         groups = np.repeat(numbers, 2).reshape(-1, 2)[is_kept]
-        yield _Steps(groups, begins[way][groups], both[is_kept])
+        yield _ColumnSteps(groups, begins[way][groups], both[is_kept])
 
 
 # The kernel
@@ -227,10 +227,10 @@ def _each_vector(weights: Array, lanes: int) -> Iterator[_Steps]:
 
 def build(spec: PairConv) -> Function:
     """Return the kernel; its arguments are x, packed weights, y, fused operands, places."""
-    return _Kernel(spec).function()
+    return _PairConvKernel(spec).function()
 
 
-class _Kernel(ConvKernel):
+class _PairConvKernel(ConvKernel):
     """Makes one kernel."""
 
     def __init__(self, spec: PairConv) -> None:
