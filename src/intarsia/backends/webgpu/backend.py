@@ -245,13 +245,11 @@ def _refuse(backend: WebGpuBackend, graph: Graph, context: BuildContext) -> Mapp
         if node.id in refusals:
             continue
         values = [graph.values[i] for i in (*node.inputs, *node.outputs) if i >= 0]
-        for problem in (problem for value in values if (problem := lacking(value))):
+        problem = next((problem for value in values if (problem := lacking(value))), None)
+        if problem is None and node.op_type == "Mod" and values[0].dtype == "float64":
+            problem = ReasonCode.UNSUPPORTED_DTYPE, "WGSL has no exact remainder of float64"
+        if problem is not None:
             refusals[node.id] = refuse(node, context, *problem)
-            break
-        else:
-            if node.op_type == "Mod" and values[0].dtype == "float64":
-                problem = "WGSL has no exact remainder of float64"
-                refusals[node.id] = refuse(node, context, ReasonCode.UNSUPPORTED_DTYPE, problem)
     return refusals
 
 
