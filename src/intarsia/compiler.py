@@ -84,19 +84,21 @@ class Compiled:
     program: Program
     file: Path | None = None
 
-    @property
-    def has_model(self) -> bool:
-        """Whether a package has the model too, which no kept one has."""
-        source = self.program.latest.source
-        return source is not None and source() is not None
-
     def save(self, path: Path) -> None:
         """Write its package; one that is kept is copied, so that equal requests give equal files.
 
         Raises:
             PackageError: It cannot be written.
         """
-        if self.has_model or self.file is None or not copy_package(self.file, path):
+        program = self.program.latest
+        if program is self.program and program.source is not None:
+            stored = program.source()
+            if stored is not None:  # which no kept package has
+                from intarsia.runtime.package import save_package
+
+                save_package(program, path, stored)
+                return
+        if self.file is None or not copy_package(self.file, path):
             self.program.save(path)
 
 
