@@ -44,6 +44,8 @@ ELSEWHERE = {
     "accuracy": "needs weights in blocks: test_block_products",
     "requantise": "needs codes: test_fixed_point",
     "runner": "test_native_remote",
+    "backend": "checks the device: tests/backends/webgpu",
+    "max_shared_memory_per_block": "bounds local_bytes of the device's limits: test_distribute",
     "from_device": "is replaced by what the device says: test_kinds",
 }
 EFFECTS = {
