@@ -18,6 +18,7 @@ import signal
 import subprocess
 import tempfile
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -611,6 +612,8 @@ class _Started:
             raise LinkError(f"cannot start {command[0]!r}: {error}") from error
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        # Also where nobody closes it: before what is garbage together with it is finalised.
+        self._end = weakref.finalize(self, _end, self._process, self._stderr)
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._in, False)
 
@@ -690,24 +693,32 @@ class _Started:
 
     def kill(self) -> None:
         """Kill the process here and what it has started here."""
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        _kill(self._process)
 
     def close(self) -> None:
         """End it: by the end of its input, else by force."""
-        if self._process.poll() is None and self._process.stdin is not None:
+        self._end()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _end(process: subprocess.Popen[bytes], stderr: IO[bytes]) -> None:
+    if process.poll() is None and process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+    process.wait()
+    for pipe in (process.stdin, process.stdout, stderr):
+        if pipe is not None:
             with contextlib.suppress(OSError):
-                self._process.stdin.close()
-            try:
-                self._process.wait(_GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                self.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout, self._stderr):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+                pipe.close()
 
 
 def _silent(runner: Runner, doing: str, seconds: float) -> LinkError:
