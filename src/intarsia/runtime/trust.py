@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 
 from intarsia.errors import PackageError
 from intarsia.plan.placement import CONTROL_FLOW
-from intarsia.target import Target
 
 if TYPE_CHECKING:
     from intarsia.backends.registry import Backends
     from intarsia.backends.values import Artifact
     from intarsia.runtime.package import Package
-    from intarsia.target import CompilationConfig
+    from intarsia.target import CompilationConfig, Target
 
 HARMLESS = frozenset(
     {
@@ -67,6 +66,8 @@ def check_targets(config: CompilationConfig) -> None:
 
 
 def _with_inner(target: Target) -> Iterator[Target]:
+    from intarsia.target import Target  # a start that trusts its package needs none
+
     yield target
     for value in target.attrs.values():
         for inner in value if isinstance(value, tuple) else (value,):

@@ -100,7 +100,9 @@ def test_a_region_is_one_command_stream(board):
     assert f"{made.cycles} cycles predicted" in about
     assert "not run here" in about
     cost = BACKEND.estimate(candidate, context)
-    assert cost.seconds == pytest.approx(made.cycles / 500e6 + 2e-5)
+    copies = cost.seconds - made.cycles / 500e6 - 2e-5
+    nbytes = sum(spec.nbytes for spec in (*artifact.inputs, *artifact.outputs))
+    assert 1e-10 * nbytes < copies < 1e-8 * nbytes
     graph = board.graph
     last = graph.whole.of(graph, [graph.node_named("qc").id])
     part = BACKEND.estimate(Candidate.plain(last, board.targets[0]), context)

@@ -157,8 +157,8 @@ PROVIDERS: Mapping[str, ExecutionProvider] = {
         "XnnpackExecutionProvider", "ONNX Runtime's XNNPACK", (), _names("intra_op_num_threads")
     ),
 }
-"""By kind. Options have the names of ONNX Runtime's pages on each provider, release 1.31; those of
-QNN also stand in its library."""
+"""By kind. Options have the names by which ONNX Runtime documents them; of QNN's, many were found
+in its library (2.7), and of the others none has been tried."""
 
 
 def provider_of(target: Target) -> ExecutionProvider:

@@ -589,7 +589,7 @@ class _Emitter:
         if operation.name == "copysign":
             return self._call("copysign", type_, (left, right))
         if type_.is_float:
-            if operation.name == "rem" and not self._has_calls:
+            if operation.name == "rem":  # LLVM's would be a call of the C library
                 function, vector = self._remainder(type_), _type(type_)
                 return f"call {vector} {function}({self._typed(left)}, {self._typed(right)})"
             instruction = f"f{operation.name}"
@@ -602,7 +602,7 @@ class _Emitter:
         return f"{instruction} {self._typed(left)}, {self._names[right]}"
 
     def _remainder(self, type_: ir.Type) -> str:
-        """Return the name of a function of the module's own, where C's cannot be called."""
+        """Return the name of a function of the module's own."""
         scalar = f"intarsia.rem.{_suffix(ir.Type(type_.dtype))}"
         if scalar not in self._declared:
             self._declared[scalar] = remainder_function(scalar, type_.dtype)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remainders of floats in LLVM's IR, for CPUs where the C library cannot be called.
+"""Remainders of floats in LLVM's IR, so that no kernel needs a C library.
 
 The bits are those of C's `fmod`, which is exact: integers are divided digit by digit, as in
 `c_maths`. Denormals count also where a CPU has vectors that take them for zeros.
