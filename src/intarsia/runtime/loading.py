@@ -16,7 +16,6 @@ from intarsia.runtime.loader import SharedConstants
 from intarsia.runtime.package import load_regions, read_package
 from intarsia.runtime.trust import check_targets, describe_code, refuse_code
 from intarsia.settings import Settings
-from intarsia.target import CompilationConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,6 +80,8 @@ def load(
                 raise refuse_code(str(path), package, code, "nothing is to be compiled")
             return rebuild(str(path), package, code, threads, most, backends)
         if package.free is not None and package.free.model is not None:
+            from intarsia.target import CompilationConfig  # a start of what is trusted needs none
+
             check_targets(CompilationConfig.resolve(package.free.model.recipe.target))
     if package.free is None:
         program = load_regions(package, used, threads)

@@ -66,7 +66,7 @@ def check_targets(config: CompilationConfig) -> None:
 
 
 def _with_inner(target: Target) -> Iterator[Target]:
-    from intarsia.target import Target  # a start that trusts its package needs none
+    from intarsia.target import Target  # a start of what is trusted needs none
 
     yield target
     for value in target.attrs.values():
