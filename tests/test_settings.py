@@ -147,6 +147,7 @@ OF_OTHERS = {
     "intarsia.backends.opencl.pocl": "PoCL's variable",
     "intarsia.quantizing.libraries": "NNCF's variable for its telemetry",
     "intarsia.backends.opencl.vendors": "the variables of OpenCL's loaders",
+    "intarsia.backends.webgpu.driver": "Wayland's variable",
 }
 """Modules that hand on, show or set variables of others."""
 

@@ -92,7 +92,7 @@ class Compiled:
         """
         program = self.program.latest
         if program is self.program and program.source is not None:
-            stored = program.source()
+            stored = program.source(program)
             if stored is not None:  # which no kept package has
                 from intarsia.runtime.package import save_package
 
@@ -119,7 +119,7 @@ def carry_out(
     looked_up = look_up(request)
     if looked_up.program is not None:
         _refuse_buckets(request)
-        looked_up.program.source = _source(request, looked_up.program)
+        looked_up.program.source = _source(request)
         return Compiled(looked_up.program, looked_up.file)
     if looked_up.free is not None:
         return Compiled(reopen_free(request, looked_up.free, _build, tell, options))
@@ -134,18 +134,18 @@ def carry_out(
     if request.sizes:
         logger.warning("no dimension of the model is free: sizes have no effect")
     _refuse_buckets(request)
-    built.program.source = _source(request, built.program)
+    built.program.source = _source(request)
     return Compiled(built.program, built.file)
 
 
-def _source(request: Request, program: PlanExecutable) -> Callable[[], StoredModel | None]:
+def _source(request: Request) -> Callable[[PlanExecutable], StoredModel | None]:
     """Return what returns what a program's package has of the model: nothing where it has no code.
 
     Nor has it anything, with a warning, if the model's file has changed since.
     """
     state = file_state(request.model)
 
-    def find() -> StoredModel | None:
+    def find(program: PlanExecutable) -> StoredModel | None:
         from intarsia.runtime.trust import describe_code
 
         backends = request.find_machine().backends
@@ -308,7 +308,7 @@ def rebuild(
         is_rebuilt=True,
     )
     program = _build(look_up(request), quiet, None).program
-    program.source = lambda: stored
+    program.source = lambda _: stored
     return program
 
 

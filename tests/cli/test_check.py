@@ -28,7 +28,8 @@ def test_a_package_that_was_just_made_is_ok(call, package):
     assert found.code == 0
     assert found.json["verdict"] == "ok"
     assert found.json["file"] == package
-    assert list(findings(found)) == ["format", "file", "plan", "environment", "onnxruntime"]
+    subjects = ["format", "origin", "file", "plan", "environment", "onnxruntime"]
+    assert list(findings(found)) == subjects
     assert "cpu:0" in findings(found)["onnxruntime"]["message"]
 
 

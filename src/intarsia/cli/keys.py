@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from intarsia.cli.options import JsonOption
 from intarsia.cli.output import show_json, write
-from intarsia.keys import Keys
 from intarsia.settings import Settings
+
+if TYPE_CHECKING:
+    from intarsia.keys import Keys
 
 app = typer.Typer(
     help="Keys that vouch for packages: your own, and those of others.", no_args_is_help=True
@@ -21,6 +23,8 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="What the key 
 
 
 def _keys() -> Keys:
+    from intarsia.keys import Keys  # every command would wait for it
+
     return Keys(Settings.from_environment().keys_folder())
 
 

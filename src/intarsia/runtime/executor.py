@@ -88,7 +88,7 @@ class PlanExecutable:
         self._bound: dict[RunMemory, _Bound] = {}
         self._claims = plan.model.claims if plan.model is not None else {}
         self._is_unseen = False
-        self.source: Callable[[], StoredModel | None] | None = None
+        self.source: Callable[[PlanExecutable], StoredModel | None] | None = None
         """Returns what packages have of the model beside it; None: they have nothing."""
 
     @property
@@ -231,7 +231,7 @@ class PlanExecutable:
         """
         from intarsia.runtime.package import save_package
 
-        save_package(self, path, None if self.source is None else self.source())
+        save_package(self, path, None if self.source is None else self.source(self))
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Run the model once.

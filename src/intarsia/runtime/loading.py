@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -85,7 +84,7 @@ def load(
             check_targets(CompilationConfig.resolve(package.free.model.recipe.target))
     if package.free is None:
         program = load_regions(package, used, threads)
-        program.source = partial(getattr, package, "source")
+        program.source = lambda _: package.source
         return program
     shared = SharedConstants()
     free = package.free

@@ -8,7 +8,10 @@ out: it has too few buffers. Each device is tried in a process of its own before
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version as version_of
@@ -180,13 +183,31 @@ def _driver_files() -> list[str]:
 @cache
 def _adapters() -> tuple[Adapter, ...]:
     PROCESS.check()
-    handles = [
-        handle
-        for handle in driver().gpu.enumerate_adapters_sync()
-        if handle.info["backend_type"] in BACKENDS
-    ]
+    with _wayland_folder():
+        every = driver().gpu.enumerate_adapters_sync()
+    handles = [handle for handle in every if handle.info["backend_type"] in BACKENDS]
     handles.sort(key=lambda handle: _ORDER.index(_kind(handle)))  # stable: else wgpu's order
     return tuple(map(_entry, handles))
+
+
+@contextmanager
+def _wayland_folder() -> Iterator[None]:
+    """Name a folder for sockets where there is none, as in a container or by SSH.
+
+    Mesa's drivers look for a display there, and Wayland's library prints errors without one.
+    """
+    environment = os.environ  # noqa: TID251 - Wayland's own
+    is_absent = _SOCKETS not in environment
+    if is_absent:
+        environment[_SOCKETS] = tempfile.gettempdir()
+    try:
+        yield
+    finally:
+        if is_absent:
+            del environment[_SOCKETS]
+
+
+_SOCKETS = "XDG_RUNTIME_DIR"
 
 
 def _kind(handle: Any) -> str:
