@@ -428,7 +428,7 @@ DEFECTS: tuple[KnownDefect, ...] = (
     _rule("MaxPool GlobalMaxPool ReduceMax ReduceMin", "NaN is passed over", *_NAN),
     _rule("ArgMax ArgMin TopK Hardmax", "NaN is in an order of its own", *_NAN),
     _rule(
-        "Softmax LogSoftmax ReduceLogSumExp SoftmaxCrossEntropyLoss",
+        "Softmax LogSoftmax ReduceLogSumExp",
         "NaN stays in its place of the row, where ONNX spreads it",
         *_NONFINITE,
     ),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from intarsia.graph.graph import Graph, Node
+from intarsia.graph.inline import calls_of
 from intarsia.graph.load import load
 
 if TYPE_CHECKING:
@@ -95,13 +96,13 @@ def _stated(
     graph = Graph.from_model(load(model))
     placed = _placed(program)
     for proto in (node for output in outputs for node in ancestors(model, output)):
-        node = node_of(graph, proto)
-        backend = backends.by_name.get(placed.get(node.name, ""))
-        if backend is None:
-            continue
-        for defect in backend.defects:
-            if defect.describes(graph, node, backend.version()):
-                yield proto, f"{backend.name} {node.op_type}: {defect.says}", defect
+        for node in _nodes_of(graph, proto):
+            backend = backends.by_name.get(placed.get(node.name, ""))
+            if backend is None:
+                continue
+            for defect in backend.defects:
+                if defect.describes(graph, node, backend.version()):
+                    yield proto, f"{backend.name} {node.op_type}: {defect.says}", defect
 
 
 def ancestors(model: onnx.ModelProto, output: str) -> list[onnx.NodeProto]:
@@ -128,6 +129,13 @@ def node_of(graph: Graph, proto: onnx.NodeProto) -> Node:
     """Return a node of the model in its graph, where every node has a name."""
     output = next(name for name in proto.output if name)
     return graph.nodes[graph.value_named(output).producer]
+
+
+def _nodes_of(graph: Graph, proto: onnx.NodeProto) -> list[Node]:
+    """Return a node of the model in its graph, or those of the function that defines it."""
+    node = node_of(graph, proto)
+    call = calls_of(node.ir)[:1]
+    return [one for one in graph.nodes if calls_of(one.ir)[:1] == call] if call else [node]
 
 
 def arrays_of(proto: onnx.NodeProto, values: Mapping[str, Any]) -> list[Any]:
