@@ -33,6 +33,7 @@ from intarsia.plan.by_sizes import from_json, is_consistent, to_json
 from intarsia.plan.compare import compare_plans
 from intarsia.plan.lock import placed_regions
 from intarsia.report.differences import plan_difference_view
+from intarsia.runtime.archive import write_archive
 from intarsia.runtime.package import read_package
 from intarsia.tuning import by_sizes
 from intarsia.tuning.by_sizes import FINENESS, find_switch
@@ -159,9 +160,7 @@ def change_manifest(file, change):
     manifest = json.loads(entries["manifest.json"])
     change(manifest)
     entries["manifest.json"] = json.dumps(manifest).encode()
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, content in entries.items():
-            archive.writestr(name, content)
+    write_archive(file, [(name, memoryview(content)) for name, content in entries.items()])
 
 
 def test_a_package_of_before_has_no_plans_and_one_with_wrong_ones_is_refused(
