@@ -141,9 +141,19 @@ SHARED = (
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("run", [run_c, run_opencl, run_wgsl])
+@pytest.mark.parametrize("run", [run_c, run_opencl])
 def test_family(run, family):
     FAMILIES[family](run)
+
+
+SLOW = ("attention", "bool", "extrema of bools", "gemm dots")
+"""Families that Mesa's software device compiles for half a minute, or for minutes."""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in SLOW])
+def test_family_in_wgsl(family):
+    FAMILIES[family](run_wgsl)
 
 
 @pytest.mark.sample(2)

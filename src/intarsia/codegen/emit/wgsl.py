@@ -215,16 +215,18 @@ class _Wgsl(DeviceFamily):
         """Take a number as a value; one that is added and taken away again is not known early.
 
         A compiler may add up in another order, and of `x + magic - magic`, by which kernels round,
-        nothing would be left. So each is made of its bits and another 0 that the host sends.
+        nothing would be left. So each that is as large as such a `magic` is made of its bits and
+        another 0 that the host sends.
         """
         type_, number = operation.result.type, operation.value
         form = FORMATS.get(type_.dtype)
-        if form is None or number != form.magic:
+        if form is None or not form.magic <= number < 2 * form.magic:
             super().constant(operation)
             return
         self._hidden += 1
         zero = f"numbers[{self._zeros}].{'xyzw'[self._hidden % _UNIFORM_LANES]}"
-        element, bits = text.ELEMENTS[type_.dtype], form.magic_bits
+        element = text.ELEMENTS[type_.dtype]
+        bits = int(np.array(number, type_.dtype).view(form.bits))
         word, suffix = ("i32", "i") if element == "f32" else ("i64", "li")
         name = self.fresh()
         self.variable(element, name, f"bitcast<{element}>({bits}{suffix} ^ {word}({zero}))")
