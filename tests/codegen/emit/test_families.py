@@ -146,7 +146,7 @@ def test_family(run, family):
     FAMILIES[family](run)
 
 
-SLOW = ("attention", "bool", "extrema of bools", "gemm dots")
+SLOW = ("attention", "attention with masks", "bool", "extrema of bools", "gemm dots")
 """Families that Mesa's software device compiles for half a minute, or for minutes."""
 
 
@@ -154,6 +154,11 @@ SLOW = ("attention", "bool", "extrema of bools", "gemm dots")
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in SLOW])
 def test_family_in_wgsl(family):
     FAMILIES[family](run_wgsl)
+
+
+@pytest.mark.exhaustive
+def test_small_attention_in_wgsl():
+    test_attention.test_hard_shapes(run_wgsl, "avx512", 3, 5, 7)
 
 
 @pytest.mark.sample(2)
