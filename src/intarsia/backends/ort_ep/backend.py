@@ -134,12 +134,23 @@ class OrtEpBackend(ConfiguredBackend):
         """Return the provider of a target, which has been tried in a process of its own.
 
         Raises:
-            BackendError: It has not passed its self-test.
+            BackendError: It is not installed, or has not passed its self-test.
             TargetError: An option or the library is wrong.
         """
         caches = self.settings.cache_folder()
         facts = RUNTIME.require(caches)
         choice = choice_of(target)
+        if not choice.library and choice.name not in RUNTIME.module().get_available_providers():
+            packages = " or ".join(provider_of(target).packages)
+            raise BackendError(
+                f"{target.kind.name}: {choice.title} is no part of the ONNX Runtime that is "
+                "installed",
+                backend=self.name,
+                target=str(target),
+                hint=f"pip install {packages}, or name its file: -library=PATH"
+                if packages
+                else "build ONNX Runtime with it, or name its file: -library=PATH",
+            )
         if not is_inside():
             arguments = (choice.name, choice.title, choice.library, choice.device)
             test = SelfTest(
