@@ -56,7 +56,7 @@ _MANY = (1 << 16) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ArchiveEntry:
     """One entry: its name, its size in bytes, the CRC-32 of its content, where its header is."""
 
     name: str
@@ -109,7 +109,7 @@ def write_archive(path: str | Path, contents: Iterable[tuple[str, memoryview]]) 
                 crc = 0
                 for piece in _pieces(content):
                     crc = zlib.crc32(piece, crc)
-                entries.append(Entry(name, len(content), crc, file.tell()))
+                entries.append(ArchiveEntry(name, len(content), crc, file.tell()))
                 file.write(_local_header(entries[-1]))
                 for piece in _pieces(content):
                     file.write(piece)
@@ -133,7 +133,7 @@ def open_archive(path: Path) -> Archive:
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    entries: dict[str, Entry] = {}
+    entries: dict[str, ArchiveEntry] = {}
     contents: dict[str, memoryview] = {}
     position = 0
     while mapped[position : position + len(MAGIC)] == MAGIC:
@@ -157,7 +157,7 @@ def open_archive(path: Path) -> Archive:
     return Archive(status, contents, {entry.name: entry.crc for entry in entries.values()})
 
 
-def _read_entry(path: Path, mapped: memoryview, position: int) -> tuple[Entry, int]:
+def _read_entry(path: Path, mapped: memoryview, position: int) -> tuple[ArchiveEntry, int]:
     """Return an entry, and where its content starts.
 
     Raises:
@@ -178,7 +178,7 @@ def _read_entry(path: Path, mapped: memoryview, position: int) -> tuple[Entry, i
     start += of_extra
     if nbytes == _IN_EXTRA and of_extra >= _SIZES.size:
         nbytes = _SIZES.unpack(mapped[start - _SIZES.size : start])[-1]
-    entry = Entry(name, nbytes, crc, position)
+    entry = ArchiveEntry(name, nbytes, crc, position)
     if mapped[position:start] != _local_header(entry):
         raise PackageError(
             f"{str(path)!r}: the header of entry {name!r} has bytes that belong to nothing",
@@ -192,7 +192,7 @@ def _pieces(content: memoryview) -> Iterator[memoryview]:
         yield content[start : start + _PIECE_BYTES]
 
 
-def _padding(entry: Entry, before: int) -> bytes:
+def _padding(entry: ArchiveEntry, before: int) -> bytes:
     """Return the extra field behind so many bytes of header that ends at a multiple of a page."""
     nbytes = -(entry.position + before) % PAGE_BYTES
     if 0 < nbytes < _EXTRA.size:  # it takes at least its own header
@@ -202,7 +202,7 @@ def _padding(entry: Entry, before: int) -> bytes:
     return _EXTRA.pack(_PADDING_ID, nbytes - _EXTRA.size) + bytes(nbytes - _EXTRA.size)
 
 
-def _common(entry: Entry) -> tuple[bytes, int, bytes]:
+def _common(entry: ArchiveEntry) -> tuple[bytes, int, bytes]:
     """Return an entry's name, the version that is needed to read it, and its padding."""
     name = entry.name.encode()
     is_large = entry.nbytes > _LIMIT
@@ -211,7 +211,7 @@ def _common(entry: Entry) -> tuple[bytes, int, bytes]:
     return name, version, _padding(entry, before)
 
 
-def _local_header(entry: Entry) -> bytes:
+def _local_header(entry: ArchiveEntry) -> bytes:
     name, version, padding = _common(entry)
     extra, nbytes = padding, entry.nbytes
     if nbytes > _LIMIT:
@@ -227,7 +227,7 @@ def _local_header(entry: Entry) -> bytes:
     )
 
 
-def _directory(entries: list[Entry], start: int) -> bytes:
+def _directory(entries: list[ArchiveEntry], start: int) -> bytes:
     """Return all that stands behind the entries.
 
     Args:
@@ -250,7 +250,7 @@ def _directory(entries: list[Entry], start: int) -> bytes:
     return records + end_64 + _END.pack(b"PK\x05\x06", 0, 0, count, count, nbytes, start, 0)
 
 
-def _central_header(entry: Entry) -> bytes:
+def _central_header(entry: ArchiveEntry) -> bytes:
     name, version, extra = _common(entry)
     nbytes, position = entry.nbytes, entry.position
     large = []

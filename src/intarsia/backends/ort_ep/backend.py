@@ -27,7 +27,7 @@ from intarsia.backends.device import Device, HostDevice, ThreadOptions
 from intarsia.backends.onnxruntime_rewrites import newest_opset
 from intarsia.backends.onnxruntime_sessions import RUNTIME, OrtExecutable, make_session
 from intarsia.backends.ort_ep.providers import PROVIDERS, library_of, options_of, provider_of
-from intarsia.backends.ort_ep.sessions import Choice, names_on_cpu, say_left
+from intarsia.backends.ort_ep.sessions import ProviderChoice, names_on_cpu, say_left
 from intarsia.backends.rewriting import rewrite_artifact
 from intarsia.backends.values import Artifact, Candidate, CodeIdentity, Detection, Refusal, Rule
 from intarsia.errors import BackendError, IntarsiaError, ReasonCode, TargetError
@@ -46,7 +46,7 @@ _TARGET = "target_text"
 """Key of an artifact's metadata: the target, whose attributes `load` needs."""
 
 
-def choice_of(target: Target) -> Choice:
+def choice_of(target: Target) -> ProviderChoice:
     """Return the provider of a target as its sessions have it.
 
     Raises:
@@ -55,7 +55,7 @@ def choice_of(target: Target) -> Choice:
     provider = provider_of(target)
     library = library_of(target)
     title = provider.title if provider.name else f"the provider of {Path(library).name}"
-    return Choice(
+    return ProviderChoice(
         provider.name,
         title,
         library,
@@ -130,7 +130,7 @@ class OrtEpBackend(ConfiguredBackend):
             vain = (*vain, "ep_device")
         return tuple(name for name in vain if target.attrs.get(name))
 
-    def ready(self, target: Target) -> Choice:
+    def ready(self, target: Target) -> ProviderChoice:
         """Return the provider of a target, which has been tried in a process of its own.
 
         Raises:
@@ -210,7 +210,7 @@ class OrtEpBackend(ConfiguredBackend):
         return OrtExecutable(artifact, session)
 
 
-def write_context(artifact: Artifact, choice: Choice) -> Artifact:
+def write_context(artifact: Artifact, choice: ProviderChoice) -> Artifact:
     """Return a region as the provider compiled it: a model of nodes `EPContext`.
 
     Raises:

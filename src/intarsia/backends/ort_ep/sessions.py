@@ -20,7 +20,7 @@ _ASSIGNMENTS = "get_provider_graph_assignment_info"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ProviderChoice:
     """A provider as a session is to have it.
 
     Attributes:
@@ -47,8 +47,6 @@ class Choice:
         fallback = {"enable_fallback": False}
         settings.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         if not self.library:
-            if self.name not in RUNTIME.module().get_available_providers():
-                raise self.error("is no part of the ONNX Runtime that is installed")
             return {"providers": [(self.name, dict(self.options)), CPU], **fallback}
         settings.add_provider_for_devices(self.devices(), dict(self.options))
         return fallback
@@ -128,7 +126,9 @@ def try_provider(
     from onnx import parser
 
     ort = RUNTIME.module()
-    choice = Choice(name, title, library, device, tuple((key, value) for key, value in options))
+    choice = ProviderChoice(
+        name, title, library, device, tuple((key, value) for key, value in options)
+    )
     model = parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> g (float[4, 4] x) => (float[4, 4] y)'
         " { y = Add (x, x) }"
