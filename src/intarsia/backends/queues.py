@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from intarsia.arrays import Array
 from intarsia.backends.device import Buffer, Step, ThreadOptions
 from intarsia.backends.values import TensorSpec
 from intarsia.errors import ExecutionError
+
+if TYPE_CHECKING:
+    from intarsia.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +231,17 @@ class QueueView(ABC):
                 backend=self.backend,
             )
         return block
+
+
+def said_in_vain(target: Target, unused: Sequence[str]) -> list[str]:
+    """Return which of some attributes a target has although no kernel is shaped by them.
+
+    Args:
+        target: It may be of a partial kind on the same device, which lacks them.
+        unused: Their names.
+    """
+    attrs, defaults = target.attrs, target.kind.defaults
+    return [name for name in unused if attrs.get(name) != defaults.get(name)]
 
 
 def _bytes(array: Array) -> Array:

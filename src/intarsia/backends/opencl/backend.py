@@ -23,6 +23,7 @@ from intarsia.backends.opencl.binaries import BinaryCache
 from intarsia.backends.opencl.device import OpenClDevice
 from intarsia.backends.opencl.execution import OpenClExecutable
 from intarsia.backends.opencl.first_use import FirstUse
+from intarsia.backends.queues import said_in_vain
 from intarsia.backends.values import (
     ABOUT,
     SCRATCH,
@@ -103,9 +104,7 @@ class OpenClBackend(ConfiguredBackend):
 
     def check_target(self, target: Target) -> Sequence[str]:
         """Return the limits that kernels are not shaped by."""
-        defaults = target.kind.defaults
-        attrs = target.attrs  # of a partial kind on the same device, which may lack them
-        return [name for name in _UNUSED if attrs.get(name) != defaults.get(name)]
+        return said_in_vain(target, _UNUSED)
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
         """Return one rule: every operator that lowering knows, less what the device lacks.

@@ -18,6 +18,7 @@ from intarsia.backends.device import Device, ThreadOptions
 from intarsia.backends.device_payload import check_fits, decode, make_payload, source_of
 from intarsia.backends.native import damaged, native_artifact, native_groups, refuse_unknown
 from intarsia.backends.native_defects import native_defects
+from intarsia.backends.queues import said_in_vain
 from intarsia.backends.values import (
     ABOUT,
     SCRATCH,
@@ -93,9 +94,7 @@ class WebGpuBackend(ConfiguredBackend):
 
     def check_target(self, target: Target) -> Sequence[str]:
         """Return the limits that kernels are not shaped by."""
-        defaults = target.kind.defaults
-        attrs = target.attrs  # of a partial kind on the same device, which may lack them
-        return [name for name in _UNUSED if attrs.get(name) != defaults.get(name)]
+        return said_in_vain(target, _UNUSED)
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
         """Return one rule: every operator that lowering knows, less what the device lacks.
