@@ -112,6 +112,9 @@ def desk(call, prepared, tmp_path, own_cache, monkeypatch):
     """A function that calls a command; what commands need is there."""
     shutil.copytree(prepared, tmp_path / "desk")
     monkeypatch.chdir(tmp_path / "desk")
+    others = shutil.ignore_patterns("signing.key", "trusted_keys")
+    shutil.copytree(os.environ["INTARSIA_KEYS_DIR"], tmp_path / "keys", ignore=others)
+    monkeypatch.setenv("INTARSIA_KEYS_DIR", str(tmp_path / "keys"))
     monkeypatch.setenv("COLUMNS", str(NARROW))
     monkeypatch.setattr(demo, "NETWORK", "squeezenet")
     monkeypatch.setattr(demo, "PINNED", "fire3/*")
@@ -121,6 +124,9 @@ def desk(call, prepared, tmp_path, own_cache, monkeypatch):
             rows = call("costs", "ls", "--database", "costs.sqlite", "--json").json
             key = rows["entries"][0]["key"]
             arguments = [key if one == "KEY" else one for one in arguments]
+        keys = [name for name in INVOCATIONS if name.startswith("keys ")]
+        for earlier in keys[: keys.index(command)] if command in keys else ():
+            call(*earlier.split(), *INVOCATIONS[earlier][0])
         return call(*command.split(), *arguments)
 
     return run
