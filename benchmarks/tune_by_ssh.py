@@ -67,8 +67,11 @@ LATE_SECONDS = 240.0
 """What a tuner may take beyond its budget, on a machine with much to do, before it hangs."""
 VANISH_SECONDS = 60.0
 FAR = 200.0
-"""A sample that is so many times the median of its key, or less than that part, is wrong: waiting
-for a new connection would make it 10,000 times as long."""
+"""A sample that is so many times the median of its key, or less than that part, may be wrong:
+waiting for a new connection would make it 10,000 times as long."""
+PREEMPTED_SECONDS = 0.1
+"""Other programs may have the CPU for so long in the middle of a sample: 8 ms were seen beside a
+median of 26 microseconds. A new connection takes longer."""
 
 
 def write_model(path: Path, width: int) -> None:
@@ -153,21 +156,31 @@ class Costs:
         if twice:
             self.wrong.append(f"{len(twice)} samples are there twice, {min(twice)} among them")
         self.wrong += [f"a failure was filed: {code}: {reason}" for code, reason in poison]
-        self.wrong += [f"{far} times the median of its key" for far in self.outliers(rows)]
+        self.wrong += [far for far in self.outliers(set(rows)) if far not in self.wrong]
         self.seen = set(rows)
 
     @staticmethod
-    def spread(rows: set[tuple[object, ...]]) -> list[float]:
-        """Return of each sample how many times the median of its key it is."""
+    def medians(rows: set[tuple[object, ...]]) -> list[tuple[float, float]]:
+        """Return the seconds of each sample, and the median of its key."""
         by_key: dict[object, list[float]] = {}
         for digest, seconds, *_ in rows:
             by_key.setdefault(digest, []).append(float(str(seconds)))
         middle = {digest: statistics.median(every) for digest, every in by_key.items()}
-        return [one / middle[digest] for digest, every in by_key.items() for one in every]
+        return [(one, middle[digest]) for digest, every in by_key.items() for one in every]
 
-    def outliers(self, rows: list[tuple[object, ...]]) -> list[float]:
-        """Return those that cannot be right."""
-        return [times for times in self.spread(set(rows)) if not 1 / FAR < times < FAR]
+    @classmethod
+    def spread(cls, rows: set[tuple[object, ...]]) -> list[float]:
+        """Return of each sample how many times the median of its key it is."""
+        return [seconds / middle for seconds, middle in cls.medians(rows)]
+
+    @classmethod
+    def outliers(cls, rows: set[tuple[object, ...]]) -> list[str]:
+        """Return of those that cannot be right what is wrong with them."""
+        return [
+            f"a sample of {seconds:.3g} s, where the median of its key is {middle:.3g} s"
+            for seconds, middle in cls.medians(rows)
+            if seconds < middle / FAR or (seconds > middle * FAR and seconds > PREEMPTED_SECONDS)
+        ]
 
 
 class Trial:
