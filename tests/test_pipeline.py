@@ -98,7 +98,7 @@ def test_explain_lists_the_passes_that_ran(parse_model, backends, capsys, tmp_pa
     assert shown == [f"{text} (reference)" for text in STANDARD_PIPELINE]
 
 
-_ELSEWHERE = ("arm_acl", "cmsis-nn", "ethos-u", *PROVIDERS)
+_ELSEWHERE = ("arm_acl", "c", "cmsis-nn", "ethos-u", *PROVIDERS)
 """Kinds that need a library by its path or a way to a machine; their own tests compile for them."""
 
 

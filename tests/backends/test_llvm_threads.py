@@ -19,8 +19,8 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import intarsia
-from intarsia.backends.llvm import _Payload
 from intarsia.backends.native import read_payload
+from intarsia.backends.native_region import NativePayload
 from intarsia.native.pool import find_pool, has_threads
 
 pytestmark = pytest.mark.skipif(not has_threads(), reason="no threads on this system")
@@ -114,7 +114,7 @@ def test_large_layers_have_turns_for_the_threads_they_are_compiled_for():
         target = f"llvm -mcpu=haswell -num-cores={cores}"
         exe = intarsia.compile(model, [target], num_threads=8)
         (artifact,) = exe.artifacts
-        calls = read_payload(artifact, _Payload).calls
+        calls = read_payload(artifact, NativePayload).calls
         turns = next(call.extent for call in calls if "Winograd" in call.note)
         found[cores] = (turns, as_bytes(exe.run(feeds)))
     one, eight, twelve = (turns for turns, _ in found.values())

@@ -9,8 +9,6 @@ in the artifact's constants as the kernels want them, shared by all contexts.
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import msgspec
-import numpy as np
 
-from intarsia.arrays import Array, address_of, np_dtype
+from intarsia.arrays import Array, address_of
 from intarsia.backends.backend import ConfiguredBackend
 from intarsia.backends.borders import blocked_border
 from intarsia.backends.device import (
@@ -29,24 +26,16 @@ from intarsia.backends.device import (
     HostDevice,
     Step,
     ThreadOptions,
-    ValueSlot,
 )
 from intarsia.backends.native import (
-    CallRecord,
-    CheckRecord,
-    FoundRecord,
-    FreeRecord,
     argument_counts,
     call_records,
     check_records,
-    damaged,
     found_records,
     native_artifact,
     native_groups,
     pack_text,
-    raise_fault,
     read_borders,
-    read_payload,
     refuse_unknown,
     storage_records,
     unpack_text,
@@ -54,6 +43,16 @@ from intarsia.backends.native import (
 from intarsia.backends.native_calls import BoundCalls, CallTable, SizedCalls
 from intarsia.backends.native_defects import native_defects
 from intarsia.backends.native_free import FreeCalls, free_record
+from intarsia.backends.native_region import (
+    Found,
+    NativePayload,
+    NativeRegion,
+    RemoteNative,
+    decode_payload,
+    load_remote,
+    read_sums,
+    threads_there,
+)
 from intarsia.backends.values import (
     ABOUT,
     IN_PLACE,
@@ -69,9 +68,7 @@ from intarsia.backends.values import (
     Rule,
 )
 from intarsia.codegen.storage import StorageKind
-from intarsia.decoding import decode_json
 from intarsia.errors import BackendError
-from intarsia.graph.arena import aligned_bytes
 from intarsia.native.callpath import make_step_of
 from intarsia.native.here import why_not_runnable
 from intarsia.native.loading import LoadedCode
@@ -79,84 +76,16 @@ from intarsia.native.machine import NativeCpu, compile_assembly, driver, llvm_ve
 from intarsia.native.objects import ObjectCache
 
 if TYPE_CHECKING:
-    from intarsia.backends.native_remote import RemoteProgram
     from intarsia.backends.values import Border, BuildContext, Candidate
     from intarsia.codegen.ir import Function
     from intarsia.cost.cost import Cost
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
     from intarsia.native.pool import Team, ThreadPool
-    from intarsia.settings import Settings
     from intarsia.target import Target, VirtualDevice
 
 _LARGE_SCORES = 16 << 20
 """From this many bytes on, a Softmax's result is in memory rather than in a cache."""
-
-
-class _Payload(msgspec.Struct, frozen=True):
-    """The content of an artifact, except its constants."""
-
-    triple: str
-    cpu: str
-    features: list[str]
-    kernels: list[tuple[str, bytes]]
-    storages: list[tuple[str, int, int]]
-    calls: list[CallRecord]
-    scratch_bytes: int
-    works: list[int]
-    """For each kernel, the work that decides whether several threads pay off."""
-    counts: list[int]
-    """For each kernel, the number of arguments that it reads."""
-    num_cores: int
-    """Most threads; 0 for no limit."""
-    checks: list[CheckRecord] = []
-    """The checks of indices, in the order of their calls."""
-    free: FreeRecord | None = None
-    """What depends on sizes that are known when it runs; None if nothing does."""
-    found: list[FoundRecord] = []
-    """The outputs whose sizes are found, in the order of their calls."""
-    runner: str = ""
-    """The way to the machine; empty means here."""
-
-
-@dataclass(frozen=True, slots=True)
-class _FoundSlot:
-    """An output whose size is found when it runs.
-
-    Attributes:
-        slot: Where it is handed over.
-        room: Memory for as many entries as there may be.
-        count: Where its size is left.
-        shape: Its extents; that of `axis` does not count.
-        axis: Which of them is found.
-    """
-
-    slot: ValueSlot
-    room: Array
-    count: Array
-    shape: tuple[int, ...]
-    axis: int
-
-    def fill(self) -> None:
-        """Put what is there into the slot; the next run writes over it."""
-        size = int(self.count[0])
-        shape = (*self.shape[: self.axis], size, *self.shape[self.axis + 1 :])
-        self.slot.value = self.room[: math.prod(shape)].reshape(shape)
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """Memory for outputs, with what is put into slots after a run.
-
-    Attributes:
-        outputs: A buffer for each.
-        counts: The sizes that are found.
-        slots: The outputs that have one of these.
-    """
-
-    outputs: Sequence[Buffer]
-    counts: Array
-    slots: Sequence[_FoundSlot]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +101,7 @@ class _Shared:
     free: FreeCalls | None
 
     @classmethod
-    def of(cls, artifact: Artifact, payload: _Payload, library: LoadedCode) -> _Shared:
+    def of(cls, artifact: Artifact, payload: NativePayload, library: LoadedCode) -> _Shared:
         constants = [address_of(constant.data) for constant in artifact.constants]
         codes = [library.addresses[name] for name, _ in payload.kernels]
         table = CallTable(payload, constants, codes, payload.works)
@@ -180,125 +109,13 @@ class _Shared:
         return cls(table, FreeCalls(payload, artifact.target) if is_free else None)
 
 
-class _NativeRegion(ABC):
-    """A program of kernels, wherever they run: its sizes, and what its calls tell.
-
-    Args:
-        artifact: What was compiled.
-        payload: Its content.
-        free: What of it depends on sizes; None if nothing does.
-        sized: What it is at some sizes; None means as recorded.
-    """
-
-    def __init__(
-        self,
-        artifact: Artifact,
-        payload: _Payload,
-        free: FreeCalls | None,
-        sized: SizedCalls | None,
-    ) -> None:
-        self._artifact = artifact  # steps point to its constants
-        self._payload = payload
-        self._free = free
-        self._sized = SizedCalls.of(payload) if sized is None else sized
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Bytes of memory here for what lies between its calls."""
-        return self._sized.scratch_bytes
-
-    @property
-    def never_fails(self) -> bool:
-        """Whether its steps raise nothing."""
-        return not self._payload.checks  # machine code raises nothing else
-
-    def at(self, sizes: Mapping[str, int]) -> Self:
-        """Return the program for sizes of its free dimensions, on the same code and weights.
-
-        Args:
-            sizes: Of every symbol, by name.
-
-        Raises:
-            PackageError: The program is damaged.
-            ExecutionError: No memory is so large.
-        """
-        return self if self._free is None else self._resized(self._free.at(sizes))
-
-    @abstractmethod
-    def _resized(self, sized: SizedCalls) -> Self:
-        """Return the program at other sizes."""
-
-    @abstractmethod
-    def _bind(
-        self, inputs: Sequence[Buffer], found: _Found, scratch: Buffer | None, faults: Array
-    ) -> Step:
-        """Return the call that runs the kernels, without what is looked at behind it."""
-
-    def bind(
-        self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
-    ) -> Step:
-        """Return the call that runs the region on these arrays; it releases the lock of Python."""
-        faults, found = self._sized.new_faults(), self._found(outputs)
-        step = self._bind(inputs, found, scratch, faults)
-        if found.slots:
-            return partial(self._run_and_tell, step, faults, faults.tobytes(), found)
-        if self.never_fails:
-            return step
-        # Kernels return nothing; an index outside of its axis is left in memory.
-        clean = faults.tobytes()
-
-        def checked() -> None:
-            step()
-            if faults.tobytes() != clean:
-                self._raise_fault(faults)
-
-        return checked
-
-    def _found(self, outputs: Sequence[Buffer]) -> _Found:
-        """Return memory for the outputs, that of those whose sizes are found among them."""
-        counts = np.zeros(len(self._sized.found), np.int64)
-        if not counts.size:
-            return _Found(outputs, counts, ())
-        buffers, slots = list(outputs), []
-        held = zip(self._payload.storages, self._sized.nbytes.tolist(), strict=True)
-        room = {index: nbytes for (kind, index, _), nbytes in held if kind == StorageKind.OUTPUT}
-        for number, record in enumerate(self._sized.found):
-            spec = self._artifact.outputs[record.output]
-            buffers[record.output] = aligned_bytes(room[record.output])
-            slots.append(
-                _FoundSlot(
-                    outputs[record.output],
-                    buffers[record.output].view(np_dtype(spec.dtype)),
-                    counts[number : number + 1],
-                    tuple(record.shape),
-                    record.axis,
-                )
-            )
-        return _Found(buffers, counts, slots)
-
-    def _run_and_tell(self, step: Step, faults: Array, clean: bytes, found: _Found) -> None:
-        """Run, and put what was found into its slots."""
-        step()
-        if faults.tobytes() != clean:
-            self._raise_fault(faults)
-        for slot in found.slots:
-            slot.fill()
-
-    def _raise_fault(self, faults: Array) -> None:
-        raise_fault(self._records(), faults, self._artifact.target)
-
-    def _records(self) -> _Payload:
-        """Return the records of the program at its sizes, which only few runs look at."""
-        return self._payload if self._free is None else self._sized.recorded(self._payload)
-
-
-class NativeExecutable(_NativeRegion):
+class NativeExecutable(NativeRegion):
     """Linked kernels with their weights; bindings and threads share it."""
 
     def __init__(
         self,
         artifact: Artifact,
-        payload: _Payload,
+        payload: NativePayload,
         library: LoadedCode,
         pool: ThreadPool | Team | None,
         caches: Path,
@@ -324,7 +141,7 @@ class NativeExecutable(_NativeRegion):
         )
 
     def _bind(
-        self, inputs: Sequence[Buffer], found: _Found, scratch: Buffer | None, faults: Array
+        self, inputs: Sequence[Buffer], found: Found, scratch: Buffer | None, faults: Array
     ) -> Step:
         """Return the call that runs the kernels, without what is looked at behind it."""
         bound = self._calls(inputs, found.outputs, scratch, (faults, found.counts))
@@ -381,49 +198,6 @@ class NativeExecutable(_NativeRegion):
         memory = {str(kind): [address_of(one) for one in some] for kind, some in blocks.items()}
         threads = 1 if self._pool is None else self._pool.threads
         return self._shared.table.bind(self._sized, memory, threads)
-
-
-class RemoteNative(_NativeRegion):
-    """Kernels on another machine, where their weights are too; tensors travel with each call."""
-
-    scratch_bytes = 0
-    never_fails = False  # the way may
-
-    def __init__(
-        self,
-        artifact: Artifact,
-        payload: _Payload,
-        program: RemoteProgram,
-        free: FreeCalls | None,
-        sized: SizedCalls | None = None,
-    ) -> None:
-        super().__init__(artifact, payload, free, sized)
-        self._program = program
-        self._list = program.list_calls(payload, self._sized)
-
-    @property
-    def runner(self) -> str:
-        """Text of the way to its machine."""
-        return self._payload.runner
-
-    def away_seconds(self) -> float:
-        """Return how much of the time of all calls so far was spent on the way."""
-        return self._program.region.away_seconds()
-
-    def _resized(self, sized: SizedCalls) -> Self:
-        return type(self)(self._artifact, self._payload, self._program, self._free, sized)
-
-    def _bind(
-        self, inputs: Sequence[Buffer], found: _Found, scratch: Buffer | None, faults: Array
-    ) -> Step:
-        return partial(
-            self._program.run,
-            self._list,
-            self._sized,
-            tuple(inputs),
-            tuple(found.outputs),
-            (faults, found.counts),
-        )
 
 
 _GENERATORS = (
@@ -570,7 +344,7 @@ class LlvmBackend(ConfiguredBackend):
                 chooser=chooser,
                 threads=threads,
                 borders=borders,
-                settled=_read_sums(context.sums),
+                settled=read_sums(context.sums),
             )
             pool.finish(lambda done, total: context.tell("kernels", done, total))
         texts = [dumped[kernel.name] for kernel in program.kernels]
@@ -580,7 +354,7 @@ class LlvmBackend(ConfiguredBackend):
             str(cpu),
             lambda kernel: {"ll": texts[kernel], "s": compile_assembly(texts[kernel], cpu)},
         )
-        payload = _Payload(
+        payload = NativePayload(
             cpu.triple,
             cpu.name,
             [feature for feature in cpu.features.split(",") if feature],
@@ -635,7 +409,7 @@ class LlvmBackend(ConfiguredBackend):
             BackendError: The code is for another kind of machine.
             PackageError: The artifact is damaged.
         """
-        payload = _decode(artifact)
+        payload = decode_payload(artifact)
         cpu = NativeCpu(payload.triple, payload.cpu, ",".join(payload.features))
         caches = self.settings.cache_folder()
         if not payload.runner:
@@ -643,37 +417,16 @@ class LlvmBackend(ConfiguredBackend):
         texts = {name: unpack_text(artifact, code) for name, code in payload.kernels}
         objects = _find_or_compile(texts, cpu, caches)
         if payload.runner:
-            return _load_remote(artifact, payload, objects, cpu, self.settings)
+            from intarsia.backends.native_remote import link_program
+
+            files = {f"{name}.o": code for name, code in objects.items()}
+            threads = threads_there(payload)
+            linked = link_program(list(objects), files, cpu.triple, threads, caches)
+            return load_remote(artifact, payload, linked, self.settings)
         options = device.options
         threads = min(options.num_threads, payload.num_cores or options.num_threads)
         pool = None if threads == 1 else _find_threads(threads, options, caches)
         return NativeExecutable(artifact, payload, LoadedCode(objects), pool, caches)
-
-
-def _load_remote(
-    artifact: Artifact,
-    payload: _Payload,
-    objects: Mapping[str, bytes],
-    cpu: NativeCpu,
-    settings: Settings,
-) -> RemoteNative:
-    """Link kernels with the agent; it is started when it is first asked.
-
-    Raises:
-        BackendError: Nothing here links for that machine.
-    """
-    from intarsia.backends.native_remote import RemoteProgram, link_program
-    from intarsia.backends.remote import RemoteRegion
-    from intarsia.native.agent import Agent
-    from intarsia.process.runner import parse_runner
-
-    threads = payload.num_cores or 1  # how many are asked for here says nothing about the machine
-    linked = link_program(objects, cpu, threads, settings.cache_folder())
-    agent = Agent(linked, parse_runner(payload.runner), settings.call_seconds)
-    region = RemoteRegion(agent, artifact.target)
-    program = RemoteProgram(region, artifact.constants, payload.works, threads)
-    free = FreeCalls(payload, artifact.target) if payload.free is not None else None
-    return RemoteNative(artifact, payload, program, free)
 
 
 def _find_threads(threads: int, options: ThreadOptions, caches: Path) -> ThreadPool | Team | None:
@@ -718,24 +471,6 @@ def _check_runs_here(cpu: NativeCpu, artifact: Artifact, caches: Path) -> None:
             target=artifact.target,
             hint="load it on the machine that it is for, or compile with plain 'llvm' here",
         )
-
-
-def _decode(artifact: Artifact) -> _Payload:
-    """Read a payload.
-
-    Raises:
-        PackageError: It is damaged.
-    """
-    payload = read_payload(artifact, _Payload)
-    if not len(payload.works) == len(payload.counts) == len(payload.kernels):
-        raise damaged(artifact, "its kernels")
-    return payload
-
-
-def _read_sums(texts: Sequence[str]) -> Mapping[str, str]:
-    """Return which order sums have in the program for all sizes, of all its regions together."""
-    regions = (decode_json(text, dict[str, str]) for text in texts)
-    return {key: order for region in regions for key, order in region.items()}
 
 
 BACKEND = LlvmBackend()

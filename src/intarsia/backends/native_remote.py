@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from intarsia.native.linking import Form, Linker, has_system_compiler
 from intarsia.native.machine import NativeCpu, generator_version, triple_words
 from intarsia.native.native_target import is_platform_here
 from intarsia.target.cpu import host_triple
+from intarsia.target.cpu_tables import find_family
 
 if TYPE_CHECKING:
     from intarsia.arrays import Array
@@ -42,6 +44,8 @@ KIND = "programs"
 """The folder of linked programs inside the cache folder."""
 
 _LIMIT_BYTES = 256 << 20
+
+_STATIC = ("-std=c99", "-static")
 
 _NUMBERS = {str(kind): number for number, kind in enumerate(StorageKind)}
 """Kinds of storages as `program.c` numbers them."""
@@ -69,66 +73,110 @@ _ALONE = """\
 """
 
 
-def link_program(objects: Mapping[str, bytes], cpu: NativeCpu, threads: int, caches: Path) -> bytes:
+def link_program(
+    names: Sequence[str], objects: Mapping[str, bytes], triple: str, threads: int, caches: Path
+) -> bytes:
     """Return kernels and the agent as one static executable, from the cache if it is there.
 
     Args:
-        objects: Object files of kernels, by name, in the order of their numbers.
-        cpu: What they are for.
+        names: The functions of kernels, in the order of their numbers.
+        objects: Object files that have them, by name.
+        triple: Of the machine.
         threads: That share the turns of a kernel there.
         caches: The folder of all caches.
 
     Raises:
         BackendError: Nothing here links for that machine.
     """
-    sources = {**agent_sources((_NAME,)), "program.c": _PROGRAM.read_text()}
-    names = ", ".join(objects)
     declared = "".join(
-        f"void {name}(const uint64_t *arguments, int64_t begin, int64_t end);\n" for name in objects
+        f"void {name}(const uint64_t *arguments, int64_t begin, int64_t end);\n" for name in names
     )
     parallel = _ALONE if threads == 1 else pool_source(threads)
-    table = _TABLE.format(declared=declared, names=names, parallel=parallel)
-    sources["program_kernels.c"] = table
-    entries = Entries(caches, KIND, ".bin", _LIMIT_BYTES)
-    linker = _find_linker(cpu.triple, caches)
+    table = _TABLE.format(declared=declared, names=", ".join(names), parallel=parallel)
+    texts = {
+        **agent_sources((_NAME,)),
+        "program.c": _PROGRAM.read_text(),
+        "program_kernels.c": table,
+    }
+    libraries = ("m",) if threads == 1 else ("m", "pthread")
+    linker = find_linker(NativeCpu(triple), caches)
+    return _made(Form.EXECUTABLE, texts, objects, linker, _STATIC, libraries, caches)
 
-    def link() -> bytes:
+
+def compile_c(
+    texts: Mapping[str, str],
+    cpu: NativeCpu,
+    caches: Path,
+    options: Sequence[str] = (),
+) -> bytes:
+    """Return sources in C as one object for a CPU, from the cache if it is there.
+
+    Args:
+        texts: The sources, by the names of their files.
+        cpu: What they are compiled for.
+        caches: The folder of all caches.
+        options: Of the compiler.
+
+    Raises:
+        BackendError: Nothing here compiles for that machine, or the compiler failed.
+    """
+    linker = find_linker(cpu, caches)
+    flags = (*options, *cpu_flags(linker, cpu))
+    return _made(Form.OBJECT, texts, {}, linker, flags, (), caches)
+
+
+def cpu_flags(linker: Linker, cpu: NativeCpu) -> list[str]:
+    """Return how the system's compiler is told the CPU; the wheel's has been told."""
+    if linker.zig_cache is not None:
+        return []
+    if find_family(cpu.triple or host_triple(), None) != "x86":
+        return [f"-mcpu={cpu.name}"] if cpu.name else []
+    features = filter(None, cpu.features.split(","))
+    flags = (f"-m{'' if each[0] == '+' else 'no-'}{each[1:]}" for each in features)
+    return [*([f"-march={cpu.name}"] if cpu.name else []), *flags]
+
+
+def _made(
+    form: Form,
+    texts: Mapping[str, str],
+    objects: Mapping[str, bytes],
+    linker: Linker,
+    options: Sequence[str],
+    libraries: Sequence[str],
+    caches: Path,
+) -> bytes:
+    """Return what a linker makes of sources and objects, from the cache if it is there."""
+    files = {**{name: text.encode() for name, text in texts.items()}, **objects}
+
+    def make() -> bytes:
         with tempfile.TemporaryDirectory(prefix="intarsia-") as work:
             folder = Path(work)
-            for name, text in sources.items():
-                (folder / name).write_text(text)
-            for name, code in objects.items():
-                (folder / f"{name}.o").write_bytes(code)
-            files = [*sources, *(f"{name}.o" for name in objects)]
-            output = folder / "linked"
+            for name, content in files.items():
+                (folder / name).write_bytes(content)
+            made = folder / "made"
             linker.link(
-                Form.EXECUTABLE,
-                output,
-                files,
-                options=("-std=c99", "-static"),
-                libraries=("m",) if threads == 1 else ("m", "pthread"),
-                folder=folder,
+                form, made, list(files), options=options, libraries=libraries, folder=folder
             )
-            return output.read_bytes()
+            return made.read_bytes()
 
-    machine = (cpu.triple, cpu.name, cpu.features, generator_version(), *linker.c)
-    codes = [digest((name, code.hex())) for name, code in objects.items()]
-    return entries.find_or_make((*machine, *sources.values(), *codes), link)
+    codes = [digest((name, code.hex())) for name, code in files.items()]
+    key = (generator_version(), form.value, *linker.c, *options, *libraries, *codes)
+    return Entries(caches, KIND, ".bin", _LIMIT_BYTES).find_or_make(key, make)
 
 
-def _find_linker(triple: str, caches: Path) -> Linker:
-    """Return what makes programs that need no library there; the agent is for any CPU there.
+def find_linker(cpu: NativeCpu, caches: Path) -> Linker:
+    """Return what makes programs that need no library on the machine of a CPU.
 
     Raises:
         BackendError: Nothing here does.
     """
-    architecture, system, environment = triple_words(triple or host_triple())
-    if is_platform_here(triple) and has_system_compiler():
+    if is_platform_here(cpu.triple) and has_system_compiler():
         return Linker.find(NativeCpu(), caches)
+    architecture, system, environment = triple_words(cpu.triple or host_triple())
     if system == "linux":  # the wheel links no other C library for Linux in
         suffix = environment.removeprefix("gnu").removeprefix("musl")
-        triple = f"{architecture}-linux-musl{suffix}"
-    return Linker.find(NativeCpu(triple), caches)
+        cpu = replace(cpu, triple=f"{architecture}-linux-musl{suffix}")
+    return Linker.find(cpu, caches)
 
 
 class RemoteProgram:

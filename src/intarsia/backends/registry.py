@@ -22,12 +22,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_WRITTEN = (
-    "`intarsia compile --emit c` writes C, as intarsia.export.export_c does; to run the model "
-    "here, use llvm"
-)
-"""What to do with kinds that no backend loads, because their code is written for others."""
-
 
 @dataclass(frozen=True, slots=True)
 class Backends:
@@ -66,9 +60,7 @@ class Backends:
                 f"no backend generates code for target kind {kind!r}{because}",
                 backend=kind,
                 target=str(target),
-                hint=_WRITTEN
-                if target.kind.is_source
-                else f"kinds with a backend here: {', '.join(sorted(self.by_kind))}; `intarsia "
+                hint=f"kinds with a backend here: {', '.join(sorted(self.by_kind))}; `intarsia "
                 "plan absent` plans for others",
             )
         return backend

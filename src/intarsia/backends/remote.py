@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from intarsia.backends.device import Buffer, Step
 from intarsia.errors import ExecutionError
-from intarsia.native.agent import Agent
+from intarsia.native.agent import RUN_SECONDS, Agent
 
 if TYPE_CHECKING:
     from intarsia.arrays import Array
@@ -83,25 +83,38 @@ class RemoteRegion:
 
 
 class RemoteExecutable:
-    """A region whose function takes its inputs and outputs as they are, and nothing else.
+    """A region whose function takes its inputs and outputs as they are, and its constants.
 
     Args:
         program: An executable for that machine: an agent that is linked with the region.
         runner: The way to the machine.
         target: Text of the target, for errors.
         number: Which of the agent's regions it is.
+        constants: What its function has behind its inputs; they are sent once.
+        seconds: How long a call may take there; 0 for no limit.
     """
 
     scratch_bytes = 0
 
-    def __init__(self, program: bytes, runner: Runner, target: str, number: int = 0) -> None:
-        self._region = RemoteRegion(Agent(program, runner), target, number)
+    def __init__(
+        self,
+        program: bytes,
+        runner: Runner,
+        target: str,
+        number: int = 0,
+        *,
+        constants: Sequence[Array] = (),
+        seconds: float = RUN_SECONDS,
+    ) -> None:
+        agent = Agent(program, runner, seconds)
+        self._constants = tuple(map(agent.keep, constants))
+        self._region = RemoteRegion(agent, target, number)
 
     def bind(
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
     ) -> Step:
         """Return the call that runs the region there on these arrays."""
-        return partial(self._region.run, tuple(inputs), tuple(outputs))
+        return partial(self._region.run, (*inputs, *self._constants), tuple(outputs))
 
     @property
     def runner(self) -> str:

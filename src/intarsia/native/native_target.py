@@ -25,7 +25,7 @@ from intarsia.target.cpu_tables import (
     load_table,
     read_flags,
 )
-from intarsia.target.cpu_there import RUNNER
+from intarsia.target.cpu_there import RUNNER, named_cpu, why_unnamed
 from intarsia.target.priority import SAYS_WHICH_CPU, why_elsewhere
 from intarsia.target.text import suggest
 
@@ -162,12 +162,7 @@ def check_here(target: Target) -> tuple[str, ...]:
     cpu, unit = target_cpu(target)
     if "mcpu" not in attrs and "mtriple" not in attrs:
         if attrs.get(RUNNER):
-            raise TargetError(
-                f"{RUNNER}: {why_elsewhere(target) or 'no CPU is named'}",
-                target=str(target),
-                hint="name it, as in -mtriple=aarch64-linux-gnu -mcpu=cortex-a76; -mcpu=native if "
-                "it is like this machine's",
-            )
+            raise _unnamed(target, why_elsewhere(target) or "no CPU is named")
         vague = next((name for name in SAYS_WHICH_CPU if name in attrs), "keys")
         raise TargetError(
             f"{vague}: it may mean another machine than this one, and no CPU is named",
@@ -183,7 +178,9 @@ def check_here(target: Target) -> tuple[str, ...]:
                 target=str(target),
                 hint="leave it out",
             )
-    problem = "" if attrs.get("runner") else why_not_here(cpu)
+    if attrs.get(RUNNER):
+        _check_system(target)
+    problem = "" if attrs.get(RUNNER) else why_not_here(cpu)
     if problem:
         raise TargetError(
             f"{_to_blame(target, cpu)}: the code could not run here: {problem}",
@@ -224,6 +221,58 @@ def _to_blame(target: Target, cpu: NativeCpu) -> str:
     family = find_family(cpu.triple or host_triple(), None)
     needed = load_table(family).features(cpu.name) if family else frozenset()
     return "mcpu" if needed - host_cpu().features else "mattr"
+
+
+def cpu_behind_runner(target: Target) -> NativeCpu:
+    """Return what C is compiled for on the machine of a target's runner.
+
+    Raises:
+        TargetError: The target has no runner; or its machine is a microcontroller, which no program
+            can be carried to; or nothing says which CPU it has.
+    """
+    attrs = target.attrs
+    runner = attrs.get(RUNNER)
+    if not runner:
+        raise TargetError(
+            f"{RUNNER}: C is compiled for other machines, and the target does not say how its own "
+            "is reached",
+            target=str(target),
+            hint=f"add -{RUNNER}=here for this machine, an emulator's command or ssh://HOST; to "
+            "write the C, `intarsia compile --emit c`, as intarsia.export.export_c does",
+        )
+    _check_system(target)
+    if attrs.get("mcpu") or attrs.get("mtriple"):
+        return target_cpu(target)[0]
+    problem = why_unnamed(runner)
+    if problem:
+        raise _unnamed(target, problem)
+    return NativeCpu(str(named_cpu(runner).attrs.get("mtriple") or ""))
+
+
+def _check_system(target: Target) -> None:
+    """Check that programs can be carried to a target's machine.
+
+    Raises:
+        TargetError: It is a microcontroller.
+    """
+    attrs = target.attrs
+    if target.features.is_m_profile or "-none" in (attrs.get("mtriple") or ""):
+        raise TargetError(
+            f"{RUNNER}: {attrs.get('mcpu') or attrs['mtriple']} has no operating system: there is "
+            "nowhere to put a file, and nothing that starts a program",
+            target=str(target),
+            hint="write one program for the board with `intarsia compile --emit c`; "
+            "examples/microcontroller builds it and runs it under qemu-system-arm",
+        )
+
+
+def _unnamed(target: Target, why: str) -> TargetError:
+    return TargetError(
+        f"{RUNNER}: {why}",
+        target=str(target),
+        hint="name it, as in -mtriple=aarch64-linux-gnu -mcpu=cortex-a76; -mcpu=native if it is "
+        "like this machine's",
+    )
 
 
 def target_threads(target: Target, num_threads: int) -> int:

@@ -78,7 +78,7 @@ class TargetKind:
             it refines, that its programs work in; empty means that they share the device's.
         is_hidden: Whether lists leave it out unless all kinds are asked for.
         is_native: Whether it is code of ours for a CPU: one that names no CPU means this machine.
-        is_source: Whether its code is C that is only written, for other compilers, and not run.
+        is_source: Whether its code is C, for compilers of other machines.
         is_slow: Whether running on it is worth a warning.
         stands_in: Its place among the kinds that run, in the host's place, what no target takes,
             and that compute what results are compared with; 0 for none of these.

@@ -100,6 +100,23 @@ def test_a_network_runs_beside_llvm(network):
     np.testing.assert_allclose(got, reference(network, x), atol=0.02)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "rest",
+    ["c -runner=here", "c -mtriple=aarch64-linux-gnu -mcpu=cortex-a76 -runner=qemu-aarch64-static"],
+)
+def test_a_network_runs_beside_c_through_a_runner(network, rest):
+    if "qemu" in rest and not (
+        shutil.which("qemu-aarch64-static") and importlib.util.find_spec("ziglang")
+    ):
+        pytest.skip("qemu-aarch64-static or ziglang is not installed")
+    program = intarsia.compile(network, f"cmsis-nn -cmsis_nn_path={STANDIN}, {rest}", cache=False)
+    x = some_input(network)
+    assert {region.backend for region in program.placement.regions} == {"c", "cmsis-nn"}
+    here = intarsia.compile(network, target=TARGET, cache=False)
+    np.testing.assert_array_equal(program(x), here(x))
+
+
 @pytest.mark.skipif(bool(_TOOLS), reason=f"not installed: {', '.join(_TOOLS)}")
 @pytest.mark.parametrize(
     ("board", "cpu"), [("mps3-an547", "cortex-m55"), ("mps2-an386", "cortex-m4")]

@@ -11,8 +11,8 @@ from tests.quotients import is_acyclic_quotient, is_convex
 
 from intarsia.backends.dnnl.program import decode
 from intarsia.backends.fake import FakeBackend
-from intarsia.backends.llvm import _Payload
 from intarsia.backends.native import read_payload
+from intarsia.backends.native_region import NativePayload
 from intarsia.backends.patterns import pattern_groups
 from intarsia.backends.registry import load_backends
 from intarsia.backends.values import Candidate, FusedGroup
@@ -79,7 +79,7 @@ def _compiled(setting, position):
     artifact = backend.compile(Candidate.plain(region, context.target), context)
     if backend.name == "dnnl":
         return [call.nodes for call in decode(artifact).calls]
-    return [call.nodes for call in read_payload(artifact, _Payload).calls]
+    return [call.nodes for call in read_payload(artifact, NativePayload).calls]
 
 
 @pytest.mark.parametrize("target", ["llvm", "dnnl, onnxruntime"])

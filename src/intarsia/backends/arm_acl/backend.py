@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from intarsia.backends.arm_acl.defects import DEFECTS
-from intarsia.backends.arm_acl.execution import AclExecutable
 from intarsia.backends.arm_acl.helper import Helper, helper_of
 from intarsia.backends.arm_acl.program import AclProgram, make_source
 from intarsia.backends.arm_acl.toolchain import (
@@ -35,6 +34,7 @@ from intarsia.backends.borders import border_specs, read_blocks
 from intarsia.backends.defects import refuse_defects
 from intarsia.backends.device import Device, HostDevice, ThreadOptions
 from intarsia.backends.patterns import pattern_rules
+from intarsia.backends.remote import RemoteExecutable
 from intarsia.backends.values import (
     ABOUT,
     Artifact,
@@ -48,7 +48,7 @@ from intarsia.backends.values import (
 from intarsia.errors import BackendError, PackageError, ReasonCode, SettingError
 from intarsia.graph.per_graph import per_graph
 from intarsia.native.agent import agent_sources
-from intarsia.process.runner import HERE
+from intarsia.process.runner import HERE, parse_runner
 from intarsia.target import Target
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ class ArmAclBackend(ConfiguredBackend):
         """Return host memory."""
         return HostDevice(options)
 
-    def load(self, artifact: Artifact, device: Device) -> AclExecutable:
+    def load(self, artifact: Artifact, device: Device) -> RemoteExecutable:
         """Bring the program to its machine.
 
         Raises:
@@ -278,7 +278,14 @@ class ArmAclBackend(ConfiguredBackend):
                 f"an artifact of {self.name} is damaged: it lacks its program or its runner",
                 target=artifact.target,
             )
-        return AclExecutable(artifact, runner)
+        executable, *constants = artifact.constants
+        return RemoteExecutable(
+            executable.data.tobytes(),
+            parse_runner(runner),
+            artifact.target,
+            constants=[constant.data for constant in constants],
+            seconds=self.settings.call_seconds,
+        )
 
     def _lower(
         self, region: Region, context: BuildContext

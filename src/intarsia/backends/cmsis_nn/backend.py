@@ -3,7 +3,8 @@
 
 A region becomes C that calls the library. On this machine the C and the library's sources, which
 the user names (`-cmsis_nn_path=`), are compiled into a shared library and run; for a
-microcontroller the same C becomes a part of one program (`--emit c`).
+microcontroller the same C becomes a part of one program (`--emit c`). If what it refines has a
+runner, the same C and an agent become a program for the machine there.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from intarsia.backends.artifact import refuse, tensor_spec
 from intarsia.backends.backend import ConfiguredBackend
 from intarsia.backends.cmsis_nn.library import PATH, Library
 from intarsia.backends.device import Buffer, Device, HostDevice, Step, ThreadOptions
+from intarsia.backends.remote import RemoteExecutable
 from intarsia.backends.values import (
     Artifact,
     ArtifactConstant,
@@ -36,7 +38,9 @@ from intarsia.backends.values import (
 )
 from intarsia.decoding import decode_msgpack
 from intarsia.errors import BackendError, ExecutionError, PackageError, ReasonCode, TargetError
+from intarsia.process.runner import parse_runner
 from intarsia.target import Target
+from intarsia.target.cpu_there import RUNNER
 
 if TYPE_CHECKING:
     from intarsia.backends.values import BuildContext, Candidate
@@ -63,12 +67,14 @@ class _Payload(msgspec.Struct, frozen=True):
     """What an artifact holds.
 
     Attributes:
-        library: A shared library for this machine.
+        library: A shared library for this machine, or a program for that of the runner.
         scratch_bytes: Of the arena.
+        runner: The way to the machine; empty means this one.
     """
 
     library: bytes
     scratch_bytes: int
+    runner: str = ""
 
 
 @dataclass(frozen=True)
@@ -164,23 +170,28 @@ class CmsisNnBackend(ConfiguredBackend):
         return lower_region(region, self._library(board), _variant(board))
 
     def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
-        """Return a region as a shared library for this machine.
+        """Return a region as a shared library for this machine, or a program for that of a runner.
 
         Raises:
+            TargetError: No program can be carried to the machine of the runner.
             BackendError: There is no C compiler, or it failed.
         """
-        from intarsia.backends.cmsis_nn.host import write_source
+        from intarsia.backends.cmsis_nn.host import write_called, write_source
         from intarsia.backends.cmsis_nn.lowering import lower_region
+        from intarsia.native.native_target import cpu_behind_runner
 
         region, library = candidate.region, self._library(context.target.target)
-        program = lower_region(region, library, "")
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            source, made = folder / "region.c", folder / "region.so"
-            source.write_text(write_source(program))
-            library.link([source], made)
-            code = made.read_bytes()
-        encoded = msgspec.msgpack.encode(_Payload(code, int(program.scratch_bytes)))
+        runner = str(context.refined.attrs.get(RUNNER) or "")
+        if runner:
+            cpu, board = cpu_behind_runner(context.refined), _board_of(context)
+            program = lower_region(
+                region, library, _variant(board) if board.features.arch == "arm" else ""
+            )
+            code = library.executable(write_called(program, len(region.inputs)), cpu)
+        else:
+            program = lower_region(region, library, "")
+            code = library.shared(write_source(program))
+        encoded = msgspec.msgpack.encode(_Payload(code, int(program.scratch_bytes), runner))
         values = region.graph.values
         return Artifact(
             backend=self.name,
@@ -203,8 +214,8 @@ class CmsisNnBackend(ConfiguredBackend):
         """Return host memory."""
         return HostDevice(options)
 
-    def load(self, artifact: Artifact, device: Device) -> CmsisNnExecutable:
-        """Load the shared library of a region.
+    def load(self, artifact: Artifact, device: Device) -> CmsisNnExecutable | RemoteExecutable:
+        """Load the shared library of a region, or bring its program to its machine.
 
         Raises:
             PackageError: The artifact is damaged.
@@ -216,6 +227,14 @@ class CmsisNnBackend(ConfiguredBackend):
             payload = decode_msgpack(content, _Payload)
         except (msgspec.DecodeError, ValueError) as error:
             raise PackageError(f"an artifact of {self.name} is damaged: {error}") from error
+        if payload.runner:
+            return RemoteExecutable(
+                payload.library,
+                parse_runner(payload.runner),
+                artifact.target,
+                constants=[constant.data for constant in artifact.constants],
+                seconds=self.settings.call_seconds,
+            )
         return CmsisNnExecutable(artifact, payload.scratch_bytes, _load(payload.library))
 
     def _library(self, target: Target) -> Library:

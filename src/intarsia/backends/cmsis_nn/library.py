@@ -17,8 +17,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from intarsia.backends.native_remote import cpu_flags, find_linker
 from intarsia.errors import BackendError, TargetError
 from intarsia.files import whole_file
+from intarsia.hashing import digest
+from intarsia.native.agent import agent_sources
 from intarsia.native.linking import Form, Linker
 from intarsia.native.machine import NativeCpu
 
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 
 HEADER = "arm_nnfunctions.h"
 PATH = "cmsis_nn_path"
+REGION = "region"
+"""Of a region alone, the stem of its functions."""
 _WHERE = "https://github.com/ARM-software/CMSIS-NN"
 _HERE = NativeCpu("", "", "")
 
@@ -90,8 +95,8 @@ class Library:
             digest.update(path.read_bytes())
         return digest.hexdigest()[:16]
 
-    def link(self, sources: Sequence[Path], output: Path) -> None:
-        """Make a shared library for this machine of sources that call the library.
+    def shared(self, source: str) -> bytes:
+        """Return a source that calls the library as a shared library for this machine.
 
         Raises:
             BackendError: There is no compiler, or it failed.
@@ -99,7 +104,36 @@ class Library:
         # A build id would make two libraries of the same sources differ.
         flags = ("-Wl,--gc-sections", "-Wl,-z,noexecstack", "-Wl,--build-id=none")
         options = (*OPTIONS, "-I", str(self.include), *flags)
-        self._linker().link(Form.SHARED, output, [*sources, self._object()], options=options)
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            region, made = folder / "region.c", folder / "region.so"
+            region.write_text(source)
+            self._linker().link(Form.SHARED, made, [region, self._object()], options=options)
+            return made.read_bytes()
+
+    def executable(self, source: str, cpu: NativeCpu) -> bytes:
+        """Return the agent with a region that calls the library, as a program for another machine.
+
+        Args:
+            source: C with the function `region_call` that the agent calls.
+            cpu: Of the machine.
+
+        Raises:
+            BackendError: Nothing here compiles for it, or the compiler failed.
+        """
+        compiler, linker = (find_linker(each, self.caches) for each in (cpu, NativeCpu(cpu.triple)))
+        options = (*OPTIONS, *cpu_flags(compiler, cpu), "-I", str(self.include))
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            texts = {"region.c": source, **agent_sources((REGION,))}
+            for file, text in texts.items():
+                (folder / file).write_text(text)
+            region, made = folder / "region.o", folder / "made"
+            compiler.link(Form.OBJECT, region, [folder / "region.c"], options=options)
+            files = [*(folder / file for file in agent_sources(())), region, self._object(cpu)]
+            flags = ("-std=gnu99", "-static", "-Wl,--gc-sections")
+            linker.link(Form.EXECUTABLE, made, files, options=flags, libraries=("m",))
+            return made.read_bytes()
 
     def buffer_bytes(self, function: str, *arguments: Sequence[int] | int, variant: str) -> int:
         """Return how many bytes of scratch memory a function wants.
@@ -140,15 +174,18 @@ class Library:
     def _cached(self, name: str) -> Path:
         return self.caches / "cmsis-nn" / f"{self.digest}-{name}"
 
-    def _object(self) -> Path:
-        """Return all of the library as one object for this machine, built once."""
-        place = self._cached("library.o")
+    def _object(self, cpu: NativeCpu | None = None) -> Path:
+        """Return all of the library as one object for this machine, or another, built once."""
+        linker = self._linker() if cpu is None else find_linker(cpu, self.caches)
+        flags = () if cpu is None else (*linker.c, *cpu_flags(linker, cpu))
+        place = self._cached(f"{digest(flags)[:16]}-library.o" if flags else "library.o")
         if not place.exists():
             place.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory() as folder:
                 made = Path(folder) / "library.o"
-                options = (*OPTIONS, "-w", "-I", str(self.include))
-                self._linker().link(Form.OBJECT, made, self.sources, options=options)
+                told = () if cpu is None else cpu_flags(linker, cpu)
+                options = (*OPTIONS, *told, "-w", "-I", str(self.include))
+                linker.link(Form.OBJECT, made, self.sources, options=options)
                 with whole_file(place) as file:
                     file.write_bytes(made.read_bytes())
         return place
