@@ -105,23 +105,6 @@ def estimate_region(region: Region, target: Target, threads: int = 1) -> Program
     return estimate_program(program, found[0], threads=used, others=others)
 
 
-def estimate_cycles(region: Region, target: Target) -> float | None:
-    """Return the cycles of one run of a region on one core: for microcontrollers.
-
-    Args:
-        region: Of nodes that native code or C takes, of known shapes.
-        target: Such as `c -mcpu=cortex-m55`.
-
-    Returns:
-        None where nothing is known of the target's core.
-
-    Raises:
-        TargetError: Its CPU is unknown.
-    """
-    estimate = estimate_region(region, target)
-    return None if estimate is None else estimate.cycles
-
-
 def estimate_cost(region: Region, target: Target, threads: int = 1) -> Cost | None:
     """Return what a region costs, as an estimate whose interval is what estimates are off by.
 

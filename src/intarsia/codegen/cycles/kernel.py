@@ -18,7 +18,7 @@ Source:
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from intarsia.codegen import ir
@@ -37,6 +37,9 @@ _LONG = 32
 _LOOP_SLOTS = 2.0
 """Micro-operations that a turn takes beside its body: counting, and comparing with a branch."""
 
+
+_Step = tuple[ir.Operation, Slots, float]
+"""An operation with its slots by class, and its latency."""
 
 Place = tuple[Nest, ir.Buffer]
 """A loop, and memory that it touches by itself."""
@@ -96,9 +99,15 @@ def _add(
 ) -> float:
     """Add a loop with those inside of it; return the instructions of one turn."""
     core = isa.core
-    slots, issued = _slots(nest, isa)
+    loaded = {
+        each.result
+        for each in nest.straight
+        if isinstance(each, ir.Load) and each.result.type.lanes == 1
+    }
+    steps = [(each, *instructions_of(each, isa, loaded)) for each in nest.straight]
+    slots, issued = _slots(nest, steps, isa)
     memory = Slots({kind: slots[kind] for kind in ("load", "store")})
-    path, carried = _latencies(nest, isa)
+    path, carried = _latencies(nest, steps, isa)
     position = len(loops)
     inner = issued
     for child in nest.children:
@@ -123,12 +132,9 @@ def _add(
     return inner
 
 
-def _slots(nest: Nest, isa: Instructions) -> tuple[Slots, float]:
+def _slots(nest: Nest, steps: Sequence[_Step], isa: Instructions) -> tuple[Slots, float]:
     """Return the slots of one turn of a body without inner loops, and its issued instructions."""
-    loads = {each.result for each in nest.straight if isinstance(each, ir.Load)}
-    loaded = {value for value in loads if value.type.lanes == 1}
     uses = Counter(value for each in nest.body for value in ir.operands(each))
-    is_indexing = _indexing(nest)
     total, issued = Slots(), 0.0
     if nest.loop is not None:
         total["scalar"] += _LOOP_SLOTS
@@ -137,53 +143,39 @@ def _slots(nest: Nest, isa: Instructions) -> tuple[Slots, float]:
     pointers = 0.0 if isa.is_x86 else float(len(places))  # others add to them, a load each
     total["scalar"] += pointers
     issued += pointers
-    for operation in nest.straight:
-        if operation in is_indexing:
-            continue
-        slots, _ = instructions_of(operation, isa, loaded)
+    for operation, slots, _ in steps:
+        if isinstance(operation, ir.IndexValue | ir.Constant):
+            continue  # folded into addresses, or done once outside
         total.add(slots)
         count = sum(slots.values())
         if isinstance(operation, ir.Load) and isa.is_x86 and uses[operation.result] == 1:
             count -= min(count, 1.0)  # an operand of what uses it
-        if slots["divide"]:
+        if slots.get("divide"):
             count = 1.0
         issued += count
     return total, issued
 
 
-def _indexing(nest: Nest) -> set[ir.Operation]:
-    """Return operations that are folded into addresses, or done once outside."""
-    return {each for each in nest.straight if isinstance(each, ir.IndexValue | ir.Constant)}
-
-
-def _latencies(nest: Nest, isa: Instructions) -> tuple[float, float]:
+def _latencies(nest: Nest, steps: Sequence[_Step], isa: Instructions) -> tuple[float, float]:
     """Return the longest chain in a body, and the longest from one turn to the next."""
     ready: dict[ir.IrValue, float] = {}
     since: dict[ir.IrValue, float] = {}
     if nest.loop is not None:
         since = dict.fromkeys(nest.loop.carried, 0.0)
-    loaded = {
-        each.result
-        for each in nest.straight
-        if isinstance(each, ir.Load) and each.result.type.lanes == 1
-    }
-    longest = 0.0
-    for operation in nest.straight:
-        _, latency = instructions_of(operation, isa, loaded)
-        first, last = [0.0], list[float]()
+    summed, longest = isa.latency("sum"), 0.0
+    for operation, _, latency in steps:
+        addend = operation.addend if isinstance(operation, ir.Fma) and latency else None
+        end, last = latency, -1.0
         for value in ir.operands(operation):
-            part = latency
-            if isinstance(operation, ir.Fma) and value is operation.addend and latency:
-                part = min(latency, isa.latency("sum"))
-            first.append(ready.get(value, 0.0) + part)
+            part = min(latency, summed) if value is addend else latency
+            end = max(end, ready.get(value, 0.0) + part)
             if value in since:
-                last.append(since[value] + part)
-        end = max([*first, latency])
+                last = max(last, since[value] + part)
         longest = max(longest, end)
         for value in ir.results(operation):
             ready[value] = end
-            if last:
-                since[value] = max(last)
+            if last >= 0.0:
+                since[value] = last
     yielded = nest.loop.yielded if nest.loop is not None else ()
     return longest, max([since.get(value, 0.0) for value in yielded], default=0.0)
 

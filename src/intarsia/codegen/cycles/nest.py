@@ -9,7 +9,6 @@ over the turns of some loops, the others held at a middle turn.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -27,6 +26,8 @@ LINE = 64
 _UNKNOWN = 8.0
 """What a number is taken for that comes from memory and steers a loop."""
 _FAR = 1 << 40
+_Moving = tuple[ir.Buffer, tuple[tuple[ir.IrValue, int], ...], tuple[tuple[int, int], ...]]
+"""What accesses have in common that move together: memory, terms, and lanes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +103,6 @@ class Nest:
     def __post_init__(self) -> None:
         self.alone = self
 
-    def inside(self) -> Iterator[Access]:
-        """Yield its accesses, those of inner loops too."""
-        yield from self.accesses
-        for child in self.children:
-            yield from child.inside()
-
 
 class KernelNest:
     """The loops of one kernel, with what is needed to ask about them.
@@ -170,10 +165,7 @@ class KernelNest:
         const, terms = 0, dict[ir.IrValue, int]()
         for subscript, step in zip(operation.subscripts, buffer.strides, strict=True):
             stride = 1 if isinstance(step, Expression) else step
-            base, inner = self._expand(subscript)
-            const += base * stride
-            for value, scale in inner.items():
-                terms[value] = terms.get(value, 0) + scale * stride
+            const += stride * self._add_expanded(subscript, stride, terms)
         item = buffer.item_bytes
         count = operation.count if type_.lanes > 1 else 1
         scaled = tuple((value, scale * item) for value, scale in terms.items() if scale)
@@ -184,13 +176,19 @@ class KernelNest:
 
     def _expand(self, index: ir.Index) -> tuple[int, dict[ir.IrValue, int]]:
         """Return a subscript in values that are not affine in others."""
-        const, terms = typical(index.const), dict[ir.IrValue, int]()
-        for value, scale in index.terms:
-            base, inner = self._expand_value(value)
-            const += base * typical(scale)
+        terms = dict[ir.IrValue, int]()
+        return self._add_expanded(index, 1, terms), terms
+
+    def _add_expanded(self, index: ir.Index, step: int, terms: dict[ir.IrValue, int]) -> int:
+        """Add the terms of a subscript, times a step, to others; return its constant."""
+        const = typical(index.const)
+        for value, each in index.terms:
+            scale = typical(each)
+            base, inner = self._affine.get(value) or self._expand_value(value)
+            const += base * scale
             for root, factor in inner.items():
-                terms[root] = terms.get(root, 0) + factor * typical(scale)
-        return const, terms
+                terms[root] = terms.get(root, 0) + factor * scale * step
+        return const
 
     def _expand_value(self, value: ir.IrValue) -> tuple[int, dict[ir.IrValue, int]]:
         if value not in self._affine:
@@ -325,6 +323,23 @@ class KernelNest:
                 open_ += ir.operands(definition)
         return variables
 
+    def _alike(self, nest: Nest) -> dict[_Moving, set[tuple[int, int]]]:
+        """Return the places of a loop's accesses, by what they have in common."""
+        if id(nest) not in self._places:
+            found: dict[_Moving, set[tuple[int, int]]] = {}
+            for each in nest.accesses:
+                moving = each.buffer, each.terms, each.lanes
+                found.setdefault(moving, set()).add((each.offset, each.nbytes))
+            for child in nest.children:
+                for moving, places in self._alike(child).items():
+                    found.setdefault(moving, set()).update(places)
+            self._places[id(nest)] = found
+        return self._places[id(nest)]
+
+    @cached_property
+    def _places(self) -> dict[int, dict[_Moving, set[tuple[int, int]]]]:
+        return {}
+
     @cached_property
     def _footprints(self) -> dict[tuple[int, int], dict[ir.Buffer, Footprint]]:
         return {}
@@ -333,12 +348,8 @@ class KernelNest:
         """Return what a loop touches while it and loops from a depth on turn, by buffer."""
         key = id(nest), depth
         if key not in self._footprints:
-            by_terms: dict[tuple[Any, ...], list[Access]] = {}
-            for access in nest.inside():
-                key_of = access.buffer, access.terms, access.lanes
-                by_terms.setdefault(key_of, []).append(access)
             shapes: dict[ir.Buffer, dict[tuple[Any, ...], set[tuple[int, int]]]] = {}
-            for (buffer, terms, lanes), accesses in by_terms.items():
+            for (buffer, terms, lanes), own in self._alike(nest).items():
                 ranges, base = list(lanes), 0
                 for value, scale in terms:
                     count = self._count(value, depth)
@@ -347,7 +358,7 @@ class KernelNest:
                         step = scale * max(1, (high - low) // (count - 1))
                         ranges.append((abs(step), count))
                     base += min(scale * low, scale * high)
-                places = {(base + each.offset, each.nbytes) for each in accesses}
+                places = {(base + offset, nbytes) for offset, nbytes in own}
                 shape = tuple(sorted(ranges))
                 shapes.setdefault(buffer, {}).setdefault(shape, set()).update(places)
             self._footprints[key] = {
