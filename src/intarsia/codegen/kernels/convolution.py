@@ -136,7 +136,12 @@ def unit_of_tile(spec: Convolution) -> VectorUnit:
     """
     unit = spec.unit
     has_sums = spec.group == 1 or unit.has_byte_dots
-    return unit if has_sums else replace(unit, has_fma=False, registers=unit.registers - 1)
+    return unit if has_sums else unit_of_pairs(unit)
+
+
+def unit_of_pairs(unit: VectorUnit) -> VectorUnit:
+    """Return the unit for whose registers tiles of products of pairs are."""
+    return replace(unit, has_fma=False, registers=unit.registers - 1)
 
 
 def of_codes(spec: Convolution) -> str:

@@ -9,11 +9,13 @@ are written: the four from the first byte on are the pairs 01 and 23, from the s
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from intarsia.codegen.body import Layout
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Function
+from intarsia.codegen.ir import Buffer, Function, Index
 from intarsia.codegen.kernels.domain import each_turn
 from intarsia.extents import Size
 
@@ -33,12 +35,15 @@ class PairedCodes:
     Attributes:
         extents: Images, blocks, spatial dimensions, channels of a block.
         x: Of the codes, over these.
-        y: Of the results, with `SPREAD` bytes for each channel.
+        y: Of the results, with `SPREAD` bytes for each channel: over the same dimensions, or over
+            images, strips, blocks, positions of a strip, bytes.
+        strip: How many positions, row by row, are a strip; 0 where they lie in rows.
     """
 
     extents: tuple[Size, ...]
     x: Layout
     y: Layout
+    strip: int = 0
 
 
 SPECS = (PairedCodes,)
@@ -51,11 +56,45 @@ def build(spec: PairedCodes) -> Function:
     assert isinstance(lanes, int)
     assert lanes % GROUP == 0, "a block holds no groups"
     x = spec.x.declare(b, "x", spec.extents)
-    y = spec.y.declare(b, "y", (*outer, columns, SPREAD * lanes), is_written=True)
     order = [group + channel for group in range(0, lanes, GROUP) for channel in _ORDER]
-    for at in each_turn(b, outer):
-        with b.serial(0, columns) as column:
-            place = (*at, column, 0)
-            codes = b.load(x, place, lanes)
-            b.store(b.shuffle(codes, codes, order), y, place)
+    if not spec.strip:
+        y = spec.y.declare(b, "y", (*outer, columns, SPREAD * lanes), is_written=True)
+        for at in each_turn(b, outer):
+            with b.serial(0, columns) as column:
+                codes = b.load(x, (*at, column, 0), lanes)
+                b.store(b.shuffle(codes, codes, order), y, (*at, column, 0))
+        return b.finish()
+    _in_strips(b, spec, x, order)
     return b.finish()
+
+
+def _in_strips(b: Builder, spec: PairedCodes, x: Buffer, order: Sequence[int]) -> None:
+    """Append what writes strips of positions."""
+    images, blocks, *rows, lanes = spec.extents
+    positions, size = math.prod(rows), spec.strip
+    assert isinstance(lanes, int)
+    assert isinstance(positions, int), "positions of strips are known"
+    shape = (images, -(-positions // size), blocks, size, SPREAD * lanes)
+    y = spec.y.declare(b, "y", shape, is_written=True)
+
+    def copy(source: Sequence[Index], target: Sequence[Index]) -> None:
+        codes = b.load(x, (*source, Index()), lanes)
+        b.store(b.shuffle(codes, codes, order), y, (*target, Index()))
+
+    steps = spec.x.strides[2:-1]
+    if all(step == inner * n for step, inner, n in zip(steps, steps[1:], rows[1:], strict=False)):
+        corner = [Index()] * (len(rows) - 1)
+        for image, strip, block in each_turn(b, shape[:3]):
+            with b.serial(0, b.smaller(strip * -size + positions, size)) as position:
+                at = (image, strip, block, position)
+                copy((image, block, *corner, strip * size + position), at)
+        return
+    for image, *place in each_turn(b, (images, *rows[:-1])):
+        first = Index()
+        for index, extent in zip(place, rows, strict=False):
+            first = first * extent + index
+        with b.serial(0, rows[-1]) as column:
+            # All blocks of a position in turn: where it is in its strip is computed once.
+            strip, position = b.split(first * rows[-1] + column, size)
+            with b.serial(0, blocks) as block:
+                copy((image, block, *place, column), (image, strip, block, position))

@@ -19,6 +19,7 @@ lie: weights stay bytes, and the input is bytes or int16. Both are widened as th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,17 +28,23 @@ from typing import TypeAlias
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.codegen.body import Apply
+from intarsia.codegen.body import Apply, Fused, Layout
 from intarsia.codegen.fixed_point import factor_of
-from intarsia.codegen.ir import DOT_GROUPS
+from intarsia.codegen.ir import DOT_GROUPS, row_major
 from intarsia.codegen.kernels.conv import Conv
 from intarsia.codegen.kernels.conv_plain import PlainConv
 from intarsia.codegen.kernels.convolution import ConvKind, choose
 from intarsia.codegen.kernels.depthwise import Depthwise
 from intarsia.codegen.kernels.families import weight_family
-from intarsia.codegen.kernels.pair_conv import PairConv, count_turns, place_steps
+from intarsia.codegen.kernels.pair_conv import (
+    PairConv,
+    PairSteps,
+    find_steps,
+    place_steps,
+    strip_of,
+)
 from intarsia.codegen.kernels.paired_codes import SPREAD, PairedCodes
-from intarsia.codegen.kernels.window import Window
+from intarsia.codegen.kernels.window import Window, normalise
 from intarsia.codegen.kernels.winograd import Winograd
 from intarsia.codegen.kernels.winograd.schedules import fits_winograd
 from intarsia.codegen.kernels.winograd.transform import EXACT_FACTOR
@@ -401,8 +408,8 @@ def _append(
     weights, name = reading.weights, operation.node.name
     window = read_window(operation, weights.shape[_SPATIAL:]).at(operation.output_shape[_SPATIAL:])
     has_winograd = _has_winograd(assembler, operation, reading, window)
-    turns = None if has_winograd else _turns_of_pairs(assembler, operation, reading)
-    if turns is not None:
+    steps = None if has_winograd else _steps_of_pairs(assembler, operation, reading)
+    if steps is not None:
         reading = replace(reading, dtype=_PAIRED)
     before = None if bias is None else bias.astype(np.int32)
     if reading.dtype in BYTES and _zero(operation, at):
@@ -414,11 +421,14 @@ def _append(
     value = operation.value(at.weights)
     assert value is not None
     make: Callable[..., _ConvSpec]
-    if turns is not None:
-        x, window = _read_paired(assembler, operation, reading, window)
-        make = partial(PairConv, turns=turns)
+    if steps is not None:
+        lies = _Lying(window, y.layout, fused).in_a_row(reading)
+        strip = strip_of(lies.window.out[-1], assembler.unit) if lies.is_row else 0
+        x, x_layout = _read_paired(assembler, operation, reading, window, strip)
+        make = partial(PairConv, steps=steps.capacity, strip=strip)
     else:
         x = _read(assembler, operation, reading)
+        x_layout, lies = x.layout, _Lying(window, y.layout, fused)
         if has_winograd:
             is_padded = all(after > 0 for _, after in reading.pads)
             threads = assembler.threads
@@ -432,22 +442,23 @@ def _append(
         operation.attribute("group", 1),
         operation.shape()[CHANNELS],
         y.shape[CHANNELS],
-        window,
-        x.layout,
-        y.layout,
-        epilogue=fused,
+        lies.window,
+        x_layout,
+        lies.y,
+        epilogue=lies.epilogue,
         unit=assembler.unit,
         weight_dtype=reading.weight_dtype,
     )
     spec = assembler.choose(spec)
     family = weight_family(spec)
     key = f"{value.name}/less {name}/{family.packing(spec)}"
-    packed = assembler.packed(key, partial(family.pack, spec, weights))
+    pack = partial(family.pack, spec, weights) if steps is None else steps.packed
+    packed = assembler.packed(key, pack)
     note = f"{x.dtype} times {reading.weight_dtype}"
     note += f", Winograd {spec.algorithm}" if isinstance(spec, Winograd) else ""
-    if isinstance(spec, PairConv):
+    if steps is not None and isinstance(spec, PairConv):
         strides = "x".join(map(str, spec.normalised().x.strides))
-        make_places = partial(place_steps, spec, weights)
+        make_places = partial(place_steps, spec, steps)
         operands = [*operands, assembler.packed(f"{key}/places {strides}", make_places)]
         note += " by twos"
     assembler.call(spec, (x, packed, y, *operands), group.names, note)
@@ -474,8 +485,10 @@ def _has_winograd(
     return bool(EXACT_FACTOR * _LARGEST * sums.max() < 1 << 31)
 
 
-def _turns_of_pairs(assembler: Assembler, operation: Operation, reading: _Reading) -> int | None:
-    """Return the turns of a convolution by pairs of bytes, or None where that does not pay."""
+def _steps_of_pairs(
+    assembler: Assembler, operation: Operation, reading: _Reading
+) -> PairSteps | None:
+    """Return the steps of a convolution by pairs of bytes, or None where that does not pay."""
     unit, at = assembler.unit, _places(operation)
     if not unit.has_byte_pairs or unit.has_byte_dots or reading.kind is not ConvKind.DIRECT:
         return None
@@ -488,40 +501,91 @@ def _turns_of_pairs(assembler: Assembler, operation: Operation, reading: _Readin
         return None
     if 0 in reading.weights.shape or 0 in operation.output_shape:
         return None
-    turns, mean = count_turns(reading.weights, assembler.lanes)
-    return turns if mean < _MOST_STEPS else None
+    steps = find_steps(reading.weights, assembler.lanes)
+    return steps if steps.cost < _MOST_COST else None
 
 
 _PAIRED = "uint8"
-_MOST_STEPS = 1.2
-"""Times the steps that there were if all weights were safe. On Zen 3 a step takes three fourths of
-the time of two by int16."""
+_MOST_COST = 1.3
+"""What a group costs as pairs of int16; see `pair_conv.STEP_COSTS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Lying:
+    """What a convolution writes.
+
+    Attributes:
+        window: Its positions.
+        y: Where they lie.
+        epilogue: What is done with them.
+        is_row: Whether they are one row, each of which reads one entry, all of them in order.
+    """
+
+    window: Window
+    y: Layout
+    epilogue: Fused
+    is_row: bool = False
+
+    def in_a_row(self, reading: _Reading) -> _Lying:
+        """Return the same over what `_read_paired` writes, as one row if layouts allow that."""
+        window = _thinned(reading, self.window)
+        dense = Layout(_PAIRED, row_major((1, 1, *window.out, 1)))
+        row, _, y, epilogue = normalise(window, dense, self.y, self.epilogue)
+        is_point = {*row.kernel, *row.strides} == {1} and not any(map(any, reading.pads))
+        if is_point and row.out[:-1] == (1,):
+            return _Lying(row, y, epilogue, is_row=True)
+        return replace(self, window=window)
+
+
+def _thinned(reading: _Reading, window: Window) -> Window:
+    """Return a window over the entries that are read where a single tap reads with strides."""
+    dims = zip(window.strides, window.kernel, reading.pads, strict=True)
+    strides = (1 if taps == 1 and not any(pad) else stride for stride, taps, pad in dims)
+    return replace(window, strides=tuple(strides))
 
 
 def _read_paired(
-    assembler: Assembler, operation: Operation, reading: _Reading, window: Window
-) -> tuple[View, Window]:
-    """Return the codes of the input, with their padding, in all pairs, and the window over them.
+    assembler: Assembler, operation: Operation, reading: _Reading, window: Window, strip: int
+) -> tuple[View, Layout]:
+    """Return the codes of the input, with their padding, in all pairs, and how they lie.
 
     One copy is for all readers. Of entries between those that a single tap reads there is none.
+
+    Args:
+        assembler: Of the program.
+        operation: The convolution.
+        reading: How it reads.
+        window: As the operator has it.
+        strip: Positions of a strip; 0 for none.
     """
     value, lanes = operation.inputs[0], assembler.lanes
-    dims = zip(window.strides, window.kernel, reading.pads, strict=True)
-    steps = tuple(stride if taps == 1 and not any(pad) else 1 for stride, taps, pad in dims)
+    kept = _thinned(reading, window).strides
+    steps = tuple(old // new for old, new in zip(window.strides, kept, strict=True))
 
     def make(border: Pads | None) -> View:
         source = assembler.read(value.id, lanes)
         for dim, (step, extent) in enumerate(zip(steps, window.out, strict=True), _SPATIAL):
             source = source.part(dim, 0, extent, step) if step > 1 else source
-        shape = (source.shape[0], SPREAD * lanes * source.domain[CHANNELS], *source.shape[2:])
-        view = assembler.scratch(source.dtype, shape, SPREAD * lanes, border)
-        spec = PairedCodes(source.domain, source.layout, view.layout)
+        images, blocks, *rows = source.domain[:-1]
+        if strip:
+            strips = -(-math.prod(rows) // strip)
+            shape = (images, strips, blocks, strip, SPREAD * lanes)
+            view = assembler.scratch(source.dtype, shape)
+        else:
+            shape = (images, SPREAD * lanes * blocks, *rows)
+            view = assembler.scratch(source.dtype, shape, SPREAD * lanes, border)
+        spec = PairedCodes(source.domain, source.layout, view.layout, strip)
         assembler.call(spec, (source, view), (), f"{value.name} in pairs")
         return view
 
-    x = assembler.read_as((value.id, "pairs", steps), SPREAD * lanes, reading.pads, make)
-    pairs = zip(window.strides, steps, strict=True)
-    return x, replace(window, strides=tuple(stride // step for stride, step in pairs))
+    block = 0 if strip else SPREAD * lanes
+    pads = reading.pads if not strip else ()
+    x = assembler.read_as((value.id, "pairs", steps, strip), block, pads, make)
+    layout = x.layout
+    if strip:
+        image, number, *inner, position, entry = layout.strides
+        layout = replace(layout, strides=(image, *inner, number, position, entry))
+    return x, layout
 
 
 def _read(assembler: Assembler, operation: Operation, reading: _Reading) -> View:
