@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from intarsia.garbage import fewer_collections
+from intarsia.garbage import fewer_collections, give_memory_back
 from intarsia.runtime.loading import load as load_package
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def load(
         BackendError: A backend that the package needs is missing, or refused it.
     """
     with fewer_collections():
-        return load_package(
+        program = load_package(
             path,
             num_threads=num_threads,
             backends=backends,
@@ -68,6 +68,8 @@ def load(
             trust=trust,
             require_signature=require_signature,
         )
+    give_memory_back()
+    return program
 
 
 def _rebuild(

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from intarsia.cpus import default_threads
 from intarsia.errors import SettingError
 
 
@@ -34,7 +35,8 @@ class Settings:
         cache_dir: Where kernels, artifacts and costs are kept; None means the XDG default.
         keys_dir: Where keys are kept, of this installation and of whom the user trusts; None means
             the XDG default.
-        num_threads: Threads that one run may use; 0 means all CPUs that this process may use.
+        num_threads: Threads that one run may use; 0 means all CPUs that this process may use,
+            by its affinity and by the quota of its control groups.
         dump_dir: Where generated code is written for people; None writes nothing.
         log_level: Level of the `intarsia` logger.
         debug: Whether the command line shows the traceback of an internal error.
@@ -168,13 +170,14 @@ class Settings:
         """Return the number of threads of one run, at least 1.
 
         Args:
-            num_threads: What was asked for; None means what is set, else all CPUs.
+            num_threads: What was asked for; None means what is set, else all CPUs that this process
+                is bound to, or as many as the control groups grant.
 
         Raises:
             SettingError: It is below 1.
         """
         if num_threads is None:
-            return self.num_threads or available_cpus()
+            return self.num_threads or default_threads()
         try:
             count = operator.index(num_threads)
         except TypeError:
@@ -231,13 +234,6 @@ def driver_variables() -> tuple[str, ...]:
         for name, text in sorted(os.environ.items())
         if name.startswith(_OF_DRIVERS) and name != _CHANGES_NOTHING
     )
-
-
-def available_cpus() -> int:
-    """Return the number of CPUs that this process may use, at least 1."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 LOG_LEVELS = ("debug", "info", "warning", "error")

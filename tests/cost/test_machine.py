@@ -4,7 +4,8 @@
 import math
 import platform
 
-from intarsia.cost.machine import find_cpu, quota_cpus
+from intarsia.cost.machine import find_cpu
+from intarsia.cpus import quota_cpus
 
 
 def test_the_extensions_are_those_of_the_first_cpu(tmp_path, monkeypatch):

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from intarsia.cpus import available_cpus
 from intarsia.native.callpath import make_step
 from intarsia.native.chunks import chunk_count
 from intarsia.native.loading import LoadedCode
 from intarsia.native.machine import compile_object, host_machine
 from intarsia.native.pool import ThreadPool, find_pool, has_threads
-from intarsia.settings import available_cpus
 
 pytestmark = pytest.mark.skipif(not has_threads(), reason="no threads on this system")
 

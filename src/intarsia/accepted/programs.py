@@ -33,6 +33,7 @@ from intarsia.backends.artifact import shared_sizes
 from intarsia.cache import make_cache_folder, write_entry
 from intarsia.cost.records import PlanVerdict, VerdictKey
 from intarsia.cost.storage import has_database
+from intarsia.cpus import available_cpus
 from intarsia.decoding import decode_json
 from intarsia.errors import (
     BackendError,
@@ -59,7 +60,7 @@ from intarsia.runtime.package import (
     save_free_package,
     save_package,
 )
-from intarsia.settings import Settings, available_cpus
+from intarsia.settings import Settings
 from intarsia.target import CompilationConfig
 from intarsia.target.tags import given_names
 

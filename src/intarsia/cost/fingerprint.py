@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from intarsia.cost.machine import ProcessorFacts, find_cpu, quota_cpus, read_text
+from intarsia.cost.machine import ProcessorFacts, find_cpu
+from intarsia.cpus import available_cpus, quota_cpus, read_text
 from intarsia.hashing import digest
-from intarsia.settings import available_cpus
 from intarsia.target.caches import count_cpus, read_caches
 
 _CPU0 = Path("/sys/devices/system/cpu/cpu0")

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from intarsia.cost.machine import read_text
-from intarsia.settings import available_cpus
+from intarsia.cpus import available_cpus, read_text
 from intarsia.target import DeviceType
 
 if TYPE_CHECKING:

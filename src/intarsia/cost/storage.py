@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from intarsia.cache import make_cache_folder
-from intarsia.cost.machine import read_text
+from intarsia.cpus import read_text
 from intarsia.errors import CostDatabaseError
 from intarsia.settings import DEFAULTS, Settings, expanded
 

@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
+from intarsia.cpus import available_cpus
 from intarsia.errors import BackendError
 from intarsia.native import compile_worker
 from intarsia.native.compile_worker import read_answer, write_request
 from intarsia.native.machine import NativeCpu, compile_object, driver
 from intarsia.native.objects import ObjectCache
-from intarsia.settings import available_cpus
 
 logger = logging.getLogger(__name__)
 

@@ -2,9 +2,9 @@
 """Threads for native code: which pool serves which caller, and when it ends.
 
 A process has at most one pool for each number of threads and way of waiting. All executables share
-it, and it ends with the last of them. Its threads start when a kernel first has work for them. It
-serves one call at a time: a call that comes meanwhile runs on its own thread alone, which changes
-no result. A child of `fork` has none of its parent's threads; its pools start their own.
+it, and it ends with the last of them. Its threads start when a kernel first has work for them.
+Calls from several threads take turns, or run each on its own thread alone (`pool_code`); this
+changes no result. A child of `fork` has none of its parent's threads; its pools start their own.
 
 If regions of native code and of a runtime on OpenMP take turns, two sets of threads would fight for
 the CPUs: those of the one still spin when the other starts. So native code hands its chunks to the
@@ -30,10 +30,10 @@ from typing import Any
 
 import numpy as np
 
+from intarsia.cpus import available_cpus
 from intarsia.native import pool_code
 from intarsia.native.loading import LoadedCode, load_routine
 from intarsia.native.pool_code import PoolSlot, PoolState, has_futex, pool_text, team_text
-from intarsia.settings import available_cpus
 
 logger = logging.getLogger(__name__)
 

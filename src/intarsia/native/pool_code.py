@@ -18,6 +18,11 @@ CPU has just written took longer than computing it, in kernels of some tens of m
 * A thread that is done with a chunk subtracts 1 from `pending` (release). The caller waits for 0
   (acquire). A worker that never came to claim one is not waited for.
 
+Several callers take turns, kernel by kernel, in the order in which they come (a ticket lock: Reed
+and Kanodia, "Synchronization with eventcounts and sequencers", 1979), so that each has its fair
+share. If there are as many as the pool has threads, each runs alone instead: then all CPUs are at
+work anyway, and nobody has to wait.
+
 A waiting thread first spins, then sleeps. A lost wake-up is ruled out in the usual way: the
 sleeper says that it sleeps (`sleepers`, `is_awaited`), then looks again; the waker changes the
 word, then looks for sleepers. These four are sequentially consistent.
@@ -62,10 +67,13 @@ class PoolState(ctypes.Structure):
         ("sleepers", c_uint32),
         ("is_closed", c_uint32),
         ("_generation_line", c_byte * 116),
-        ("is_busy", c_uint32),
+        ("callers", c_uint32),
+        ("tickets", c_uint32),
+        ("serving", c_uint32),
+        ("waiting", c_uint32),
         ("is_started", c_uint32),
         ("workers", c_uint32),
-        ("_busy_line", c_byte * 116),
+        ("_callers_line", c_byte * 104),
         ("wanted", c_uint32),
         ("spins", c_uint32),
         ("_wanted_line", c_byte * 120),
@@ -111,6 +119,7 @@ def pool_text(name: str, architecture: str, set_mask: int, has_futex: bool) -> s
 # FUTEX_PRIVATE_FLAG, 128 (futex(2)): no other process has the word.
 _FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
 _FUTEX_WAIT, _FUTEX_WAKE = 128, 129
+_ALL = 0x7FFFFFFF
 
 
 def has_futex(system: str, architecture: str) -> bool:
@@ -292,21 +301,38 @@ def _define_start(module: Any, sleep: _Sleep, worker: Routine, set_mask: int) ->
 def _define_parallel_for(
     module: Any, sleep: _Sleep, work: Routine, start: Routine, pause: str
 ) -> Routine:
-    """Run all turns of a kernel; alone if the pool is at work for another thread, or closed."""
+    """Run all turns of a kernel; alone if there are as many callers as threads, or if closed."""
     code = Routine(module, "parallel_for", *PARALLEL_FOR)
     state, kernel, arguments, extent, chunks = code.parameters
     pool = Record(state, PoolState)
     pending, generation = pool["pending"], pool["generation"]
 
+    callers, serving, waiting = pool["callers"], pool["serving"], pool["waiting"]
+
     def run_alone() -> None:
         code.call(kernel.function(*KERNEL), arguments, 0, extent)
+        callers.update("sub", 1, "release")
         code.give_back()
 
-    # Another thread's kernel is under way: running alone at once beats waiting for all CPUs.
-    with code.when(pool["is_busy"].replace(0, 1, "acquire", "monotonic"), "!=", 0):
+    def let_next() -> None:
+        serving.update("add", 1, "seq_cst")
+        with code.when(waiting.load("seq_cst"), "!=", 0):
+            code.call(sleep.wake, pool, serving, _ALL)  # of them, only the next one goes on
+
+    with code.when(callers.update("add", 1, "acquire"), ">=", pool["wanted"].load()):
         run_alone()
+    ticket = pool["tickets"].update("add", 1, "monotonic")
+    with code.repeat() as queue:
+        with _spin(code, pool["spins"].load(), pause):
+            queue.end_if(serving.load("acquire"), "==", ticket)
+        waiting.update("add", 1, "seq_cst")
+        served = serving.load("seq_cst")
+        with code.when(served, "!=", ticket):
+            code.call(sleep.wait, pool, serving, served)
+        waiting.update("sub", 1, "seq_cst")
+        queue.end_if(serving.load("acquire"), "==", ticket)
     with code.when(pool["is_closed"].load("acquire"), "!=", 0):
-        pool["is_busy"].store(0, "release")
+        let_next()
         run_alone()
     with code.when(pool["is_started"].load(), "==", 0):
         code.call(start, pool)
@@ -328,17 +354,18 @@ def _define_parallel_for(
         # One chunk fewer than there are: the caller takes one itself.
         code.call(sleep.wake, pool, generation, chunks.convert(c_uint32) - 1)
     code.call(work, pool, pool.behind(PoolSlot))
-    with code.repeat() as waiting:
+    with code.repeat() as done:
         with _spin(code, pool["spins"].load(), pause):
-            waiting.end_if(pending.load("acquire"), "==", 0)
+            done.end_if(pending.load("acquire"), "==", 0)
         pool["is_awaited"].store(1, "seq_cst")
         with code.repeat() as look:
             left = pending.load("seq_cst")
             look.end_if(left, "==", 0)
             code.call(sleep.wait, pool, pending, left)
         pool["is_awaited"].store(0, "monotonic")
-        waiting.end()
-    pool["is_busy"].store(0, "release")
+        done.end()
+    let_next()
+    callers.update("sub", 1, "release")
     code.give_back()
     return code
 
@@ -351,7 +378,7 @@ def _define_stop(module: Any, sleep: _Sleep) -> Routine:
     pool["is_closed"].store(1, "seq_cst")
     pool["generation"].update("add", 1, "seq_cst")
     with code.when(pool["is_started"].load(), "!=", 0):
-        code.call(sleep.wake, pool, pool["generation"], 0x7FFFFFFF)
+        code.call(sleep.wake, pool, pool["generation"], _ALL)
         with code.count(pool["workers"].load()) as number:
             slot = pool.behind(PoolSlot).item(number + 1)
             code.call(join, slot["handle"].load(), None)

@@ -26,10 +26,11 @@ from intarsia.backends.backend import RegisteredBackend
 from intarsia.backends.entries import GROUP
 from intarsia.backends.registry import Backends
 from intarsia.cache import CacheInfo, cache_info
-from intarsia.cost.machine import TESTED_SYSTEMS, ProcessorFacts, find_cpu, quota_cpus
+from intarsia.cost.machine import TESTED_SYSTEMS, ProcessorFacts, find_cpu
+from intarsia.cpus import available_cpus, quota_cpus
 from intarsia.errors import BackendError, TargetError
 from intarsia.report.targets import COMPOSITE
-from intarsia.settings import Settings, available_cpus
+from intarsia.settings import Settings
 from intarsia.target import get_kind, list_kinds
 from intarsia.target.labels import list_labels
 

@@ -27,6 +27,7 @@ import numpy as np
 
 from intarsia.arrays import Array, np_dtype
 from intarsia.backends.values import Artifact, ArtifactConstant, TensorSpec
+from intarsia.cpus import available_cpus
 from intarsia.decoding import decode_json
 from intarsia.errors import InputError, PackageError
 from intarsia.extents import read_data
@@ -59,7 +60,7 @@ from intarsia.runtime.file_facts import fact_of
 from intarsia.runtime.free import GenericProgram, ProgramRecipe, StoredModel
 from intarsia.runtime.loader import RegionLoader, SharedConstants, run_options
 from intarsia.runtime.verify import verify_plan
-from intarsia.settings import Settings, available_cpus
+from intarsia.settings import Settings
 
 if TYPE_CHECKING:
     from intarsia.backends.device import Executable
