@@ -46,6 +46,7 @@ CALLERS = (1, 2, 8, 64)
 
 _CHILD = """
 import sys
+import numpy as np
 import intarsia
 
 def private():
@@ -55,21 +56,21 @@ def private():
 
 small = intarsia.load(sys.argv[1], num_threads=1)
 small.run(small.sample_feeds())
+feeds = dict(np.load(sys.argv[3]))
 kept = []
 for order in sys.stdin:
     if order == "load\\n":
         kept.append(intarsia.load(sys.argv[2], num_threads=1))
-        kept.append(kept[0].sample_feeds())
     if order == "run\\n":
-        kept.append(kept[0].run(kept[1]))
+        kept.append(kept[0].run(feeds))
     private() if order == "size\\n" else print("done", flush=True)
 """
 
 
 @contextmanager
-def children(count: int, small: Path, package: Path) -> Iterator[list[subprocess.Popen[str]]]:
+def children(count: int, *files: Path) -> Iterator[list[subprocess.Popen[str]]]:
     """Yield processes that do what they are told."""
-    command = [sys.executable, "-c", _CHILD, str(small), str(package)]
+    command = [sys.executable, "-c", _CHILD, *map(str, files)]
     started = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(count)
@@ -94,10 +95,11 @@ def tell(processes: list[subprocess.Popen[str]], order: str) -> list[str]:
 
 
 def run_bytes(program: PlanExecutable) -> int:
-    """Return what one run needs in memory: arena, scratch, inputs and outputs, and their copies."""
-    border = sum(spec.nbytes for spec in (*program.inputs, *program.outputs))
+    """Return what one run needs in memory: arena, scratch, copies of inputs, outputs and those."""
+    inputs = sum(spec.nbytes for spec in program.inputs)
+    outputs = sum(spec.nbytes for spec in program.outputs)
     scratch = max((one.scratch_bytes for one in program.executables), default=0)
-    return sum(program.plan.arena_bytes) + scratch + 2 * border
+    return sum(program.plan.arena_bytes) + scratch + inputs + 2 * outputs
 
 
 def weigh(network: str, count: int, folder: Path) -> bool:
@@ -105,18 +107,19 @@ def weigh(network: str, count: int, folder: Path) -> bool:
     layer = onnx.parser.parse_model(
         '<ir_version: 9, opset_import: ["": 20]> g (float[4] x) => (float[4] y) { y = Relu(x) }'
     )
-    small, package = folder / "small.intarsia", folder / "large.intarsia"
+    small, package, feeds = folder / "small.intarsia", folder / "large.intarsia", folder / "x.npz"
     intarsia.compile(layer, "llvm", num_threads=1).save(small)
     model = build(network)
     weights = sum(onnx.numpy_helper.to_array(one).nbytes for one in model.graph.initializer)
     program = intarsia.compile(model, "llvm", num_threads=1)
     program.save(package)
     assert isinstance(program, PlanExecutable)
+    np.savez(feeds, **program.sample_feeds())
     own = run_bytes(program)
     time.sleep(3)  # what was just written is not remembered as read
     intarsia.load(package, num_threads=1)
     sizes = {}
-    with children(count, small, package) as processes:
+    with children(count, small, package, feeds) as processes:
         for order in ("start", "load", "run"):
             tell(processes, order)
             sizes[order] = [1024 * int(size) for size in tell(processes, "size")]

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from intarsia.quantizing.quantize import quantize
     from intarsia.runtime.device_array import DeviceArray
     from intarsia.runtime.executor import PlanExecutable as Executable
+    from intarsia.runtime.limited import Cancellation
     from intarsia.session import InferenceSession
     from intarsia.target import CompilationConfig, PlacedTarget, Target, VirtualDevice
 
     __version__: str
 
 __all__ = [
+    "Cancellation",
     "CompilationConfig",
     "DeviceArray",
     "Executable",
@@ -43,6 +45,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Cancellation": ("intarsia.runtime.limited", "Cancellation"),
     "CompilationConfig": ("intarsia.target", "CompilationConfig"),
     "DeviceArray": ("intarsia.runtime.device_array", "DeviceArray"),
     "Executable": ("intarsia.runtime.executor", "PlanExecutable"),

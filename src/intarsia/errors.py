@@ -229,6 +229,14 @@ class ExecutionError(BackendError):
     """A backend failed while running, or returned what it must not."""
 
 
+class RunTimeoutError(ExecutionError, TimeoutError):
+    """A run took longer than its caller wanted to wait."""
+
+
+class RunCancelledError(ExecutionError):
+    """A run was cancelled by its caller."""
+
+
 class LinkError(BackendError):
     """The way to another machine failed, or that machine ended what ran there.
 

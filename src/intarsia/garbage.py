@@ -12,7 +12,6 @@ the half second up to a first output, looking for garbage took 0.03.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import sys
 import threading
@@ -67,5 +66,7 @@ def _trim() -> Callable[[int], object]:
     """Return `malloc_trim` of glibc (malloc_trim(3)); elsewhere what does nothing."""
     if sys.platform != "linux":
         return lambda _: None
+    import ctypes  # who looks at targets alone needs none
+
     function: Callable[[int], object] = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)
     return function

@@ -229,6 +229,50 @@ def test_a_closed_pool_runs_alone(library, make_pool):
     np.testing.assert_array_equal(count, 2)
 
 
+ORDER = """
+declare i32 @usleep(i32)
+
+define void @order(ptr %table, i64 %begin, i64 %end) {
+  %counter = load ptr, ptr %table
+  %mine.at = getelementptr i8, ptr %table, i64 8
+  %mine = load ptr, ptr %mine.at
+  %number = atomicrmw add ptr %counter, i64 1 seq_cst
+  store i64 %number, ptr %mine
+  call i32 @usleep(i32 500)
+  ret void
+}
+"""
+
+
+def test_callers_take_turns(make_pool):
+    """Fewer than there are threads, that is: each has its kernels run while the other waits."""
+    library = LoadedCode({"order": compile_object(ORDER, host_machine())})
+    pool, counter, address = make_pool(3), np.zeros(1, np.int64), library.addresses["order"]
+    found = [np.zeros(40, np.int64) for _ in range(2)]
+    steps = [
+        make_step(
+            [(address, [counter.ctypes.data, one[i:].ctypes.data], 1) for i in range(one.size)],
+            (library, counter, one),
+            pool,
+            [1] * one.size,
+        )
+        for one in found
+    ]
+    for _ in range(100):  # until they meet
+        counter[:] = 0
+        threads = [threading.Thread(target=step) for step in steps]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(np.concatenate(found)) == list(range(80))
+        first, last = max(one[0] for one in found), min(one[-1] for one in found)
+        if last - first > 30:
+            break
+    streaks = np.diff(found[0][(found[0] >= first) & (found[0] <= last)])
+    assert np.median(streaks) == 2
+
+
 def test_a_pool_is_shared_by_number_of_threads():
     pool = find_pool(2, is_shared=False)
     assert find_pool(2, is_shared=False) is pool

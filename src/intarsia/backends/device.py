@@ -196,6 +196,14 @@ def never_fails(executable: Executable) -> bool:
     return bool(getattr(executable, "never_fails", False))
 
 
+def survives_fork(executable: Executable) -> bool:
+    """Tell whether it also runs in children made by `fork`, as its `survives_fork` says if it can.
+
+    Whatever has threads or connections of its own does not.
+    """
+    return bool(getattr(executable, "survives_fork", False))
+
+
 class Baseline(Protocol):
     """A model in a runtime's own API, bound to its inputs as the runtime's best users would."""
 

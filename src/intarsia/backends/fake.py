@@ -235,6 +235,7 @@ class FakeExecutable:
     """One region on one fake device."""
 
     scratch_bytes = 0
+    survives_fork = True
 
     def __init__(self, artifact: Artifact, device: FakeDevice) -> None:
         self._evaluate = Evaluator(artifact)

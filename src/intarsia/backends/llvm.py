@@ -112,6 +112,8 @@ class _Shared:
 class NativeExecutable(NativeRegion):
     """Linked kernels with their weights; bindings and threads share it."""
 
+    survives_fork = True  # our pool starts anew there, and a team is left alone
+
     def __init__(
         self,
         artifact: Artifact,

@@ -176,7 +176,8 @@ class OnnxRuntimeBackend(ConfiguredBackend):
         own_threads = int(artifact.metadata["num_threads"])
         options = ThreadOptions(own_threads or device.options.num_threads, device.options.is_shared)
         level = artifact.metadata["graph_optimization"]
-        return OrtExecutable(artifact, make_session(artifact, options, level))
+        session = make_session(artifact, options, level)
+        return OrtExecutable(artifact, session, has_threads=options.num_threads > 1)
 
     def baseline(
         self, model: bytes | str, feeds: Mapping[str, Array], num_threads: int

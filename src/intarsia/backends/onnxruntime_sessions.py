@@ -147,9 +147,10 @@ class OrtExecutable:
 
     scratch_bytes = 0
 
-    def __init__(self, artifact: Artifact, session: Any) -> None:
+    def __init__(self, artifact: Artifact, session: Any, *, has_threads: bool = True) -> None:
         self._artifact = artifact  # the session refers to its constants
         self._session = session
+        self.survives_fork = not has_threads  # else it waits for threads that are gone
 
     def bind(
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None

@@ -22,6 +22,7 @@ class ReferenceExecutable:
     """One region; `bind` gives a step that evaluates it with numpy."""
 
     scratch_bytes = 0
+    survives_fork = True
 
     def __init__(self, artifact: Artifact) -> None:
         self._evaluate = Evaluator(artifact)

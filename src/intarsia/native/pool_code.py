@@ -298,29 +298,9 @@ def _define_start(module: Any, sleep: _Sleep, worker: Routine, set_mask: int) ->
     return code
 
 
-def _define_parallel_for(
-    module: Any, sleep: _Sleep, work: Routine, start: Routine, pause: str
-) -> Routine:
-    """Run all turns of a kernel; alone if there are as many callers as threads, or if closed."""
-    code = Routine(module, "parallel_for", *PARALLEL_FOR)
-    state, kernel, arguments, extent, chunks = code.parameters
-    pool = Record(state, PoolState)
-    pending, generation = pool["pending"], pool["generation"]
-
-    callers, serving, waiting = pool["callers"], pool["serving"], pool["waiting"]
-
-    def run_alone() -> None:
-        code.call(kernel.function(*KERNEL), arguments, 0, extent)
-        callers.update("sub", 1, "release")
-        code.give_back()
-
-    def let_next() -> None:
-        serving.update("add", 1, "seq_cst")
-        with code.when(waiting.load("seq_cst"), "!=", 0):
-            code.call(sleep.wake, pool, serving, _ALL)  # of them, only the next one goes on
-
-    with code.when(callers.update("add", 1, "acquire"), ">=", pool["wanted"].load()):
-        run_alone()
+def _await_turn(code: Routine, pool: Record, sleep: _Sleep, pause: str) -> None:
+    """Draw a ticket, and wait until it is served."""
+    serving, waiting = pool["serving"], pool["waiting"]
     ticket = pool["tickets"].update("add", 1, "monotonic")
     with code.repeat() as queue:
         with _spin(code, pool["spins"].load(), pause):
@@ -331,8 +311,36 @@ def _define_parallel_for(
             code.call(sleep.wait, pool, serving, served)
         waiting.update("sub", 1, "seq_cst")
         queue.end_if(serving.load("acquire"), "==", ticket)
+
+
+def _end_turn(code: Routine, pool: Record, sleep: _Sleep) -> None:
+    """Serve the next ticket."""
+    pool["serving"].update("add", 1, "seq_cst")
+    with code.when(pool["waiting"].load("seq_cst"), "!=", 0):
+        code.call(sleep.wake, pool, pool["serving"], _ALL)  # of them, the next one alone goes on
+
+
+def _define_parallel_for(
+    module: Any, sleep: _Sleep, work: Routine, start: Routine, pause: str
+) -> Routine:
+    """Run all turns of a kernel; alone if there are as many callers as threads, or if closed."""
+    code = Routine(module, "parallel_for", *PARALLEL_FOR)
+    state, kernel, arguments, extent, chunks = code.parameters
+    pool = Record(state, PoolState)
+    pending, generation = pool["pending"], pool["generation"]
+
+    callers = pool["callers"]
+
+    def run_alone() -> None:
+        code.call(kernel.function(*KERNEL), arguments, 0, extent)
+        callers.update("sub", 1, "release")
+        code.give_back()
+
+    with code.when(callers.update("add", 1, "acquire"), ">=", pool["wanted"].load()):
+        run_alone()
+    _await_turn(code, pool, sleep, pause)
     with code.when(pool["is_closed"].load("acquire"), "!=", 0):
-        let_next()
+        _end_turn(code, pool, sleep)
         run_alone()
     with code.when(pool["is_started"].load(), "==", 0):
         code.call(start, pool)
@@ -364,7 +372,7 @@ def _define_parallel_for(
             code.call(sleep.wait, pool, pending, left)
         pool["is_awaited"].store(0, "monotonic")
         done.end()
-    let_next()
+    _end_turn(code, pool, sleep)
     callers.update("sub", 1, "release")
     code.give_back()
     return code

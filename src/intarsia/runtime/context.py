@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Container, Iterator, Mapping, 
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -33,8 +32,15 @@ from intarsia.backends.device import (
     queue_of,
 )
 from intarsia.backends.values import KernelCall, TensorSpec
-from intarsia.errors import ExecutionError, InputError, IntarsiaError, InternalError, LinkError
-from intarsia.graph.arena import ALIGNMENT, aligned_bytes
+from intarsia.errors import (
+    ExecutionError,
+    InputError,
+    IntarsiaError,
+    InternalError,
+    LinkError,
+    RunCancelledError,
+)
+from intarsia.graph.arena import aligned_bytes
 from intarsia.plan.plan import (
     HOST,
     CopyStep,
@@ -45,47 +51,18 @@ from intarsia.plan.plan import (
     TensorStorage,
 )
 from intarsia.runtime.device_array import DeviceArray
+from intarsia.runtime.memories import RunMemory
 
 if TYPE_CHECKING:
     from intarsia.runtime.control_flow import Runner
+    from intarsia.runtime.forks import ForkGuard
+    from intarsia.runtime.limited import IsOver
 
 logger = logging.getLogger(__name__)
 
 PlainRun: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any] | None]
 """Runs on an array per input and returns fresh outputs, both by name; None if an array is not a
 plain one of numpy that fits, so that nothing has run."""
-
-
-class RunMemory:
-    """Host memory that contexts of several sizes use in turn, and the right to use them.
-
-    Each begins at its first byte, so that a run at new sizes finds memory that the system has given
-    before. It only grows.
-
-    Attributes:
-        block: `u8[...]`; a context is of use as long as it is the same.
-    """
-
-    __slots__ = ("block",)
-
-    def __init__(self) -> None:
-        self.block = aligned_bytes(0)
-
-    def cut(self, sizes: Mapping[int, int]) -> dict[int, Array]:
-        """Return its bytes from the first one on, as many for each key as it says.
-
-        Raises:
-            MemoryError: There are not so many.
-        """
-        ends = list(accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes.values()))
-        if ends and ends[-1] > self.block.nbytes:
-            # What nobody writes to takes no memory, and growing is seldom then.
-            self.block = aligned_bytes(max(ends[-1], 2 * self.block.nbytes))
-        starts = (0, *ends)
-        return {
-            key: self.block[start : start + size]
-            for start, (key, size) in zip(starts, sizes.items(), strict=False)
-        }
 
 
 _ARENA, _SCRATCH = -1, -2
@@ -103,6 +80,7 @@ class Context:
         given: By position, buffers of the caller.
         is_part: Whether it shares queues with others of one run.
         memory: Where what it needs of the host's memory lies; None allocates it.
+        guard: Asked before each run whether it may be in this process; None asks nobody.
     """
 
     def __init__(
@@ -115,8 +93,10 @@ class Context:
         *,
         is_part: bool = False,
         memory: RunMemory | None = None,
+        guard: ForkGuard | None = None,
     ) -> None:
         self.plan = plan
+        self._guard = guard
         self._opened = tuple(devices)
         # Parts of one run share its queues.
         self._devices = tuple(devices) if is_part else tuple(map(own_queue, devices))
@@ -183,21 +163,33 @@ class Context:
 
         return run_plain
 
-    def run(self) -> None:
+    def run(self, is_over: IsOver | None = None) -> None:
         """Run every step on the buffers as they are.
 
+        Args:
+            is_over: Asked before each step whether to leave out the rest; None is not asked.
+
         Raises:
+            RunCancelledError: The rest was left out.
             ExecutionError: A backend failed; names the region.
             LinkError: The way to another machine failed; the next run tries anew.
             InputError: An input holds what the model does not allow, as an index that is too large.
         """
         position = 0
+        if self._guard is not None:
+            self._guard.check()
         try:
             for position, step in enumerate(self._sequence):  # noqa: B007 - read in the handler
+                if is_over is not None and is_over():
+                    break
                 step()
+            else:
+                return
         except Exception as error:
             self._settle()
             raise self._failure(self._positions[position], error) from error
+        self._settle()
+        raise RunCancelledError("nobody waits for the run any more")
 
     def step(self) -> Step:
         """Return the shortest function of no arguments that does what `run` does."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from intarsia.arrays import Array, np_dtype
 from intarsia.backends.artifact import fill
-from intarsia.backends.device import Buffer, Step, ValueSlot
+from intarsia.backends.device import Buffer, Step, ValueSlot, survives_fork
 from intarsia.decoding import decode_json
 from intarsia.errors import ExecutionError, PackageError
 from intarsia.graph.arena import aligned_bytes
@@ -147,6 +147,11 @@ class ControlExecutable:
                 f"{self.spec.operator} of the package has the bodies {', '.join(bodies) or 'none'}",
                 hint="compile the model again",
             )
+
+    @property
+    def survives_fork(self) -> bool:
+        """Whether all regions of its bodies do."""
+        return all(survives_fork(one) for body in self.bodies.values() for one in body.executables)
 
     def bind(
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -15,13 +15,15 @@ from intarsia.arrays import Array, np_dtype
 from intarsia.backends.device import Device, Executable, Resizable, Step
 from intarsia.backends.values import IN_PLACE, Artifact, TensorSpec
 from intarsia.decoding import decode_json
-from intarsia.errors import InputError
+from intarsia.errors import InputError, PackageError
 from intarsia.graph.arena import aligned_array
 from intarsia.graph.model_info import ModelInfo
 from intarsia.plan.plan import HOST, Plan, PlanTensor, RegionStep, TensorStorage
-from intarsia.runtime.context import Context, PlainRun, RunMemory, memory_for
+from intarsia.runtime.context import Context, PlainRun, memory_for
 from intarsia.runtime.device_array import DeviceArray, check_device_array
 from intarsia.runtime.feeds import check_array, check_feeds
+from intarsia.runtime.forks import ForkGuard
+from intarsia.runtime.memories import MemoryPool, RunMemory
 from intarsia.runtime.overlaps import find_overlaps
 from intarsia.runtime.stages import PlanStage, StagedContext, ends_of, split_stages
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from intarsia.plan.placement import Placement
     from intarsia.plan.profile import Profile
     from intarsia.runtime.free import StoredModel
+    from intarsia.runtime.limited import Cancellation, IsOver
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +57,7 @@ class PlanExecutable:
     """A whole plan, loaded: what `intarsia.compile` and `intarsia.load` return.
 
     It may be run from many threads at once: what belongs to one call is in a context, the weights
-    are shared.
+    are shared. Of more calls than there are CPUs, and one, the others wait for their turn.
 
     Args:
         plan: What to run.
@@ -62,7 +65,7 @@ class PlanExecutable:
         executables: The same, loaded.
         devices: The opened memory domains of the plan.
         constants: By name, the constants that are outputs of the model.
-        idle: Memory that no run has, of programs that share it; None for memory of its own.
+        memories: What its runs need, if it shares that with other programs; None for its own.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class PlanExecutable:
         devices: Sequence[Device],
         constants: Mapping[str, Array],
         *,
-        idle: deque[RunMemory] | None = None,
+        memories: MemoryPool | None = None,
     ) -> None:
         self.plan = plan
         self.artifacts = tuple(artifacts)
@@ -82,9 +85,10 @@ class PlanExecutable:
         self._devices = tuple(devices)
         self._inputs = tuple(plan.tensors[i].spec for i in plan.inputs)
         self._outputs = tuple(plan.tensors[i].spec for i in plan.outputs)
-        # Last in, first out: the memory that was used last is in the caches. `append` and `pop`
-        # need no lock of ours, and whoever has taken memory may use what is bound to it.
-        self._idle: deque[RunMemory] = deque() if idle is None else idle
+        # Whoever has taken memory may use what is bound to it.
+        self._guard = ForkGuard(self.artifacts, self._executables)
+        self._memories = MemoryPool() if memories is None else memories
+        self._idle = self._memories.idle
         self._bound: dict[RunMemory, _Bound] = {}
         self._claims = plan.model.claims if plan.model is not None else {}
         self._is_unseen = False
@@ -141,7 +145,12 @@ class PlanExecutable:
         ]
         plan = self._sharing_plan.at(sizes)
         sized = PlanExecutable(
-            plan, self.artifacts, executables, self._devices, self.constants, idle=self._idle
+            plan,
+            self.artifacts,
+            executables,
+            self._devices,
+            self.constants,
+            memories=self._memories,
         )
         # What is the same at all sizes is found once.
         sized.in_place, sized._is_on_devices = self.in_place, self._is_on_devices
@@ -233,21 +242,35 @@ class PlanExecutable:
 
         save_package(self, path, None if self.source is None else self.source(self))
 
-    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    def run(
+        self,
+        feeds: Mapping[str, Any],
+        *,
+        timeout: float | None = None,
+        cancellation: Cancellation | None = None,
+    ) -> dict[str, Any]:
         """Run the model once.
 
         Args:
             feeds: An array per input, by name; anything with the buffer or DLPack protocol will do.
                 For an input that is on a device a `DeviceArray` is read in place; all else is
                 copied there.
+            timeout: Seconds after which the caller goes on, with an error; None means no limit.
+            cancellation: By which another thread ends the run; None means that none does.
 
         Returns:
             A fresh array per output, by name: a `DeviceArray` where it is on a device.
 
         Raises:
             InputError: A name, dtype or shape is wrong.
+            RunTimeoutError: It took longer.
+            RunCancelledError: It was cancelled.
             ExecutionError: A backend failed.
         """
+        if timeout is not None or cancellation is not None:
+            from intarsia.runtime.limited import run_limited  # few runs are limited
+
+            return run_limited(partial(self.run_until, feeds), timeout, cancellation)
         if self._idle and type(feeds) is dict:
             try:
                 memory = self._idle.pop()
@@ -262,43 +285,62 @@ class PlanExecutable:
                 self._bound.pop(memory, None)  # its buffers may be half written
                 raise
             finally:
-                self._idle.append(memory)
+                self._memories.give(memory)
             if outputs is not None:
                 return outputs
         return self._run(feeds, {})
 
-    def _run(self, feeds: Mapping[str, Any], given: Mapping[str, Array]) -> dict[str, Any]:
+    def run_until(self, feeds: Mapping[str, Any], is_over: IsOver) -> dict[str, Any]:
+        """Run the model once, as `run`, as long as somebody waits for it.
+
+        Args:
+            feeds: As of `run`.
+            is_over: Asked before each step of the plan whether nobody does any more.
+
+        Raises:
+            RunCancelledError: Nobody did any more.
+            IntarsiaError: As of `run`.
+        """
+        return self._run(feeds, {}, is_over)
+
+    def _run(
+        self,
+        feeds: Mapping[str, Any],
+        given: Mapping[str, Array],
+        is_over: IsOver | None = None,
+    ) -> dict[str, Any]:
         """Run the model once; outputs that are given are filled, the others are fresh."""
         if self._is_on_devices:
-            return self._run_on_devices(feeds, given)
+            return self._run_on_devices(feeds, given, is_over)
         arrays = check_feeds(self.inputs, feeds)
-        try:
-            memory = self._idle.pop()
-        except IndexError:
-            memory = RunMemory()
+        memory = self._memories.take()
         try:
             bound = self._bound.get(memory)
             if self._is_unseen:
                 self._is_unseen = False
-                return self._run_in_place(arrays, given, memory)
+                return self._run_in_place(arrays, given, memory, is_over)
             if bound is None or bound.block is not memory.block:
                 context = self._context({}, memory)
                 bound = _Bound(context, context.plain_run(), memory.block)
                 self._bound[memory] = bound
             bound.context.write_inputs(arrays)
-            bound.context.run()
+            bound.context.run(is_over)
             outputs = bound.context.read_outputs(given)
         except BaseException:
             self._bound.pop(memory, None)
             raise
         finally:
-            self._idle.append(memory)
+            self._memories.give(memory)
         if self._claims:
             self._compare(outputs)
         return outputs
 
     def _run_in_place(
-        self, arrays: Sequence[Any], given: Mapping[str, Array], memory: RunMemory
+        self,
+        arrays: Sequence[Any],
+        given: Mapping[str, Array],
+        memory: RunMemory,
+        is_over: IsOver | None,
     ) -> dict[str, Any]:
         """Run once on the caller's arrays, and on fresh ones for outputs.
 
@@ -320,16 +362,18 @@ class PlanExecutable:
                 bound[position] = fresh[tensor.name] = array
         context = self._context(bound, memory)
         context.write_inputs(arrays)
-        context.run()
+        context.run(is_over)
         return context.read_outputs({**given, **fresh})
 
-    def _run_on_devices(self, feeds: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    def _run_on_devices(
+        self, feeds: Mapping[str, Any], given: Mapping[str, Any], is_over: IsOver | None
+    ) -> dict[str, Any]:
         """Run once in a context whose outputs the caller keeps; `bind` makes one for many runs."""
         held = {name: one for name, one in feeds.items() if isinstance(one, DeviceArray)}
         taken = {name: one for name, one in given.items() if isinstance(one, DeviceArray)}
         context = self.context(held, taken)
         context.write_inputs(check_feeds(self.inputs, feeds))
-        context.run()
+        context.run(is_over)
         arrays = context.device_arrays()
         names = {spec.name for spec in self.outputs} - arrays.keys()
         outputs = {**context.read_outputs(given, names), **arrays}
@@ -528,10 +572,11 @@ class PlanExecutable:
         self, given: Mapping[int, Array | DeviceArray], memory: RunMemory | None = None
     ) -> Context:
         """Return a context, on buffers of the caller by position."""
+        self._guard.check()
         parts = (self._executables, self._devices, self.constants, given)
         if self._stages:  # each has memory of its own, at sizes that are not known yet
-            return StagedContext(self.plan, self._stages, *parts)
-        return Context(self.plan, *parts, memory=memory)
+            return StagedContext(self.plan, self._stages, *parts, guard=self._guard)
+        return Context(self.plan, *parts, memory=memory, guard=self._guard)
 
     @cached_property
     def in_place(self) -> Mapping[int, int]:
@@ -567,9 +612,21 @@ class PlanExecutable:
         check_device_array(tensor.spec, array, self._devices[tensor.device], text)
         return array
 
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled: code and threads are of this process."""
+        raise not_pickled()
+
     def __repr__(self) -> str:
         coverage = ", ".join(f"{n} nodes on {t}" for t, n in self.placement.coverage().items())
         return f"<intarsia executable: {len(self.plan.steps)} steps, {coverage}>"
+
+
+def not_pickled() -> PackageError:
+    """Return the error of who wants to send a program to another process as it is."""
+    return PackageError(
+        "a program cannot be pickled: its code and threads are of this process",
+        hint="save it, and load it there: weights are shared between processes that load one file",
+    )
 
 
 def bodies_of(executable: object) -> Mapping[str, PlanExecutable]:

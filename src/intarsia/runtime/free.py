@@ -7,16 +7,16 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 from intarsia.backends.values import Artifact, ArtifactConstant, TensorSpec
 from intarsia.errors import InputError, IntarsiaError, PackageError
 from intarsia.extents import Symbol
 from intarsia.graph.free_sizes import FreeSignature, FreeSpec, describe_free, sizes_text
 from intarsia.runtime.buckets import Buckets, cut_back, output_shapes
-from intarsia.runtime.executor import PlanExecutable
+from intarsia.runtime.executor import PlanExecutable, not_pickled
 from intarsia.runtime.feeds import as_array, check_array, check_names
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from intarsia.plan.plan import Plan
     from intarsia.plan.profile import Profile
     from intarsia.runtime.context import Context
+    from intarsia.runtime.limited import Cancellation, IsOver
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,11 +415,20 @@ class FreeExecutable:
             del self._kept[min(self._kept, key=lambda one: self._kept[one].used)]
         return kept
 
-    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    def run(
+        self,
+        feeds: Mapping[str, Any],
+        *,
+        timeout: float | None = None,
+        cancellation: Cancellation | None = None,
+    ) -> dict[str, Any]:
         """Run the model once; as `PlanExecutable.run`, at any sizes.
 
         Args:
             feeds: An array per input, by name.
+            timeout: Seconds after which the caller goes on, with an error; making a program for
+                new sizes is a part of them. None means no limit.
+            cancellation: By which another thread ends the run; None means that none does.
 
         Returns:
             A fresh array per output, by name.
@@ -426,12 +436,23 @@ class FreeExecutable:
         Raises:
             InputError: A name, dtype or shape is wrong; names the dimension and both inputs that
                 disagree.
+            RunTimeoutError: It took longer.
+            RunCancelledError: It was cancelled.
             ExecutionError: A backend failed.
             IntarsiaError: As `intarsia.compile`, at sizes that are new.
         """
+        if timeout is not None or cancellation is not None:
+            from intarsia.runtime.limited import run_limited  # few runs are limited
+
+            return run_limited(partial(self._run_until, feeds), timeout, cancellation)
         if self.buckets is not None:
             return self._run_padded(self.buckets, feeds)
         return self.program_for(feeds).run(feeds)
+
+    def _run_until(self, feeds: Mapping[str, Any], is_over: IsOver) -> dict[str, Any]:
+        if self.buckets is not None:
+            return self._run_padded(self.buckets, feeds)
+        return self.program_for(feeds).run_until(feeds, is_over)
 
     def _run_padded(self, buckets: Buckets, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Run the program of the next larger sizes that are buckets."""
@@ -600,6 +621,10 @@ class FreeExecutable:
             self.plans,
             self.buckets,
         )
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled: code and threads are of this process."""
+        raise not_pickled()
 
     def __repr__(self) -> str:
         names = ", ".join(map(str, self.symbols))

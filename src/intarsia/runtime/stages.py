@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from intarsia.backends.values import KernelCall
     from intarsia.runtime.control_flow import Runner
     from intarsia.runtime.device_array import DeviceArray
+    from intarsia.runtime.forks import ForkGuard
+    from intarsia.runtime.limited import IsOver
 
 _MOST_BOUND = 16
 """Sizes for which a stage stays bound; those that came least recently go."""
@@ -137,6 +139,7 @@ class StagedContext(Context):
         devices: Its memories.
         constants: By name, the constants that are outputs of the model.
         given: By position, buffers of the caller.
+        guard: As of `Context`.
     """
 
     def __init__(
@@ -147,10 +150,13 @@ class StagedContext(Context):
         devices: Sequence[Device],
         constants: Mapping[str, Array],
         given: Mapping[int, Array | DeviceArray],
+        guard: ForkGuard | None = None,
     ) -> None:
         shared = {i for stage in stages for i in stage.shared}
         # It has no steps of its own, and the buffers that no stage has alone.
-        super().__init__(_part(plan, 0, 0, set(), shared), executables, devices, constants, given)
+        super().__init__(
+            _part(plan, 0, 0, set(), shared), executables, devices, constants, given, guard=guard
+        )
         self.plan = plan
         self._stages = stages
         self._constants = constants
@@ -200,15 +206,21 @@ class StagedContext(Context):
         }
         return Context(plan, own, self._devices, self._constants, {**given, **handed}, is_part=True)
 
-    def run(self) -> None:
+    def run(self, is_over: IsOver | None = None) -> None:
         """Run every step on the buffers as they are.
 
+        Args:
+            is_over: As of `Context.run`.
+
         Raises:
+            RunCancelledError: The rest was left out.
             ExecutionError: A backend failed; names the region.
             InputError: An input holds what the model does not allow, as an index that is too large.
         """
+        if self._guard is not None:
+            self._guard.check()
         for context in self._parts():
-            context.run()
+            context.run(is_over)
 
     def step(self) -> Step:
         """Return the shortest function of no arguments that does what `run` does."""

@@ -13,10 +13,11 @@ from intarsia.backends.values import TensorSpec
 from intarsia.errors import InputError
 from intarsia.graph.free_sizes import FreeSpec
 from intarsia.plan.plan import TensorStorage
-from intarsia.runtime.context import Context, RunMemory
+from intarsia.runtime.context import Context
 from intarsia.runtime.executor import PlanExecutable, is_dense, is_plain
 from intarsia.runtime.feeds import check_array, check_feeds
 from intarsia.runtime.free import Program
+from intarsia.runtime.memories import RunMemory
 from intarsia.session.values import OrtValue, array_at, as_given, check_device
 
 

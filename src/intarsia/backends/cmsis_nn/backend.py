@@ -323,6 +323,8 @@ class CmsisNnExecutable:
         library: With the function of the region.
     """
 
+    survives_fork = True
+
     def __init__(self, artifact: Artifact, scratch_bytes: int, library: ctypes.CDLL) -> None:
         self.scratch_bytes = scratch_bytes
         self._target = artifact.target

@@ -60,6 +60,8 @@ class DnnlExecutable:
         num_threads: Threads that one run may use.
     """
 
+    survives_fork = True  # see `forking`
+
     def __init__(
         self, library: OneDnn, program: PrimitiveProgram, artifact: Artifact, num_threads: int
     ) -> None:
