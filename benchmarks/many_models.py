@@ -5,7 +5,8 @@
 loaded and run a program of one small layer, so that it has the same imports. The figure is what
 each has of its own beyond that (`Private_Clean` and `Private_Dirty` of Linux's `smaps_rollup`, the
 unique set size), over the bytes of the weights: after loading, after a run, and after a run without
-the memory that the run itself needs (its arena, inputs and outputs), which no two runs can share.
+the memory that the run itself needs (its arena, inputs and outputs, and what its kernels had of the
+heap), which no two runs can share.
 
 *Turns*: two programs of one process, each on a thread of its own, run at once on all CPUs' threads.
 The figure is the 99th percentile of their times over twice the median of a run alone, their fair
@@ -48,6 +49,7 @@ _CHILD = """
 import sys
 import numpy as np
 import intarsia
+from intarsia.garbage import give_memory_back
 
 def private():
     lines = open("/proc/self/smaps_rollup").read().splitlines()[1:]
@@ -63,6 +65,8 @@ for order in sys.stdin:
         kept.append(intarsia.load(sys.argv[2], num_threads=1))
     if order == "run\\n":
         kept.append(kept[0].run(feeds))
+    if order == "trim\\n":
+        give_memory_back()
     private() if order == "size\\n" else print("done", flush=True)
 """
 
@@ -120,14 +124,14 @@ def weigh(network: str, count: int, folder: Path) -> bool:
     intarsia.load(package, num_threads=1)
     sizes = {}
     with children(count, small, package, feeds) as processes:
-        for order in ("start", "load", "run"):
+        for order in ("start", "load", "run", "trim"):
             tell(processes, order)
             sizes[order] = [1024 * int(size) for size in tell(processes, "size")]
     print(f"{network}: {weights} bytes of weights, {count} processes; a run needs {own} bytes")
     worst = {
         "after loading": max(_more(sizes["load"], sizes["start"])),
         "after a run": max(_more(sizes["run"], sizes["start"])),
-        "after a run, without its memory": max(_more(sizes["run"], sizes["start"])) - own,
+        "after a run, without its memory": max(_more(sizes["trim"], sizes["start"])) - own,
     }
     for what, nbytes in worst.items():
         print(f"{what}: at most {nbytes} private bytes, {nbytes / weights:.2%} of the weights")
