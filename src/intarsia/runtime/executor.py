@@ -444,7 +444,8 @@ class PlanExecutable:
 
         Args:
             arrays: One for each input.
-            out: Arrays that are filled and returned: one, or one for each output.
+            out: Arrays that are filled and returned: one, or one for each output; anything
+                writeable and C-contiguous with the DLPack or buffer protocol.
 
         Returns:
             The output, or a tuple of them if the model has several.
@@ -459,17 +460,20 @@ class PlanExecutable:
                 hint=f"it takes {names}",
             )
         feeds = {spec.name: array for spec, array in zip(self.inputs, arrays, strict=True)}
-        outputs = self.run(feeds) if out is None else self._run(feeds, self._check_out(out))
-        results = tuple(outputs[spec.name] for spec in self.outputs)
+        if out is None:
+            outputs = self.run(feeds)
+            results = tuple(outputs[spec.name] for spec in self.outputs)
+        else:
+            results = tuple(out) if isinstance(out, list | tuple) else (out,)
+            self._run(feeds, self._check_out(results))
         return results[0] if len(results) == 1 else results
 
-    def _check_out(self, out: Array | Sequence[Array]) -> dict[str, Array]:
+    def _check_out(self, arrays: Sequence[Any]) -> dict[str, Array]:
         """Return arrays to fill, by name.
 
         Raises:
             InputError: There are too few or too many arrays, or one does not fit.
         """
-        arrays = tuple(out) if isinstance(out, list | tuple) else (out,)
         if len(arrays) != len(self.outputs):
             raise InputError(
                 f"the model has {len(self.outputs)} outputs, out has {len(arrays)} arrays",
@@ -497,8 +501,8 @@ class PlanExecutable:
         to be called from two threads at once.
 
         Args:
-            inputs: C-contiguous arrays that each call reads, by name; all of them. Of what is on a
-                device, a `DeviceArray`.
+            inputs: C-contiguous arrays that each call reads, by name; all of them. Anything with
+                the DLPack or buffer protocol; of what is on a device, a `DeviceArray`.
             outputs: C-contiguous arrays that each call writes, by name; what is left out is lost.
                 Likewise.
 

@@ -13,6 +13,8 @@ from intarsia.backends.values import TensorSpec
 from intarsia.errors import InputError
 from intarsia.graph.model_info import Legal
 from intarsia.runtime.device_array import DeviceArray
+from intarsia.runtime.dlpack import share
+from intarsia.target.device import DeviceType
 
 if TYPE_CHECKING:
     from intarsia.graph.free_sizes import FreeSpec
@@ -61,7 +63,7 @@ def check_array(spec: TensorSpec, value: Any, *, in_place: bool = False) -> Any:
 
     Args:
         spec: What is needed; without a shape, any value will do.
-        value: An array, or anything with the DLPack or buffer protocol.
+        value: An array, or anything with the DLPack or buffer protocol; its memory is shared.
         in_place: Whether the array's own memory must be usable.
 
     Raises:
@@ -72,7 +74,7 @@ def check_array(spec: TensorSpec, value: Any, *, in_place: bool = False) -> Any:
     is_plain = type(value) is np.ndarray and not in_place  # the usual case
     if is_plain and value.dtype == np_dtype(spec.dtype) and value.shape == spec.shape:
         return value
-    array: Any = as_array(spec, value)
+    array: Any = as_array(spec, value, copies=not in_place)
     # numpy's texts of a fixed width; ONNX's are objects of Python.
     if spec.dtype == "string" and array.dtype.kind in "UT":
         array = array.astype(object)
@@ -86,38 +88,59 @@ def check_array(spec: TensorSpec, value: Any, *, in_place: bool = False) -> Any:
             f"{spec.name!r} has shape {list(array.shape)}, the model wants {list(spec.shape)}",
             hint="compile with shapes= (or --shape) for another size",
         )
-    if in_place and not (array.flags.c_contiguous and array.flags.aligned and array is value):
+    if in_place and not (array.flags.c_contiguous and array.flags.aligned):
+        strides = f"not a C-contiguous array: its strides are {list(array.strides)} bytes"
         raise InputError(
-            f"{spec.name!r} cannot be bound in place: it is not a C-contiguous numpy array",
-            hint="pass tensor.detach().cpu().contiguous().numpy(), which shares its memory"
-            if hasattr(value, "detach")
+            f"{spec.name!r} cannot be bound in place: it is "
+            f"{'not aligned' if array.flags.c_contiguous else strides}",
+            hint="pass tensor.contiguous()"
+            if hasattr(value, "contiguous")
             else "pass numpy.ascontiguousarray(array)",
         )
     return array
 
 
-def as_array(spec: TensorSpec | FreeSpec, value: Any) -> Any:
-    """Return a value as an array, whatever its dtype and shape.
+def as_array(spec: TensorSpec | FreeSpec, value: Any, *, copies: bool = True) -> Any:
+    """Return a value as an array, whatever its dtype and shape, over the same memory if it has any.
 
     Args:
         spec: Of the input, for errors.
         value: An array, or anything with the DLPack or buffer protocol.
+        copies: Whether a copy will do for what has no memory to share, as a list.
 
     Raises:
-        InputError: It is none, and has neither the DLPack nor the buffer protocol.
+        InputError: It is none, and has neither the DLPack nor the buffer protocol, or its memory is
+            not the host's.
     """
     if isinstance(value, np.ndarray | DeviceArray):
         return value
     if value is None:
         raise InputError(f"{spec.name!r} is None", hint=f"pass an array: {spec}")
-    is_foreign = hasattr(value, "__dlpack__")
     try:
-        return np.from_dlpack(value) if is_foreign else np.asarray(value)
+        return share(value, copies=copies)
     except Exception as error:  # foreign `__dlpack__` may raise anything
+        reason = str(error).partition("\n")[0]
+        place = _find_place(value)
         raise InputError(
-            f"{spec.name!r} cannot be read as an array: {error}",
-            hint="pass a numpy array, or an object with the DLPack or buffer protocol",
+            f"{spec.name!r} is on {place}, whose memory the host does not read"
+            if place
+            else f"{spec.name!r} cannot be read as an array: {reason}"
+            if copies
+            else f"{spec.name!r} cannot be bound in place: {reason}",
+            hint="copy it to the host first, as by tensor.cpu()"
+            if place
+            else "pass a numpy array, or an object with the DLPack or buffer protocol",
         ) from error
+
+
+def _find_place(value: Any) -> str:
+    """Return the device that DLPack says an array is on; empty if that is the host, or unknown."""
+    try:
+        kind, number = value.__dlpack_device__()
+        device = DeviceType(int(kind))
+    except Exception:  # foreign, or no device that DLPack knows
+        return ""
+    return "" if device is DeviceType.CPU else f"{device.name.lower()}:{number}"
 
 
 _MASK = "mask"
