@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from intarsia.runtime.limited import Cancellation
     from intarsia.session import InferenceSession
     from intarsia.target import CompilationConfig, PlacedTarget, Target, VirtualDevice
+    from intarsia.torch.exported import from_torch
 
     __version__: str
 
@@ -38,6 +39,7 @@ __all__ = [
     "VirtualDevice",
     "annotate",
     "compile",
+    "from_torch",
     "load",
     "on_device",
     "quantize",
@@ -56,6 +58,7 @@ _HOMES = {
     "VirtualDevice": ("intarsia.target", "VirtualDevice"),
     "annotate": ("intarsia.place.annotated_model", "annotate"),
     "compile": ("intarsia.compiler", "compile"),
+    "from_torch": ("intarsia.torch.exported", "from_torch"),
     "load": ("intarsia.opening", "load"),
     "on_device": ("intarsia.graph.annotate", "on_device"),
     "quantize": ("intarsia.quantizing.quantize", "quantize"),

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs of `torch.compile` are programs with PyTorch's numbers, or say why they are not."""
+
+import functools
+import logging
+
+import pytest
+
+from intarsia.arrays import address_of
+from intarsia.errors import InputError, ModelError
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from intarsia import from_torch  # noqa: E402
+from intarsia.torch import backend  # noqa: E402
+from intarsia.torch.exported import to_onnx  # noqa: E402
+
+pytestmark = [
+    pytest.mark.exhaustive,
+    pytest.mark.filterwarnings("ignore:::torch", "ignore:::copyreg"),
+]
+
+OPTIONS = {"target": "onnxruntime", "strict": True, "num_threads": 1}
+
+
+class Network(torch.nn.Module):
+    """Parameters, a buffer, a plain number, a size, nothing, and an input that comes back."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = torch.nn.Linear(8, 4)
+        self.register_buffer("shift", torch.arange(4.0))
+
+    def forward(self, x, factor=1.5):
+        return self.linear(x).relu() * factor + self.shift, None, x.shape[0], x
+
+
+@pytest.fixture(scope="module")
+def network():
+    return Network().eval()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_registry():
+    """PyTorch makes its table of operators for each export; here one serves all."""
+    from torch.onnx._internal.exporter import _registration
+
+    with pytest.MonkeyPatch.context() as patch:
+        make = functools.cache(_registration.ONNXRegistry.from_torchlib)
+        patch.setattr(_registration.ONNXRegistry, "from_torchlib", staticmethod(make))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The graphs that are compiled in a test."""
+    graphs = []
+
+    class Noted(backend.CompiledGraph):
+        def __init__(self, *args):
+            super().__init__(*args)
+            graphs.append(self)
+
+    monkeypatch.setattr(backend, "CompiledGraph", Noted)
+    return graphs
+
+
+def rows(count):
+    return torch.randn(count, 8, generator=torch.Generator().manual_seed(count))
+
+
+def assert_same(one, other):
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_one_program_serves_every_batch_and_what_changes_makes_another(network, made):
+    compiled = torch.compile(network, backend="intarsia", dynamic=True, options=OPTIONS)
+    for count in (2, 3, 5):
+        x = rows(count)
+        result, nothing, size, same = compiled(x)
+        assert_same(result, network(x)[0])
+        assert (nothing, size) == (None, count)
+        assert same is x
+    (graph,) = made
+    (first,) = graph.programs.values()
+
+    assert_same(compiled(x, 2.5)[0], network(x, 2.5)[0])  # a constant of its program
+    assert list(graph.programs) == [(1.5,), (2.5,)]
+    torch._dynamo.reset()
+    again = torch.compile(network, backend="intarsia", dynamic=True, options=OPTIONS)
+    assert_same(again(x)[0], network(x)[0])
+    assert list(made[1].programs.values()) == [first]  # the graph came before
+
+    network.linear.bias.add_(1)
+    assert_same(again(x)[0], network(x)[0])
+    assert first not in made[1].programs.values()
+
+
+def test_what_may_be_differentiated_is_left_to_pytorch(network, caplog):
+    compiled = torch.compile(network, backend="intarsia")
+    with torch.enable_grad(), caplog.at_level(logging.WARNING, "intarsia"):
+        result = compiled(rows(1))[0]
+    assert result.requires_grad
+    assert_same(result, network(rows(1))[0])
+    (line,) = caplog.messages
+    assert "its gradients may be asked for (call it under torch.inference_mode()" in line
+
+
+def counting(x, seen):
+    seen.add_(1)
+    return x + seen
+
+
+@pytest.mark.parametrize(("device", "why"), [("cpu", "changes"), ("meta", "is on meta")])
+def test_a_graph_that_is_no_program_says_so_in_one_line(device, why, caplog):
+    x, seen, other = torch.eye(3, device=device), *torch.zeros(2, 3, device=device)
+    compiled = torch.compile(counting, backend="intarsia")
+    with caplog.at_level(logging.WARNING, "intarsia"):
+        results = [compiled(x, seen) for _ in range(2)]
+    expected = [counting(x, other) for _ in range(2)]
+    assert all(one.device == x.device for one in results)
+    if device == "cpu":
+        assert_same(results, expected)
+    (line,) = caplog.messages
+    assert line.startswith("PyTorch runs a graph of 2 operations: ")
+    assert why in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"options": {"targets": "llvm"}}, "option 'targets' is unknown"),
+        ({"mode": "max-autotune"}, "mode 'max-autotune' is unknown"),
+    ],
+)
+def test_options_are_checked(more, message):
+    compiled = torch.compile(torch.relu, backend="intarsia", **more)
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=message):
+        compiled(torch.ones(2))
+
+
+def test_an_exported_program_is_compiled_over_its_parameters(network):
+    batch = torch.export.Dim("batch", max=64)
+    exported = torch.export.export(network, (rows(2),), dynamic_shapes=({0: batch},))
+    model = to_onnx(exported)
+    for name, tensor in network.state_dict().items():
+        array = model.graph.initializers[name].const_value.numpy()
+        assert address_of(array) == tensor.data_ptr()
+    program = from_torch(exported, "llvm", dynamic_shapes=({0: batch},))
+    assert [str(spec) for spec in program.inputs] == ["x: float32[batch,8]"]
+    for count in (1, 4):
+        x = rows(count)
+        assert_same(torch.from_dlpack(program(x)[0]), network(x)[0])
+    with pytest.raises(InputError, match="'x' is float64"):
+        program(rows(1).double())
+    with pytest.raises(ModelError, match="is not an exported program"):
+        from_torch(network)
+
+
+def test_tensors_and_arrays_share_memory():
+    for dtype in (torch.float32, torch.bfloat16, torch.bool):
+        tensor = torch.tensor([[0, 1], [1, 0]]).to(dtype)
+        array = backend.to_array(tensor)
+        assert str(dtype).endswith(array.dtype.name)
+        back = backend.to_tensor(array)
+        assert back.data_ptr() == address_of(array) == tensor.data_ptr()
+        assert torch.equal(back, tensor)
