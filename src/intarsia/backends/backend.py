@@ -187,6 +187,10 @@ class RegisteredBackend:
     which is given these sizes as soon as they are known, and is bound to dense tensors. Without it
     such a value is one of unknown shape, which is handed over in a `ValueSlot`."""
 
+    require_kind: Callable[[str], object] | None = None
+    """Raises a `BackendError` if one of its kinds, given by name, cannot be compiled for here.
+    Without it all of them can wherever `version` answers."""
+
     identity: Callable[[BuildContext], CodeIdentity] | None = None
     """Returns what decides beside the version which code a target runs: costs, accepted plans and
     kept programs are filed under it. It raises a `BackendError` if there is no such device."""

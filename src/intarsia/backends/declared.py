@@ -198,7 +198,7 @@ def with_declared(
         kind = target.kind
         backend = by_kind.get(kind.name)
         if backend is not None and (
-            kind.name not in declared or has_runner or is_asked or backend.detect().targets
+            has_runner or is_asked or _is_here(backend, kind.name, kind.name in declared)
         ):
             continue
         declaration = declared.get(kind.name) or (Declaration() if kind.is_complete else None)
@@ -207,6 +207,17 @@ def with_declared(
                 DeclaredBackend(kind.name, declaration)
             )
     return replace(backends, by_name=by_name, by_kind=by_kind)
+
+
+def _is_here(backend: RegisteredBackend, kind: str, is_declared: bool) -> bool:
+    """Tell whether a backend compiles for a kind here."""
+    if backend.require_kind is not None:
+        try:
+            backend.require_kind(kind)
+        except BackendError:
+            return False
+        return True
+    return not is_declared or bool(backend.detect().targets)
 
 
 def _layers(declared: Declaration, region: Region) -> Reading:

@@ -51,7 +51,10 @@ def availability(kind: str, backends: Backends) -> Availability:
             return Availability(None, None, "stands for the targets that it lists")
         return Availability(None, None, "no backend: can be described, not compiled for")
     try:
-        return Availability(backend.name, backend.version())
+        version = backend.version()
+        if backend.require_kind is not None:
+            backend.require_kind(kind)
+        return Availability(backend.name, version)
     except BackendError as error:
         return Availability(backend.name, None, error.message, error.hint or "")
 

@@ -9,13 +9,15 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.reference
+import onnxruntime
 import pytest
 from tests.c_compiler import STRICT, compile_c
 
 import intarsia
 from intarsia.backends.ort_ep.backend import BACKEND
-from intarsia.backends.ort_ep.providers import PROVIDERS, options_of
+from intarsia.backends.ort_ep.providers import PROVIDERS, library_of, options_of
 from intarsia.errors import IntarsiaError, TargetError
+from intarsia.report.targets import availability
 from intarsia.target import Target, get_kind
 from intarsia.testing import examine
 from intarsia.testing.cases import CASES
@@ -112,6 +114,17 @@ def test_what_cannot_be_done_is_said(target, problem):
 
 
 @pytest.mark.exhaustive
+def test_only_kinds_whose_provider_is_here_are_usable(backends):
+    built_in = onnxruntime.get_available_providers()
+    for kind, provider in PROVIDERS.items():
+        found = availability(kind, backends)
+        if not provider.name:
+            assert "-library=PATH" in found.hint
+        elif provider.name not in built_in and not library_of(Target(kind)):
+            assert f"{provider.title} is no part of the ONNX Runtime" in found.reason
+        assert bool(found.version) is not bool(found.reason)
+
+
 def test_a_library_that_is_no_provider_is_refused(tmp_path, feeds):
     source, file = tmp_path / "other.c", tmp_path / "libother.so"
     source.write_text("int nothing;\n")

@@ -10,6 +10,7 @@ from tests.webgpu import first_device
 import intarsia
 from intarsia.backends.webgpu.driver import list_adapters
 from intarsia.errors import BackendError, InputError
+from intarsia.report.targets import availability
 from intarsia.settings import Settings
 
 TEXT = """
@@ -70,6 +71,21 @@ def test_a_composite_agrees_with_onnxruntime(program, model, tmp_path):
 def test_an_index_out_of_bounds_is_an_error(program):
     with pytest.raises(InputError, match="rows"):
         program.run({**feeds(), "rows": np.array([0, 1 << 40])})
+
+
+def test_an_interface_is_a_kind_of_its_own(webgpu, model):
+    interfaces = {one.backend for one in list_adapters(Settings.from_environment())}
+    for kind in ("vulkan", "metal"):
+        if kind not in interfaces:
+            with pytest.raises(BackendError, match=f"no device by the interface {kind}"):
+                intarsia.compile(model, f"{kind}, llvm", backends=webgpu)
+            assert availability(kind, webgpu).version is None
+            continue
+        exe = intarsia.compile(model, f"{kind}, llvm", pins={"MaxPool*": "llvm"}, backends=webgpu)
+        assert exe.plan.devices == ("cpu:0", f"{kind}:0")
+        session = onnxruntime.InferenceSession(model.SerializeToString())
+        (peer,) = session.run(["picked"], feeds())
+        np.testing.assert_allclose(exe.run(feeds())["picked"], peer, rtol=1e-4, atol=1e-5)
 
 
 def test_an_interface_that_is_not_the_devices_is_an_error(webgpu, model):

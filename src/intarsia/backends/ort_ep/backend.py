@@ -94,7 +94,7 @@ class OrtEpBackend(ConfiguredBackend):
             if not library_of(target) and provider.name not in built_in:
                 continue
             try:
-                self.ready(target)
+                self.require_kind(kind)
                 found.append(target)
             except IntarsiaError as error:
                 reasons.append(error.message)
@@ -104,6 +104,20 @@ class OrtEpBackend(ConfiguredBackend):
             "" if found else "; ".join(reasons) or "no provider for an accelerator is installed",
             "" if found else f"pip install one of {', '.join(packages)}, or name -library=PATH",
         )
+
+    def require_kind(self, kind: str) -> None:
+        """Check that the provider of a kind is here and passes its self-test.
+
+        Raises:
+            BackendError: It is not installed, or has not passed.
+        """
+        if not PROVIDERS[kind].name:
+            raise BackendError(
+                f"{kind} has the provider that a target names",
+                backend=self.name,
+                hint=f"name its file: {kind} -library=PATH",
+            )
+        self.ready(Target(kind))
 
     def identity(self, context: BuildContext) -> CodeIdentity:
         """Return what decides which code runs: the provider's library."""

@@ -50,7 +50,9 @@ PROVIDERS: Mapping[str, ExecutionProvider] = {
         ("onnxruntime-cann",),
         _names(
             "device_id npu_mem_limit arena_extend_strategy enable_cann_graph enable_cann_subgraph"
-            " dump_graphs dump_om_model precision_mode op_select_impl_mode optypelist_for_implmode"
+            " dump_graphs dump_om_model precision_mode precision_mode_v2 op_select_impl_mode"
+            " optypelist_for_implmode input_format dynamic_batch_size dynamic_image_size"
+            " dynamic_dims"
         ),
     ),
     "coreml-ort": ExecutionProvider(
@@ -81,6 +83,8 @@ PROVIDERS: Mapping[str, ExecutionProvider] = {
             " migraphx_int8_enable migraphx_int8_calibration_table_name"
             " migraphx_use_native_calibration_table migraphx_model_cache_dir"
             " migraphx_exhaustive_tune migraphx_mem_limit migraphx_arena_extend_strategy"
+            " migraphx_save_compiled_model migraphx_save_model_name migraphx_load_compiled_model"
+            " migraphx_load_model_name migraphx_max_dynamic_batch migraphx_max_compiled_models"
         ),
     ),
     "nnapi": ExecutionProvider("NnapiExecutionProvider", "Android's NNAPI"),
@@ -107,7 +111,10 @@ PROVIDERS: Mapping[str, ExecutionProvider] = {
             " enable_htp_fp16_precision enable_htp_spill_fill_buffer extended_udma op_packages"
             " enable_htp_shared_memory_allocator enable_htp_prepare_only dump_json_qnn_graph"
             " json_qnn_graph_dir offload_graph_io_quantization skip_qnn_version_check"
-            " enable_vtcm_backup_buffer_sharing disable_file_mapped_weights"
+            " enable_vtcm_backup_buffer_sharing disable_file_mapped_weights genie_log_level"
+            " enable_block_quant_weight_optimization dump_qnn_ir_dlc dump_qnn_ir_dlc_dir"
+            " enable_framework_op_trace framework_op_trace_dir qnn_ir_backend_path"
+            " num_graph_prepare_threads htp_share_resource_optimization"
         ),
         {"backend_type": "htp"},
         "onnxruntime_qnn",
@@ -129,6 +136,9 @@ PROVIDERS: Mapping[str, ExecutionProvider] = {
             " trt_context_memory_sharing_enable trt_layer_norm_fp32_fallback trt_cuda_graph_enable"
             " trt_dump_subgraphs trt_profile_min_shapes trt_profile_max_shapes"
             " trt_profile_opt_shapes trt_engine_hw_compatible trt_op_types_to_exclude"
+            " trt_engine_decryption_enable trt_engine_decryption_lib_path"
+            " trt_force_sequential_engine_build trt_extra_plugin_lib_paths"
+            " trt_weight_stripped_engine_enable trt_onnx_model_folder_path"
         ),
         has_context=True,
     ),
@@ -137,8 +147,9 @@ PROVIDERS: Mapping[str, ExecutionProvider] = {
         "Vitis AI",
         (),
         _names(
-            "config_file cache_dir cache_key target xclbin enable_cache_file_io_in_mem"
-            " ai_analyzer_visualization ai_analyzer_profiling"
+            "config_file cache_dir cacheDir cache_key cacheKey target xclbin"
+            " enable_cache_file_io_in_mem ai_analyzer_visualization ai_analyzer_profiling"
+            " xlnx_enable_py3_round log_level"
         ),
         has_context=True,
     ),
@@ -150,6 +161,10 @@ PROVIDERS: Mapping[str, ExecutionProvider] = {
             "preferredLayout enableGraphCapture dawnBackendType validationMode deviceId"
             " storageBufferCacheMode uniformBufferCacheMode queryResolveBufferCacheMode"
             " defaultBufferCacheMode powerPreference forceCpuNodeNames enablePIXCapture"
+            " adapterIndex preserveDevice enableRobustness maxStorageBufferBindingSize"
+            " maxStorageBuffersPerShaderStage maxNumPendingDispatches enableInt64"
+            " enableMatmulFp32Accumulation kvCacheQuantizationBits multiRotaryCacheConcatOffset"
+            " sessionBufferPoolGenerations weightLoadAcceleration"
         ),
         module="onnxruntime_ep_webgpu",
     ),
@@ -157,8 +172,9 @@ PROVIDERS: Mapping[str, ExecutionProvider] = {
         "XnnpackExecutionProvider", "ONNX Runtime's XNNPACK", (), _names("intra_op_num_threads")
     ),
 }
-"""By kind. Options have the names by which ONNX Runtime documents them; of QNN's, many were found
-in its library (2.7), and of the others none has been tried."""
+"""By kind. `docs/ort_ep.md` says where the names of options come from. They are those of all
+versions, so that a misspelt one is found here; a provider refuses itself what its version lacks.
+Left out are pointers into the caller's memory, and what `ep_context` stands for."""
 
 
 def provider_of(target: Target) -> ExecutionProvider:

@@ -50,8 +50,9 @@ if TYPE_CHECKING:
     from intarsia.graph.region import Region
     from intarsia.target import VirtualDevice
 
-_UNUSED = ("thread_warp_size", "supports_subgroups")
-"""Attributes that change nothing: kernels have no sub-group operations."""
+_USED = frozenset(("backend", "max_memory", "max_num_threads", "max_shared_memory_per_block"))
+"""Attributes that change what is compiled or where it runs; what else a device has, it says
+itself."""
 
 _GENERATORS = (
     "intarsia.backends.webgpu",
@@ -63,10 +64,10 @@ _GENERATORS = (
 
 @dataclass(frozen=True)
 class WebGpuBackend(ConfiguredBackend):
-    """Serves the kind `webgpu`."""
+    """Serves the kind `webgpu`, and `vulkan` and `metal` as the devices of that interface."""
 
     name = driver.BACKEND_NAME
-    kinds = ("webgpu",)
+    kinds = driver.KINDS
     defects = native_defects("webgpu")
     is_default = False
 
@@ -79,22 +80,39 @@ class WebGpuBackend(ConfiguredBackend):
         return driver.version()
 
     def detect(self) -> Detection:
-        """Return the target if there is a device, and a line for each, or why there is none."""
+        """Return the kinds that have a device, and a line for each device, or why there is none."""
         try:
             adapters = driver.list_adapters(self.settings)
         except IntarsiaError as error:
             return Detection.failed(error)
-        lines = tuple(f"webgpu:{number} {entry.name}" for number, entry in enumerate(adapters))
-        return Detection((Target("webgpu"),), devices=lines)
+        interfaces = {entry.backend for entry in adapters}
+        kinds = [kind for kind in self.kinds if kind == self.name or kind in interfaces]
+        lines = tuple(f"webgpu:{entry.number} {entry.name}" for entry in adapters)
+        return Detection(tuple(map(Target, kinds)), devices=lines)
+
+    def require_kind(self, kind: str) -> None:
+        """Check that a kind has a device.
+
+        Raises:
+            BackendError: There is none, or none passes its self-test.
+        """
+        driver.list_devices(kind, self.settings)
 
     def notes(self) -> Sequence[str]:
-        """Return a line for each device that does not pass its self-test."""
+        """Return a line for each device: its limits, or why it is not offered."""
         tried = driver.tried_devices(self.settings.cache_folder())
-        return [f"not offered: {name}: {problem}" for name, problem in tried.failed]
+        failed = [f"not offered: {name}: {problem}" for name, problem in tried.failed]
+        found = [
+            f"webgpu:{entry.number}: {driver.say_limits(entry)}"
+            for entry in driver.list_adapters(self.settings)
+        ]
+        return [*found, *failed]
 
     def check_target(self, target: Target) -> Sequence[str]:
-        """Return the limits that kernels are not shaped by."""
-        return said_in_vain(target, _UNUSED)
+        """Return what is said of the device, which changes nothing."""
+        if target.kind.name not in self.kinds:  # a partial kind on the same device
+            return ()
+        return said_in_vain(target, [name for name in target.attrs if name not in _USED])
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
         """Return one rule: every operator that lowering knows, less what the device lacks.
@@ -155,10 +173,8 @@ class WebGpuBackend(ConfiguredBackend):
         Raises:
             BackendError: There is no such device.
         """
-        number = placed.device_id or 0
-        backend = placed.target.attrs.get("backend") if placed.target is not None else None
-        entry = driver.find_adapter(number, str(placed), backend, self.settings)
-        return WebGpuDevice(number, entry, options)
+        entry = driver.find_adapter(placed, self.settings)
+        return WebGpuDevice(entry.number, entry, options)
 
     def load(self, artifact: Artifact, device: Device) -> WebGpuExecutable:
         """Build the kernels, and put the weights on the device.
@@ -188,8 +204,7 @@ class WebGpuBackend(ConfiguredBackend):
         Raises:
             BackendError: There is no such device.
         """
-        number, backend = context.target.device_id or 0, context.attrs.get("backend")
-        return driver.find_adapter(number, str(context.target), backend, self.settings)
+        return driver.find_adapter(context.target, self.settings)
 
     def limits(self, context: BuildContext) -> DeviceLimits:
         """Return what kernels for a target are shaped by: the device's limits, and the target's.

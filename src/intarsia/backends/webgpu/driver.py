@@ -17,7 +17,7 @@ from functools import cache
 from importlib.metadata import version as version_of
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from intarsia.backends.queues import OneProcess
 from intarsia.codegen.emit.device_family import DeviceLimits
@@ -25,6 +25,9 @@ from intarsia.codegen.sources import source_digest
 from intarsia.errors import BackendError
 from intarsia.process import selftest
 from intarsia.settings import Settings, driver_variables
+
+if TYPE_CHECKING:
+    from intarsia.target import VirtualDevice
 
 BACKEND_NAME = "webgpu"
 PROCESS = OneProcess("wgpu", BACKEND_NAME)
@@ -35,11 +38,19 @@ DRIVER = "install your GPU's driver, or mesa-vulkan-drivers for a device in soft
 BACKENDS = {"Vulkan": "vulkan", "Metal": "metal", "D3D12": "dx12"}
 """How targets name the interfaces that wgpu has; others are not used."""
 
+KINDS = (BACKEND_NAME, "vulkan", "metal")
+"""The kinds that are served; the last two by that interface alone."""
+
 _ORDER = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "Unknown", "CPU")
 _GROUP = 64
 """Work-items of a group: a multiple of what every vendor runs in lockstep."""
 _BUSY_ITEMS = {"DiscreteGPU": 1 << 16, "CPU": 1 << 8}
 _OTHERS_BUSY = 1 << 14
+_REGISTERS = {"CPU": 8}
+"""Vectors that a work-item may hold. Mesa's device in software runs as many work-items as a vector
+register has lanes, so that a lane of ours is a whole register there, of 16; and it compiles each
+kernel as a coroutine, for which LLVM 15 takes time by the square of its loads and stores."""
+_OTHERS_REGISTERS = 32
 """Work-items that keep a device busy: WebGPU does not tell how many units it has."""
 
 _FEATURES = ("shader-f16", "shader-f64", "shader-int64")
@@ -62,6 +73,7 @@ class Adapter:
     """One device, as one interface reaches it.
 
     Attributes:
+        number: Of the device, among all that wgpu reaches.
         handle: wgpu's adapter.
         name: For people: the device, its driver, and the interface.
         key: What code depends on: the same, with versions.
@@ -71,6 +83,7 @@ class Adapter:
         most: Its limits, by wgpu's names.
     """
 
+    number: int
     handle: Any
     name: str
     key: tuple[str, ...]
@@ -130,33 +143,64 @@ def list_adapters(settings: Settings) -> tuple[Adapter, ...]:
     return found
 
 
-def find_adapter(number: int, target: str, backend: str | None, settings: Settings) -> Adapter:
-    """Return a device by its number.
+def list_devices(kind: str, settings: Settings) -> tuple[Adapter, ...]:
+    """Return the devices of a kind: those of `vulkan` and `metal` are reached by that interface.
+
+    Raises:
+        BackendError: wgpu is missing, or there is none that passes its self-test.
+    """
+    adapters = list_adapters(settings)
+    if kind == BACKEND_NAME:
+        return adapters
+    found = tuple(one for one in adapters if one.backend == kind)
+    if not found:
+        raise BackendError(
+            f"wgpu reaches no device by the interface {kind}",
+            backend=BACKEND_NAME,
+            hint="; ".join(f"webgpu:{one.number} is {one.name}" for one in adapters),
+        )
+    return found
+
+
+def find_adapter(placed: VirtualDevice, settings: Settings) -> Adapter:
+    """Return the device of a placed target; one without a target is of the kind `webgpu`.
 
     Args:
-        number: Its number.
-        target: Text of the target that is on it, for messages.
-        backend: The interface that the target asks for, if it does.
+        placed: Whose number is counted among the devices of its kind.
         settings: Say where verdicts are kept.
 
     Raises:
         BackendError: wgpu is missing, or there is no such device.
     """
-    adapters = list_adapters(settings)
-    listed = "; ".join(f"webgpu:{i} is {one.name}" for i, one in enumerate(adapters))
+    number, target = placed.device_id or 0, str(placed)
+    kind = BACKEND_NAME if placed.target is None else placed.target.kind.name
+    backend = None if placed.target is None else placed.target.attrs.get("backend")
+    adapters = list_devices(kind if kind in KINDS else BACKEND_NAME, settings)
+    listed = "; ".join(f"{kind}:{i} is {one.name}" for i, one in enumerate(adapters))
     if number >= len(adapters):
         raise BackendError(
-            f"there is no WebGPU device {number}", backend=BACKEND_NAME, target=target, hint=listed
+            f"there is no {kind} device {number}", backend=BACKEND_NAME, target=target, hint=listed
         )
     found = adapters[number]
     if backend not in (None, found.backend):
         raise BackendError(
-            f"webgpu:{number} is reached through {found.backend}, not {backend}",
+            f"{kind}:{number} is reached through {found.backend}, not {backend}",
             backend=BACKEND_NAME,
             target=target,
             hint=f"take another number, or leave -backend out: {listed}",
         )
     return found
+
+
+def say_limits(entry: Adapter) -> str:
+    """Return what a device can do, in words."""
+    limits = entry.limits
+    mebibytes = entry.most["max-storage-buffer-binding-size"] >> 20
+    return (
+        f"-backend={entry.backend}; {entry.most['max-storage-buffers-per-shader-stage']} buffers a "
+        f"kernel, at most {mebibytes} MiB each; groups of {limits.max_work_group} with "
+        f"{limits.local_bytes >> 10} KiB; {', '.join(entry.features) or 'float32 and int32 alone'}"
+    )
 
 
 @cache
@@ -187,7 +231,7 @@ def _adapters() -> tuple[Adapter, ...]:
         every = driver().gpu.enumerate_adapters_sync()
     handles = [handle for handle in every if handle.info["backend_type"] in BACKENDS]
     handles.sort(key=lambda handle: _ORDER.index(_kind(handle)))  # stable: else wgpu's order
-    return tuple(map(_entry, handles))
+    return tuple(_entry(number, handle) for number, handle in enumerate(handles))
 
 
 @contextmanager
@@ -215,12 +259,13 @@ def _kind(handle: Any) -> str:
     return kind if kind in _ORDER else "Unknown"
 
 
-def _entry(handle: Any) -> Adapter:
+def _entry(number: int, handle: Any) -> Adapter:
     info, most = handle.info, {name: int(handle.limits[name]) for name in _LIMITS}
     features = tuple(name for name in _FEATURES if name in handle.features)
     interface = str(info["backend_type"])
     kind = _kind(handle)
     limits = DeviceLimits(
+        registers=_REGISTERS.get(kind, _OTHERS_REGISTERS),
         max_work_group=min(
             most["max-compute-invocations-per-workgroup"], most["max-compute-workgroup-size-x"]
         ),
@@ -234,4 +279,4 @@ def _entry(handle: Any) -> Adapter:
     device, description = str(info["device"]).strip(), str(info["description"]).strip()
     name = f"{device} ({', '.join(filter(None, (description, interface)))})"
     key = (device, description, interface, str(info["vendor_id"]), str(info["device_id"]))
-    return Adapter(handle, name, key, BACKENDS[interface], limits, features, most)
+    return Adapter(number, handle, name, key, BACKENDS[interface], limits, features, most)
