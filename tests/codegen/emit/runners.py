@@ -6,7 +6,9 @@ machine code is tested by.
 
 import ctypes
 import functools
+import itertools
 import tempfile
+import threading
 import warnings
 from pathlib import Path
 
@@ -28,10 +30,13 @@ from intarsia.codegen.emit.opencl import (
     program_source,
     refuse_types,
 )
+from intarsia.codegen.emit.nvptx import emit_nvptx
 from intarsia.codegen.emit.wgsl import emit_wgsl, missing_feature, needed_features
 from intarsia.codegen.expand import expand
 from intarsia.codegen.interpreter import interpret
 from intarsia.codegen.verifier import verify
+from intarsia.graph.arena import aligned_bytes
+from intarsia.native.machine import NativeCpu, compile_object, link_object
 
 
 def compare(function, arrays, results, sizes, rtol):
@@ -221,3 +226,89 @@ def run_wgsl(function, arrays, *, sizes=(), rtol=1e-6, interpreted=True, level=0
     if interpreted:  # WGSL's `fma` may round twice
         compare(function, arrays, results, sizes, max(rtol, 1e-6))
     return results
+
+
+LANES = DeviceLimits(work_group=8, busy_items=1 << 10, has_fp16=True, local_bytes=48 << 10)
+"""A GPU of few threads: each is a thread of this CPU."""
+
+
+def run_nvptx(function, arrays, *, sizes=(), rtol=1e-6, interpreted=True, level=0):
+    """Run a kernel in LLVM's IR for NVPTX on this CPU; return what the arrays hold afterwards.
+
+    What is run is the text that PTX is made of, compiled for this CPU: special registers and
+    barriers are functions of this process, and each thread of a block is one here.
+    """
+    del level
+    verify(function)
+    expanded = expand(function)
+    verify(expanded)
+    kernel = emit_nvptx(expanded, LANES)
+    arrays = [np.ascontiguousarray(array) for array in arrays]
+    extent = function.extent
+    if not isinstance(extent, int):
+        extent = sizes[function.free.index(extent)]
+    held = [aligned_bytes(array.nbytes + 128) for array in arrays]
+    for memory, array in zip(held, arrays, strict=True):
+        memory[:] = 0xA5
+        memory[64 : 64 + array.nbytes] = array.reshape(-1).view(np.uint8)
+    pointers = [ctypes.c_void_p(memory.ctypes.data + 64) for memory in held]
+    _run_blocks(kernel, extent, (*pointers, *map(ctypes.c_int64, sizes)))
+    results = []
+    for memory, array in zip(held, arrays, strict=True):
+        assert (memory[:64] == 0xA5).all()
+        assert (memory[64 + array.nbytes :] == 0xA5).all()
+        data = memory[64 : 64 + array.nbytes].view(array.dtype)
+        results.append(data.reshape(array.shape).copy())
+    if interpreted:
+        compare(function, arrays, results, sizes, rtol)
+    return results
+
+
+def _run_blocks(kernel, extent, arguments):
+    """Run the blocks of a grid one after another, and the threads of each side by side."""
+    here = threading.local()
+    width = kernel.local_size[0] * kernel.local_size[1]
+    items = kernel.global_size(extent)
+    grid = [whole // part for whole, part in zip(items, kernel.local_size, strict=True)]
+    together = threading.Barrier(width)
+
+    def wait(_number):
+        together.wait()
+
+    registers = {
+        "tid.x": lambda: here.thread,
+        "ctaid.x": lambda: here.block[0],
+        "ctaid.y": lambda: here.block[1],
+        "nctaid.y": lambda: grid[1],
+    }
+    text, symbols, kept = kernel.source.replace("define ptx_kernel", "define"), {}, []
+    for name, value in registers.items():
+        kept.append(ctypes.CFUNCTYPE(ctypes.c_int32)(value))
+        symbols[f"sreg_{name.replace('.', '_')}"] = ctypes.cast(kept[-1], ctypes.c_void_p).value
+        text = text.replace(
+            f"@llvm.nvvm.read.ptx.sreg.{name}(", f"@sreg_{name.replace('.', '_')}("
+        )
+    kept.append(ctypes.CFUNCTYPE(None, ctypes.c_int32)(wait))
+    symbols["block_wait"] = ctypes.cast(kept[-1], ctypes.c_void_p).value
+    text = text.replace("@llvm.nvvm.barrier.cta.sync.aligned.all(", "@block_wait(")
+    symbols = {name: address for name, address in symbols.items() if f"@{name}(" in text}
+    library = link_object(kernel.name, compile_object(text, NativeCpu()), symbols)
+    call = ctypes.CFUNCTYPE(None, *map(type, arguments))(library[kernel.name])
+    blocks = list(itertools.product(range(grid[0]), range(grid[1])))
+
+    def run(thread):
+        here.thread = thread
+        for here.block in blocks:
+            call(*arguments)
+            if "block_wait" in symbols:  # blocks have one shared memory here
+                together.wait()
+
+    if "block_wait" not in symbols:
+        for thread in range(width):
+            run(thread)
+        return
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(width)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

@@ -12,7 +12,7 @@ these are declared and joined, how memory is read and written, and where a work-
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +55,11 @@ class DeviceLimits:
     is_correctly_rounded: bool = False
 
     @property
+    def group_size(self) -> int:
+        """Work-items of a group."""
+        return min(self.work_group, self.max_work_group)
+
+    @property
     def unit(self) -> VectorUnit:
         """The vector unit that kernels for the device are shaped for."""
         return VectorUnit(self.vector_bits, self.registers, has_fma=self.has_fma)
@@ -93,6 +98,64 @@ class DeviceKernel:
             wanted = max(1, min(self.items, -(-self.busy_items // max(1, extent))))
             items *= -(-wanted // items)
         return max(1, -(-extent // turns)) * turns, items
+
+
+def device_kernel(
+    function: ir.Function, limits: DeviceLimits, plan: Distribution, source: str
+) -> DeviceKernel:
+    """Return a kernel with its text and its work-items.
+
+    Args:
+        function: The kernel.
+        limits: Of the device.
+        plan: How work-items share a turn.
+        source: The text.
+    """
+    return DeviceKernel(
+        name=function.name,
+        source=source,
+        buffers=tuple(buffer.name for buffer in function.buffers),
+        sizes=len(function.sizes),
+        local_size=(1, sharing(limits, plan)) if plan.items > 1 else (limits.group_size, 1),
+        items=plan.items,
+        is_group=plan.items > 1 and (plan.waits or bool(function.locals)),
+        busy_items=limits.busy_items,
+    )
+
+
+def sharing(limits: DeviceLimits, plan: Distribution) -> int:
+    """Return how many work-items of a group share a turn."""
+    return min(limits.group_size, plan.items)
+
+
+def divide(
+    function: ir.Function,
+    limits: DeviceLimits,
+    item_bytes: Callable[[str], int],
+    meeting_bytes: Callable[[ir.Type], Mapping[object, int]],
+) -> Distribution:
+    """Return how work-items share a turn, as far as a device allows.
+
+    Args:
+        function: The kernel.
+        limits: Of the device.
+        item_bytes: Returns the bytes of an element of a kernel's own buffers.
+        meeting_bytes: Returns the bytes that a work-item needs where all of them see a value, for
+            each kind of variable that holds it.
+    """
+    plan = distribute(function)
+    own_bytes = sum(buffer.span * item_bytes(buffer.dtype) for buffer in function.locals)
+    meeting: dict[object, int] = {}
+    for loop in ir.walk(function.body):
+        if isinstance(loop, ir.Loop) and id(loop) in plan.reduced:
+            for value in loop.carried:
+                meeting |= meeting_bytes(value.type)
+    own_bytes += sharing(limits, plan) * sum(meeting.values())
+    is_group = plan.waits or own_bytes > 0
+    # On CPUs barriers cost more than they gain: items of a group run in turn.
+    if is_group and (limits.group_size == 1 or own_bytes > limits.local_bytes):
+        return Distribution()
+    return plan
 
 
 def dtypes_of(function: ir.Function) -> set[str]:
@@ -149,60 +212,33 @@ class DeviceFamily(CFamily):
     def __init__(self, function: ir.Function, limits: DeviceLimits) -> None:
         super().__init__(function)
         self.limits = limits
-        self.plan = self._distribution()
+        self.plan = divide(function, limits, self.item_bytes, self._meeting_bytes)
         self.meeting_places: dict[str, str] = {}
         self._literals: dict[ir.IrValue, str] = {}
         self._is_inside = False
 
     def made(self, source: str) -> DeviceKernel:
         """Return the kernel with its text."""
-        function, width = self.function, self.group_size
-        is_group = self.plan.items > 1 and (self.plan.waits or bool(function.locals))
-        return DeviceKernel(
-            name=function.name,
-            source=source,
-            buffers=tuple(buffer.name for buffer in function.buffers),
-            sizes=len(function.sizes),
-            local_size=(1, self.sharing) if self.plan.items > 1 else (width, 1),
-            items=self.plan.items,
-            is_group=is_group,
-            busy_items=self.limits.busy_items,
-        )
+        return device_kernel(self.function, self.limits, self.plan, source)
 
     @property
     def group_size(self) -> int:
         """Work-items of a group."""
-        return min(self.limits.work_group, self.limits.max_work_group)
+        return self.limits.group_size
 
     @property
     def sharing(self) -> int:
         """Work-items of a group that share a turn."""
-        return min(self.group_size, self.plan.items)
+        return sharing(self.limits, self.plan)
 
     def pieces(self, lanes: int) -> tuple[tuple[int, int], ...]:
         """Return first lane and width of the variables that hold a vector."""
         return pieces(lanes, self.wide)
 
-    def _distribution(self) -> Distribution:
-        """Return how work-items share a turn, as far as the device allows."""
-        plan, limits = distribute(self.function), self.limits
-        own_bytes = sum(
-            buffer.span * self.item_bytes(buffer.dtype) for buffer in self.function.locals
-        )
-        meeting = {
-            (value.type.dtype, width)
-            for loop in ir.walk(self.function.body)
-            if isinstance(loop, ir.Loop) and id(loop) in plan.reduced
-            for value in loop.carried
-            for _, width in self.pieces(value.type.lanes)
-        }
-        items = min(limits.work_group, limits.max_work_group, plan.items)
-        own_bytes += items * sum(self.item_bytes(dtype) * width for dtype, width in meeting)
-        is_group = plan.waits or own_bytes > 0
-        # On CPUs barriers cost more than they gain: items of a group run in turn.
-        if is_group and (limits.work_group == 1 or own_bytes > limits.local_bytes):
-            return Distribution()
-        return plan
+    def _meeting_bytes(self, type_: ir.Type) -> Mapping[object, int]:
+        dtype = type_.dtype
+        parts = self.pieces(type_.lanes)
+        return {(dtype, width): self.item_bytes(dtype) * width for _, width in parts}
 
     def item_bytes(self, dtype: str) -> int:
         """Return the bytes of an element of a kernel's own buffers."""
