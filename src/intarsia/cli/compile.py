@@ -36,6 +36,7 @@ class Emit(StrEnum):
     OBJECT = "object"
     SHARED = "shared"
     EXECUTABLE = "executable"
+    PTX = "ptx"
 
 
 _ALLOWED = ("--target", "--target-attr", "--shape", "--no-cache", "--no-probe", "--placement")
@@ -60,8 +61,8 @@ def compile_command(
         Emit,
         typer.Option(
             "--emit",
-            help="What to write: a package; C99 source; or, for the machine of the target, an "
-            "object, a shared library or a program, with a header.",
+            help="What to write: a package; C99 source; for the machine of the target, an "
+            "object, a shared library or a program, with a header; or the kernels as PTX.",
         ),
     ] = Emit.PACKAGE,
     threads: ThreadsOption = None,
@@ -144,3 +145,14 @@ def _write_program(
         write(f"wrote {file} ({size_text(nbytes)})\n")
     for need in needs:
         write(f"{need}\n")
+    if emit is Emit.PTX:
+        _write_resources(files[0].read_text())
+
+
+def _write_resources(ptx: str) -> None:
+    """Say what kernels need of a GPU, if there is an assembler that counts it."""
+    from intarsia.native.ptxas import assemble, find_ptxas
+
+    if find_ptxas() is not None:
+        for kernel in assemble(ptx):
+            write(f"{kernel}\n")

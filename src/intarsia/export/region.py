@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from intarsia.compiler import read_setting
-from intarsia.errors import UnsupportedError
+from intarsia.errors import TargetError, UnsupportedError
 from intarsia.place.request import Request
 
 if TYPE_CHECKING:
     from intarsia.backends.values import Piece, Refusal
     from intarsia.codegen.emit.c_join import Part
     from intarsia.codegen.emit.c_program import Tensor
+    from intarsia.codegen.emit.device_family import DeviceLimits
     from intarsia.codegen.lower.program import Program
     from intarsia.codegen.unit import VectorUnit
     from intarsia.extents import Symbol
@@ -133,6 +134,37 @@ def lower_model(request: Request, registers: int | None = None) -> Native:
     ]
     caches = request.settings.cache_folder()
     return Native(program, tensors[0], tensors[1], target, unit, cpu, caches, sizes, threads)
+
+
+def lower_for_gpu(request: Request) -> tuple[Program, Target, DeviceLimits]:
+    """Return the program of a model for an NVIDIA GPU, its target, and what shaped its kernels.
+
+    Args:
+        request: What is asked for; no GPU has to be here.
+
+    Raises:
+        TargetError: The target is not one GPU's, or does not name its architecture.
+        UnsupportedError: Some nodes have no native code.
+        IntarsiaError: As `intarsia.compile`.
+    """
+    from intarsia.codegen.lower.region import lower_region
+    from intarsia.graph.region import Region
+    from intarsia.native.ptx import capability_of, gpu_limits
+
+    setting = read_setting(replace(request, is_here=False, is_made=True, num_threads=1))
+    graph, (placed, *others) = setting.graph, setting.config.targets
+    target = placed.target
+    if others or target.kind.name not in ("cuda", "nvptx") or capability_of(target) is None:
+        raise TargetError(
+            "PTX is written for one NVIDIA GPU whose architecture the target names",
+            target=str(target),
+            hint="-t 'cuda -arch=sm_80'",
+        )
+    piece = _Piece(target, Region.of(graph, range(len(graph.nodes))))
+    _refuse(graph, piece)
+    _check_outputs(graph, set(piece.region.outputs), target)
+    limits = gpu_limits(target)
+    return lower_region(piece.region, limits.unit), target, limits
 
 
 def _read(request: Request) -> tuple[Setting, Mapping[Symbol, int]]:

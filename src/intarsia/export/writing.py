@@ -42,6 +42,7 @@ class Product(StrEnum):
     OBJECT = "object"
     SHARED = "shared"
     EXECUTABLE = "executable"
+    PTX = "ptx"
 
 
 def export_c(
@@ -168,6 +169,8 @@ def write_program(
     """
     from intarsia.export.region import lower_model
 
+    if product is Product.PTX:
+        return _write_ptx(request, Path(folder), _name(request.model, name))
     native = lower_model(request, _C_REGISTERS if product is Product.C else None)
     name = _name(request.model, name)
     with _writing(folder):
@@ -175,6 +178,21 @@ def write_program(
         if product is Product.C:
             return _write_c(native, Path(folder), name, tell)
         return _write_linked(native, Path(folder), name, product)
+
+
+def _write_ptx(request: Request, folder: Path, name: str) -> tuple[Path, ...]:
+    from intarsia.codegen.emit.nvptx import emit_nvptx
+    from intarsia.export.region import lower_for_gpu
+    from intarsia.native.ptx import capability_of, compile_ptx, ptx_arch
+
+    program, target, limits = lower_for_gpu(request)
+    kernels = [emit_nvptx(kernel, limits) for kernel in program.kernels]
+    text = compile_ptx(kernels, ptx_arch(capability_of(target) or 0))
+    file = folder / f"{name}.ptx"
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return (file,)
 
 
 def _write_c(

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.c_compiler import STRICT, compile_c
+from tests.gpu_on_cpu import WAIT, link_kernel, waits
 from tests.opencl import first_device
 from tests.webgpu import opened_device
 
@@ -24,19 +25,18 @@ from intarsia.backends.values import TensorSpec
 from intarsia.backends.webgpu.execution import launch_calls, make_pipeline
 from intarsia.codegen.emit.c import emit_c, parameters
 from intarsia.codegen.emit.device_family import DeviceLimits
+from intarsia.codegen.emit.nvptx import emit_nvptx
 from intarsia.codegen.emit.opencl import (
     build_options,
     emit_opencl,
     program_source,
     refuse_types,
 )
-from intarsia.codegen.emit.nvptx import emit_nvptx
 from intarsia.codegen.emit.wgsl import emit_wgsl, missing_feature, needed_features
 from intarsia.codegen.expand import expand
 from intarsia.codegen.interpreter import interpret
 from intarsia.codegen.verifier import verify
 from intarsia.graph.arena import aligned_bytes
-from intarsia.native.machine import NativeCpu, compile_object, link_object
 
 
 def compare(function, arrays, results, sizes, rtol):
@@ -281,29 +281,22 @@ def _run_blocks(kernel, extent, arguments):
         "ctaid.y": lambda: here.block[1],
         "nctaid.y": lambda: grid[1],
     }
-    text, symbols, kept = kernel.source.replace("define ptx_kernel", "define"), {}, []
-    for name, value in registers.items():
-        kept.append(ctypes.CFUNCTYPE(ctypes.c_int32)(value))
-        symbols[f"sreg_{name.replace('.', '_')}"] = ctypes.cast(kept[-1], ctypes.c_void_p).value
-        text = text.replace(
-            f"@llvm.nvvm.read.ptx.sreg.{name}(", f"@sreg_{name.replace('.', '_')}("
-        )
-    kept.append(ctypes.CFUNCTYPE(None, ctypes.c_int32)(wait))
-    symbols["block_wait"] = ctypes.cast(kept[-1], ctypes.c_void_p).value
-    text = text.replace("@llvm.nvvm.barrier.cta.sync.aligned.all(", "@block_wait(")
-    symbols = {name: address for name, address in symbols.items() if f"@{name}(" in text}
-    library = link_object(kernel.name, compile_object(text, NativeCpu()), symbols)
-    call = ctypes.CFUNCTYPE(None, *map(type, arguments))(library[kernel.name])
+    held = {name: ctypes.CFUNCTYPE(ctypes.c_int32)(value) for name, value in registers.items()}
+    held[WAIT] = ctypes.CFUNCTYPE(None, ctypes.c_int32)(wait)
+    addresses = {name: ctypes.cast(value, ctypes.c_void_p).value for name, value in held.items()}
+    _library, address = link_kernel(kernel, addresses)
+    call = ctypes.CFUNCTYPE(None, *map(type, arguments))(address)
+    has_to_wait = waits(kernel)
     blocks = list(itertools.product(range(grid[0]), range(grid[1])))
 
     def run(thread):
         here.thread = thread
         for here.block in blocks:
             call(*arguments)
-            if "block_wait" in symbols:  # blocks have one shared memory here
+            if has_to_wait:  # blocks have one shared memory here
                 together.wait()
 
-    if "block_wait" not in symbols:
+    if not has_to_wait:
         for thread in range(width):
             run(thread)
         return

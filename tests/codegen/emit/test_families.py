@@ -1,10 +1,10 @@
-"""Every family of kernels in C and in OpenCL C, against the interpreter and its own reference.
+"""Every family of kernels in C, OpenCL C and for NVPTX, against the interpreter and a reference.
 
 The cases are those that the machine code is tested by; here one or two of a family.
 """
 
 import pytest
-from tests.codegen.emit.runners import run_c, run_opencl, run_opencl_groups, run_wgsl
+from tests.codegen.emit.runners import run_c, run_nvptx, run_opencl, run_opencl_groups, run_wgsl
 from tests.codegen.kernels import (
     test_attention,
     test_cache,
@@ -168,3 +168,16 @@ def test_small_attention_in_wgsl():
 @pytest.mark.parametrize("family", SHARED)
 def test_family_with_shared_turns(family):
     FAMILIES[family](run_opencl_groups)
+
+
+IN_NVPTX = (
+    *("depthwise", "pad", "gather nd", "max pool", "layer norm", "cumsum", "sum and norm"),
+    *("resize crop", "global pool", "top k on a heap"),
+)
+"""Families whose kernels lanes of a block share, wait in, or keep to themselves."""
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("family", IN_NVPTX)
+def test_family_in_nvptx(family):
+    FAMILIES[family](run_nvptx)

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An opened GPU: memory that the host cannot read, and streams.
+
+The context is the device's primary one, as PyTorch's is. Copies go through pinned memory, so that
+they overlap with kernels and the host; the driver's events tell when it may be used again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from intarsia.arrays import Array
+from intarsia.backends.cuda.driver import (
+    BACKEND_NAME,
+    PROCESS,
+    CudaDevice,
+    CudaError,
+    call,
+    driver,
+    failed,
+)
+from intarsia.backends.device import Step, ThreadOptions
+from intarsia.backends.queues import Block, QueueView
+from intarsia.errors import ExecutionError
+
+_LEAST_BYTES = 256
+"""Smallest size of memory: the driver allocates none of no bytes."""
+
+
+class Context:
+    """The primary context of a device, held as long as anything of it lives.
+
+    Args:
+        number: As the driver counts.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.device = call("cuDeviceGet", number)
+        self.handle = call("cuDevicePrimaryCtxRetain", self.device)
+        weakref.finalize(self, _release, "cuDevicePrimaryCtxRelease", self.device)
+
+    def enter(self) -> None:
+        """Make it the calling thread's."""
+        call("cuCtxSetCurrent", self.handle)
+
+
+class Memory:
+    """Memory of a device.
+
+    Args:
+        context: Where.
+        nbytes: How much.
+    """
+
+    def __init__(self, context: Context, nbytes: int) -> None:
+        context.enter()
+        self.context = context
+        self.nbytes = nbytes
+        self.address = int(call("cuMemAlloc", nbytes))
+        weakref.finalize(self, release_in, context, "cuMemFree", self.address)
+
+
+class Pinned:
+    """Memory of the host that the device reads and writes by itself, and when it has done so.
+
+    Args:
+        context: Whose.
+        nbytes: How much.
+    """
+
+    def __init__(self, context: Context, nbytes: int) -> None:
+        context.enter()
+        self.address = int(call("cuMemAllocHost", nbytes))
+        held = (ctypes.c_uint8 * nbytes).from_address(self.address)
+        self.array: Array = np.frombuffer(held, np.uint8)
+        flags = driver().CUevent_flags.CU_EVENT_DISABLE_TIMING
+        self.event = call("cuEventCreate", flags)
+        weakref.finalize(self, release_in, context, "cuMemFreeHost", self.address)
+        weakref.finalize(self, release_in, context, "cuEventDestroy", self.event)
+
+
+def _release(name: str, *arguments: Any) -> None:
+    try:
+        call(name, *arguments)
+    except CudaError:  # what failed before has been told; a lost device gives nothing back
+        return
+
+
+def release_in(context: Context, name: str, *arguments: Any) -> None:
+    """Call what gives something of a context back, as far as that can be done."""
+    _release("cuCtxSetCurrent", context.handle)
+    _release(name, *arguments)
+
+
+@dataclass(slots=True)
+class PinnedPool:
+    """Pinned memory that copies take and give back, by size.
+
+    Attributes:
+        context: Whose.
+        free: What is not in use.
+        lock: Taken by whoever takes or gives: views of a device may be of several threads.
+    """
+
+    context: Context
+    free: dict[int, list[Pinned]] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, nbytes: int) -> Pinned:
+        """Return memory of at least so many bytes, that nothing uses."""
+        size = 1 << max(nbytes - 1, _LEAST_BYTES).bit_length()
+        with self.lock:
+            found = self.free.get(size)
+            if found:
+                return found.pop()
+        return Pinned(self.context, size)
+
+    def give(self, pinned: Pinned) -> None:
+        """Take memory back, whose copy is done."""
+        with self.lock:
+            self.free.setdefault(pinned.array.size, []).append(pinned)
+
+
+class CudaView(QueueView):
+    """One GPU with a stream.
+
+    Args:
+        number: Of the device, as targets count.
+        entry: What it is.
+        options: What a run may use; a GPU's threads do not obey it.
+        pool: Of the device's pinned memory; None opens the device.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        entry: CudaDevice,
+        options: ThreadOptions,
+        pool: PinnedPool | None = None,
+    ) -> None:
+        super().__init__(BACKEND_NAME, number, entry.name, options, pool, PROCESS)
+        PROCESS.check()
+        self.entry = entry
+        self._writing: list[Pinned] = []
+        self._reading: dict[Pinned, Array] = {}
+        with self.failing("cannot be opened"):
+            self.pool = pool or PinnedPool(Context(entry.number))
+            self.domain = self.pool
+            self.context = self.pool.context
+            self.context.enter()
+            self.stream = call("cuStreamCreate", driver().CUstream_flags.CU_STREAM_NON_BLOCKING)
+            weakref.finalize(self, release_in, self.context, "cuStreamDestroy", self.stream)
+
+    def open_queue(self) -> CudaView:
+        """Return this device with a stream of its own."""
+        return CudaView(self.number, self.entry, self.options, self.pool)
+
+    def allocate(self, nbytes: int) -> Block:
+        """Return a block of this device's memory, whose contents are not defined.
+
+        Raises:
+            ExecutionError: There is not so much memory.
+        """
+        size = max(nbytes, _LEAST_BYTES)
+        try:
+            return Block(self, Memory(self.context, size))
+        except CudaError as error:
+            raise failed(
+                self.number, f"has no room for {size} bytes", error, self._room()
+            ) from error
+
+    def _room(self) -> str:
+        """Return what to do about too little memory, with how much there is."""
+        try:
+            free, total = call("cuMemGetInfo")
+        except CudaError:
+            free, total = "an unknown number of", self.entry.memory_bytes
+        return f"{self.name} has {total} bytes, {free} of them free; place fewer nodes on it"
+
+    def queue_write(self, source: Array, memory: Memory, offset: int) -> Step:
+        """Queue a copy of bytes from host memory, and return what waits until it is done."""
+        with self.failing("failed to copy"):
+            self.context.enter()
+            pinned = self.pool.take(source.size)
+            pinned.array[: source.size] = source
+            call(
+                "cuMemcpyHtoDAsync",
+                memory.address + offset,
+                pinned.address,
+                source.size,
+                self.stream,
+            )
+            call("cuEventRecord", pinned.event, self.stream)
+            self._writing.append(pinned)
+
+        def wait() -> None:
+            # Streams do not wait for each other: what is written here may be read in another one.
+            if pinned in self._writing:
+                with self.failing("failed to copy"):
+                    call("cuEventSynchronize", pinned.event)
+                    self._reclaim()
+
+        return wait
+
+    def queue_read(self, memory: Memory, offset: int, destination: Array) -> Step:
+        """Queue a copy of bytes into host memory, and return what waits until it is done."""
+        with self.failing("failed to copy"):
+            self.context.enter()
+            pinned = self.pool.take(destination.size)
+            call(
+                "cuMemcpyDtoHAsync",
+                pinned.address,
+                memory.address + offset,
+                destination.size,
+                self.stream,
+            )
+            call("cuEventRecord", pinned.event, self.stream)
+        self._reading[pinned] = destination
+
+        def wait() -> None:
+            if pinned in self._reading:
+                with self.failing("failed to copy"):
+                    call("cuEventSynchronize", pinned.event)
+                self._fetch(pinned)
+
+        return wait
+
+    def _fetch(self, pinned: Pinned) -> None:
+        """Let the host have what has been copied."""
+        destination = self._reading.pop(pinned)
+        destination[:] = pinned.array[: destination.size]
+        self.pool.give(pinned)
+
+    def _reclaim(self) -> None:
+        """Give pinned memory back whose copy is done: copies of a stream are done in order."""
+        while self._writing:
+            error, *_ = driver().cuEventQuery(self._writing[0].event)
+            if error != driver().CUresult.CUDA_SUCCESS:
+                return
+            self.pool.give(self._writing.pop(0))
+
+    def finish(self) -> None:
+        """Wait until all that is queued is done."""
+        self.context.enter()
+        call("cuStreamSynchronize", self.stream)
+        for pinned in tuple(self._reading):
+            self._fetch(pinned)
+        self._reclaim()
+
+    @contextmanager
+    def failing(self, how: str) -> Iterator[None]:
+        """Turn the driver's errors into errors of ours.
+
+        Raises:
+            ExecutionError: It answered with one.
+        """
+        try:
+            yield
+        except CudaError as error:
+            if error.is_memory:
+                raise ExecutionError(
+                    f"cuda:{self.number} is out of memory: {error}",
+                    backend=BACKEND_NAME,
+                    hint=self._room(),
+                ) from error
+            raise failed(self.number, how, error, self.name) from error

@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A stand-in of NVIDIA's driver for machines without one: two devices whose memory is this
+ * process's. It checks what a driver relies on: a context, addresses, pinned memory of copies, and
+ * sizes of blocks. What is queued is done when somebody waits for it, and not before. It cannot read
+ * PTX: a test tells it which function of this CPU does what a kernel does. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { OK, INVALID_VALUE, OUT_OF_MEMORY, INVALID_CONTEXT = 201, INVALID_IMAGE = 200,
+       NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
+enum { DEVICES = 2, MOST = 4096, ARGUMENTS = 512 };
+
+struct context { int device, users; size_t used; };
+struct piece { struct context *context; char *start; size_t size; int is_pinned; };
+struct event { struct stream *stream; long number; };
+struct operation { char *to, *from; size_t size; struct kernel *kernel; unsigned grid[2], threads;
+                   int64_t values[ARGUMENTS]; void *table[ARGUMENTS]; };
+struct stream { struct context *context; struct operation *queue[MOST]; long first, last; };
+struct host_code { char name[128]; void (*run)(void **); int waits; };
+struct kernel { struct host_code *code; unsigned threads; int arguments; };
+
+static struct context contexts[DEVICES];
+static struct piece pieces[MOST];
+static struct host_code codes[MOST];
+static struct stream *streams[MOST];
+static void drain(struct stream *stream, long end);
+static int code_count, launches, copies_in, copies_out;
+static size_t limit = (size_t)1 << 30;
+static _Thread_local struct context *current;
+static _Thread_local int thread_x, block_x, block_y, blocks_y;
+static pthread_barrier_t block_barrier;
+
+/* For tests. */
+void stand_in_limit(size_t bytes) { limit = bytes; }
+int64_t stand_in_count(const char *what) {
+  if (!strcmp(what, "launches")) return launches;
+  if (!strcmp(what, "copies in")) return copies_in;
+  if (!strcmp(what, "copies out")) return copies_out;
+  int64_t total = 0;
+  for (int i = 0; i < MOST; i++)
+    if (pieces[i].start && pieces[i].is_pinned == !strcmp(what, "pinned")) total += pieces[i].size;
+  return total;
+}
+void stand_in_kernel(const char *name, void *run, int waits) {
+  struct host_code *code = &codes[code_count++ % MOST];
+  snprintf(code->name, sizeof code->name, "%s", name);
+  code->run = (void (*)(void **))run;
+  code->waits = waits;
+}
+int stand_in_tid_x(void) { return thread_x; }
+int stand_in_ctaid_x(void) { return block_x; }
+int stand_in_ctaid_y(void) { return block_y; }
+int stand_in_nctaid_y(void) { return blocks_y; }
+void stand_in_wait(int number) { (void)number; pthread_barrier_wait(&block_barrier); }
+
+/* Memory. */
+static int allocate(char **start, size_t size, int is_pinned) {
+  if (!current) return INVALID_CONTEXT;
+  if (!size) return INVALID_VALUE;
+  if (!is_pinned && current->used + size > limit) return OUT_OF_MEMORY;
+  for (int i = 0; i < MOST; i++)
+    if (!pieces[i].start) {
+      if (posix_memalign((void **)start, 256, size)) return OUT_OF_MEMORY;
+      memset(*start, 0xA5, size);
+      pieces[i] = (struct piece){current, *start, size, is_pinned};
+      if (!is_pinned) current->used += size;
+      return OK;
+    }
+  return OUT_OF_MEMORY;
+}
+static int release(char *start, int is_pinned) {
+  for (int i = 0; i < MOST; i++) /* the driver waits for what may use it */
+    if (streams[i]) drain(streams[i], streams[i]->last);
+  for (int i = 0; i < MOST; i++)
+    if (pieces[i].start == start && start && pieces[i].is_pinned == is_pinned) {
+      if (!is_pinned) pieces[i].context->used -= pieces[i].size;
+      free(start);
+      pieces[i].start = NULL;
+      return OK;
+    }
+  return INVALID_VALUE;
+}
+static int is_inside(struct context *context, char *start, size_t size, int is_pinned) {
+  for (int i = 0; i < MOST; i++) {
+    struct piece *p = &pieces[i];
+    if (p->start && p->is_pinned == is_pinned && (is_pinned || p->context == context) &&
+        start >= p->start && start + size <= p->start + p->size)
+      return 1;
+  }
+  return 0;
+}
+
+/* Work. */
+struct lane { struct operation *work; int x; };
+static void run_lane(struct operation *work, int x) {
+  thread_x = x;
+  blocks_y = work->grid[1];
+  for (block_x = 0; block_x < (int)work->grid[0]; block_x++)
+    for (block_y = 0; block_y < blocks_y; block_y++) {
+      work->kernel->code->run(work->table);
+      if (work->kernel->code->waits) pthread_barrier_wait(&block_barrier);
+    }
+}
+static void *lane_main(void *lane) {
+  run_lane(((struct lane *)lane)->work, ((struct lane *)lane)->x);
+  return NULL;
+}
+static void run_kernel(struct operation *work) {
+  pthread_t threads[1024];
+  struct lane lanes[1024];
+  if (!work->kernel->code->waits) {
+    for (unsigned x = 0; x < work->threads; x++) run_lane(work, x);
+    return;
+  }
+  pthread_barrier_init(&block_barrier, NULL, work->threads);
+  for (unsigned x = 0; x < work->threads; x++) {
+    lanes[x] = (struct lane){work, x};
+    pthread_create(&threads[x], NULL, lane_main, &lanes[x]);
+  }
+  for (unsigned x = 0; x < work->threads; x++) pthread_join(threads[x], NULL);
+  pthread_barrier_destroy(&block_barrier);
+}
+static void drain(struct stream *stream, long end) {
+  for (; stream->first < end; stream->first++) {
+    struct operation *work = stream->queue[stream->first % MOST];
+    if (work->kernel) run_kernel(work);
+    else memcpy(work->to, work->from, work->size);
+    free(work);
+  }
+}
+static int submit(struct stream *stream, struct operation work) {
+  if (!current || current != stream->context) return INVALID_CONTEXT;
+  if (stream->last - stream->first >= MOST) return OUT_OF_MEMORY;
+  struct operation *kept = malloc(sizeof *kept);
+  *kept = work;
+  for (int i = 0; i < ARGUMENTS; i++) kept->table[i] = &kept->values[i];
+  stream->queue[stream->last++ % MOST] = kept;
+  return OK;
+}
+
+/* The driver's functions. */
+int cuInit(unsigned flags) { return flags ? INVALID_VALUE : OK; }
+int cuDriverGetVersion(int *version) { *version = 12090; return OK; }
+int cuDeviceGetCount(int *count) { *count = DEVICES; return OK; }
+int cuDeviceGet(int *device, int number) { *device = number; return number < DEVICES ? OK : 101; }
+int cuDeviceGetName(char *name, int length, int device) {
+  snprintf(name, length, "stand-in"); (void)device; return OK;
+}
+int cuDeviceGetPCIBusId(char *name, int length, int device) {
+  snprintf(name, length, "0000:0%d:00.0", device); return OK;
+}
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; *bytes = limit; return OK; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+  (void)device;
+  switch (attribute) {
+    case 1: *value = 1024; return OK;
+    case 8: *value = 49152; return OK;
+    case 16: *value = 4; return OK;
+    case 75: *value = 8; return OK;
+    case 76: *value = 0; return OK;
+    default: return INVALID_VALUE;
+  }
+}
+int cuDevicePrimaryCtxRetain(void **context, int device) {
+  contexts[device].device = device; contexts[device].users++; *context = &contexts[device]; return OK;
+}
+int cuDevicePrimaryCtxRelease_v2(int device) {
+  return contexts[device].users-- > 0 ? OK : INVALID_CONTEXT;
+}
+int cuCtxSetCurrent(void *context) { current = context; return OK; }
+int cuMemAlloc_v2(char **start, size_t size) { return allocate(start, size, 0); }
+int cuMemFree_v2(char *start) { return release(start, 0); }
+int cuMemAllocHost_v2(char **start, size_t size) { return allocate(start, size, 1); }
+int cuMemFreeHost(char *start) { return release(start, 1); }
+int cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
+  if (!current) return INVALID_CONTEXT;
+  *total = limit; *free_bytes = limit - current->used; return OK;
+}
+int cuStreamCreate(struct stream **stream, unsigned flags) {
+  if (!current) return INVALID_CONTEXT;
+  if (flags != 1) return INVALID_VALUE; /* else it would wait for the default stream */
+  *stream = calloc(1, sizeof **stream);
+  (*stream)->context = current;
+  for (int i = 0; i < MOST; i++)
+    if (!streams[i]) { streams[i] = *stream; return OK; }
+  return OUT_OF_MEMORY;
+}
+int cuStreamDestroy_v2(struct stream *stream) {
+  drain(stream, stream->last);
+  for (int i = 0; i < MOST; i++)
+    if (streams[i] == stream) streams[i] = NULL;
+  free(stream);
+  return OK;
+}
+int cuStreamSynchronize(struct stream *stream) {
+  if (!current) return INVALID_CONTEXT;
+  drain(stream, stream->last); return OK;
+}
+int cuEventCreate(struct event **event, unsigned flags) {
+  (void)flags; *event = calloc(1, sizeof **event); return current ? OK : INVALID_CONTEXT;
+}
+int cuEventDestroy_v2(struct event *event) { free(event); return OK; }
+int cuEventRecord(struct event *event, struct stream *stream) {
+  event->stream = stream; event->number = stream->last; return OK;
+}
+int cuEventQuery(struct event *event) {
+  return event->stream->first >= event->number ? OK : NOT_READY;
+}
+int cuEventSynchronize(struct event *event) { drain(event->stream, event->number); return OK; }
+int cuMemcpyHtoDAsync_v2(char *to, char *from, size_t size, struct stream *stream) {
+  if (!is_inside(stream->context, to, size, 0) || !is_inside(NULL, from, size, 1))
+    return ILLEGAL_ADDRESS;
+  copies_in++;
+  return submit(stream, (struct operation){.to = to, .from = from, .size = size});
+}
+int cuMemcpyDtoHAsync_v2(char *to, char *from, size_t size, struct stream *stream) {
+  if (!is_inside(stream->context, from, size, 0) || !is_inside(NULL, to, size, 1))
+    return ILLEGAL_ADDRESS;
+  copies_out++;
+  return submit(stream, (struct operation){.to = to, .from = from, .size = size});
+}
+int cuModuleLoadData(char **module, const char *ptx) {
+  if (!current) return INVALID_CONTEXT;
+  if (!strstr(ptx, ".target sm_80")) return INVALID_IMAGE;
+  *module = strdup(ptx); return OK;
+}
+int cuModuleUnload(char *module) { free(module); return OK; }
+int cuModuleGetFunction(struct kernel **kernel, char *module, const char *name) {
+  char head[160], *found, *end;
+  snprintf(head, sizeof head, ".visible .entry %s(", name);
+  if (!(found = strstr(module, head)) || !(end = strchr(found + strlen(head), ')'))) return NOT_FOUND;
+  *kernel = calloc(1, sizeof **kernel);
+  for (char *at = found; (at = strstr(at, ".param")) && at < end; at++) (*kernel)->arguments++;
+  char *threads = strstr(end, ".reqntid ");
+  (*kernel)->threads = threads ? (unsigned)atoi(threads + 9) : 0;
+  for (int i = 0; i < code_count && i < MOST; i++)
+    if (!strcmp(codes[i].name, name)) (*kernel)->code = &codes[i];
+  return (*kernel)->code ? OK : NOT_FOUND;
+}
+int cuLaunchKernel(struct kernel *kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                   unsigned by, unsigned bz, unsigned shared, struct stream *stream, void **given,
+                   void **extra) {
+  if (bx != kernel->threads || by != 1 || bz != 1 || gz != 1 || shared || extra || gy > 65535)
+    return INVALID_VALUE;
+  struct operation work = {.kernel = kernel, .grid = {gx, gy}, .threads = bx};
+  for (int i = 0; i < kernel->arguments; i++) work.values[i] = *(int64_t *)given[i];
+  launches++;
+  return submit(stream, work);
+}
+int cuGetErrorString(int error, const char **text) {
+  *text = error == OUT_OF_MEMORY ? "out of memory" : "something is wrong"; return OK;
+}
+int cuGetErrorName(int error, const char **text) { (void)error; *text = "CUDA_ERROR"; return OK; }
+int cuGetProcAddress_v2(const char *name, void **address, int version, uint64_t flags, int *status) {
+  (void)version; (void)flags;
+  char newer[160];
+  snprintf(newer, sizeof newer, "%s_v2", name);
+  Dl_info here;
+  dladdr((void *)cuInit, &here);
+  void *library = dlopen(here.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+  *address = dlsym(library, newer);
+  if (!*address) *address = dlsym(library, name);
+  if (status) *status = *address ? 0 : 1;
+  return OK;
+}
+int cuGetProcAddress(const char *name, void **address, int version, uint64_t flags) {
+  return cuGetProcAddress_v2(name, address, version, flags, NULL);
+}

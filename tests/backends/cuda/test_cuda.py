@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kind `cuda` without a GPU: on a stand-in of NVIDIA's driver, and refused without a driver."""
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.c_compiler import compile_c
+
+import intarsia
+from intarsia.backends.cuda.backend import BACKEND
+from intarsia.errors import BackendError
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[2]
+
+
+def has_driver():
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(sys.platform != "linux", reason="the stand-in is a library of Linux")
+def test_programs_run_on_a_stand_in_of_the_driver(tmp_path):
+    """Numbers, order, copies, memory: the stand-in runs nothing before it is waited for."""
+    flags = ("-std=gnu11", "-Wall", "-Wextra", "-O1", "-shared", "-fPIC")
+    library = tmp_path / "libcuda.so.1"
+    compile_c(*flags, FOLDER / "libcuda_stand_in.c", "-o", library, "-lpthread", "-ldl")
+    paths = {"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(FOLDER / "worker.py"), str(tmp_path)]
+    environment = {**os.environ, **paths, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.mark.skipif(has_driver(), reason="NVIDIA's driver is here")
+def test_without_a_driver_the_reason_is_said(tmp_path):
+    model = tmp_path / "none.onnx"
+    detection = BACKEND.detect()
+    assert detection.targets == ()
+    assert "driver is not installed" in detection.reason
+    assert "toolkit is not needed" in detection.hint
+    with pytest.raises(BackendError, match="driver is not installed"):
+        intarsia.compile(model, "cuda -arch=sm_80, llvm")

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs on the stand-in of NVIDIA's driver, in a process that finds it as the driver.
+
+What a kernel's PTX would do is done by the same LLVM IR, compiled for this CPU.
+"""
+
+import ctypes
+import gc
+import sys
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from tests.gpu_on_cpu import WAIT, link_kernel, waits
+
+import intarsia
+from intarsia.backends.cuda import backend, driver
+from intarsia.codegen.emit.nvptx import emit_nvptx
+from intarsia.errors import BackendError, ExecutionError, InputError
+from intarsia.plan.plan import CopyStep
+from intarsia.process.selftest import TriedDevices
+
+TEXT = """
+<ir_version: 9, opset_import: ["" : 20]>
+g (float[1,3,9,9] x, int64[2] rows) => (float[1,4,3,3] y, float[2,4] picked, float[4,1] m)
+<int64[2] form = {4, 9}, int64[1] last = {1}> {
+    a = Conv <pads=[1,1,1,1]> (x, w)
+    b = Relu(a)
+    y = MaxPool <kernel_shape=[3,3], strides=[3,3]> (b)
+    flat = Reshape(y, form)
+    soft = Softmax(flat)
+    turned = Transpose(soft)
+    picked = Gather <axis=0> (turned, rows)
+    wide = MatMul(flat, v)
+    m = ReduceMean(wide, last)
+}"""
+
+stand_in = ctypes.CDLL("libcuda.so.1")
+stand_in.stand_in_count.restype = ctypes.c_int64
+held = []
+
+
+def count(what):
+    return stand_in.stand_in_count(what.encode())
+
+
+def emitted(function, limits):
+    """Emit a kernel, and tell the stand-in what does the same here."""
+    kernel = emit_nvptx(function, limits)
+    functions = {
+        "tid.x": stand_in.stand_in_tid_x,
+        "ctaid.x": stand_in.stand_in_ctaid_x,
+        "ctaid.y": stand_in.stand_in_ctaid_y,
+        "nctaid.y": stand_in.stand_in_nctaid_y,
+        WAIT: stand_in.stand_in_wait,
+    }
+    addresses = {name: ctypes.cast(one, ctypes.c_void_p).value for name, one in functions.items()}
+    library, address = link_kernel(kernel, addresses, is_table=True)
+    held.append(library)
+    stand_in.stand_in_kernel(kernel.name.encode(), ctypes.c_void_p(address), waits(kernel))
+    return kernel
+
+
+def make_model():
+    made = onnx.parser.parse_model(TEXT)
+    rng = np.random.default_rng(1)
+    for name, shape in (("w", (4, 3, 3, 3)), ("v", (9, 700))):
+        weight = rng.standard_normal(shape).astype(np.float32)
+        made.graph.initializer.append(onnx.numpy_helper.from_array(weight, name))
+    for node in made.graph.node:
+        node.name = f"{node.op_type}_{node.output[0]}"
+    return made
+
+
+def check_numbers(exe, model):
+    x = np.random.default_rng(0).standard_normal((1, 3, 9, 9)).astype(np.float32)
+    feeds = {"x": x, "rows": np.array([-1, 2])}
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    names = [output.name for output in session.get_outputs()]
+    for _ in range(3):
+        found = exe.run(feeds)
+        for name, peer in zip(names, session.run(names, feeds), strict=True):
+            np.testing.assert_allclose(found[name], peer, rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match="rows"):
+        exe.run({**feeds, "rows": np.array([0, 1 << 40])})
+
+
+def two_devices(folder):
+    """Two devices and the host share a model; packages hold PTX; memory is given back."""
+    model = make_model()
+    pins = {"MaxPool*": "llvm", "Softmax*": "cuda:1"}
+    targets = "cuda:0, cuda:1, llvm"
+    exe = intarsia.compile(model, targets, pins=pins, num_threads=1, cache=False)
+    assert set(exe.plan.devices) == {"cpu:0", "cuda:0", "cuda:1"}, exe.plan.devices
+    check_numbers(exe, model)
+    before = count("copies in"), count("copies out"), count("pinned")
+    exe.run({"x": np.zeros((1, 3, 9, 9), np.float32), "rows": np.array([0, 1])})
+    copies = [step for step in exe.plan.steps if isinstance(step, CopyStep)]
+    places = [exe.plan.devices[tensor.device] for tensor in exe.plan.tensors]
+    copied_in = sum("cuda" in places[step.destination] for step in copies)
+    copied_out = sum("cuda" in places[step.source] for step in copies)
+    # One more: whether an index was out of bounds.
+    assert count("copies in") - before[0] == copied_in
+    assert count("copies out") - before[1] == copied_out + 1
+    assert count("pinned") == before[2], "pinned memory is not used again"
+    assert "cuda:1" in str(exe.explain())
+    exe.save(folder / "p.intarsia")
+    check_numbers(intarsia.load(folder / "p.intarsia"), model)
+    del exe
+    gc.collect()
+    assert count("device") == 0, count("device")
+
+
+def no_room():
+    """Too little memory is an error that says how much is asked for and how much there is."""
+    exe = intarsia.compile(make_model(), "cuda, llvm", num_threads=1, cache=False)
+    stand_in.stand_in_limit(ctypes.c_size_t(1000))
+    with pytest.raises(ExecutionError, match=r"cuda:0 has no room for \d+ bytes") as caught:
+        exe.run({"x": np.zeros((1, 3, 9, 9), np.float32), "rows": np.array([0, 1])})
+    assert "has 1000 bytes, " in caught.value.hint
+
+
+def too_old():
+    """A target that is newer than the device is refused."""
+    with pytest.raises(BackendError, match="says sm_90"):
+        intarsia.compile(make_model(), "cuda -arch=sm_90, llvm", num_threads=1, cache=False)
+
+
+def main(folder):
+    names = tuple(one.name for one in driver._devices())
+    tried = TriedDevices(passed=names, failed=())
+    with (
+        mock.patch.object(driver, "tried_devices", return_value=tried),
+        mock.patch.object(backend, "emit_nvptx", emitted),
+    ):
+        assert backend.BACKEND.detect().devices[1].startswith("cuda:1 stand-in (sm_80, driver 12.9")
+        two_devices(folder)
+        too_old()
+        no_room()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
