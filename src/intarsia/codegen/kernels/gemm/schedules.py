@@ -110,14 +110,11 @@ def _choose(product: Gemm) -> GemmSchedule:
         chunks = Split.of(blocks, max(1, unit.l2_bytes // 4 // (rows * depth * item))).count
         row_blocks = -(-blocks // chunks)
         shared = max(1, min(_PANELS, product.batches * panels * chunks // _FEW_TURNS))
-    # From memory, a panel does not come as fast as its first tile reads it: the tiles before ask.
     streamed = 0
-    is_large = panels > 1 and product.n * k * item > unit.l1_bytes
     is_near = is_long or product.group > 1  # or there are few bytes for a step
-    if source is PanelSource.PANELS and is_large and not is_near:
-        streamed = -(-width // (row_blocks if is_rows_first else blocks))
-        if not is_read_again:
-            streamed = width // _AHEAD if product.n * k * item > unit.l2_bytes else 0
+    if source is PanelSource.PANELS and panels > 1 and not is_near:
+        tiles = row_blocks if is_rows_first else blocks
+        streamed = _streamed(product, width, tiles if is_read_again else 0)
     return GemmSchedule(
         rows,
         vectors,
@@ -179,6 +176,22 @@ _SET_ROWS = 7
 _VECTORS = (3, 4, 2, 6, 8, 5, 1)
 """In the order of preference between equals. On Cascade Lake 9 rows of 3 vectors and 6 of 4 were
 about equal and fastest, 14 of 2 took 3 to 10 per cent longer."""
+
+
+def _streamed(product: Gemm, width: int, tiles: int) -> int:
+    """Return how many entries of the next panel are asked for in a step along k.
+
+    From memory, a panel does not come as fast as its first tile reads it: the tiles before ask.
+
+    Args:
+        product: What is cut.
+        width: Entries of a panel in a step.
+        tiles: How many read a panel; 0 if that is a single pass.
+    """
+    nbytes = product.n * product.k * np.dtype(product.a.dtype).itemsize
+    if tiles:
+        return -(-width // tiles) if nbytes > product.unit.l1_bytes else 0
+    return width // _AHEAD if nbytes > product.unit.l2_bytes else 0
 
 
 def _wants_dots(product: Gemm) -> bool:
