@@ -12,8 +12,13 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 	"$$python" -c '$(NEW_ENOUGH)' 2> /dev/null && { echo "$$python"; break; }; done)
 
 BIN := .venv/bin
-INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
+# What pip does in one process, in as many as there are CPUs; some packages ship files of other Pythons.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 ARGS ?=
+
+# Tests start hundreds of processes: each would compile our modules anew where bytecode is not kept.
+export PYTHONDONTWRITEBYTECODE :=
 
 # A process for each CPU that we may use; numbers in numpy need no threads beside them.
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
@@ -65,8 +70,10 @@ clean: ## remove all that was made here, .venv included
 
 .venv/.stamp-package: .venv/.stamp-pip pyproject.toml
 	$(INSTALL) --build-constraint constraints.txt --editable '.[all]'
+	$(COMPILE)
 	touch $@
 
 .venv/.stamp-%: .venv/.stamp-package
 	$(INSTALL) --group $*
+	$(COMPILE)
 	touch $@
