@@ -6,7 +6,8 @@ It is the second opinion on every emitter: loads and stores outside a buffer are
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,14 @@ def interpret(
     _Interpreter(function, arrays, sizes, turns).run()
 
 
+Values = dict[ir.IrValue, Any]
+Act = Callable[[], None]
+"""One operation, made ready: reads its operands from the kernel's values and leaves its result."""
+
+
 class _Interpreter:
+    """A kernel as functions, one for each operation: what it says of itself is looked at once."""
+
     def __init__(
         self,
         function: ir.Function,
@@ -46,111 +54,204 @@ class _Interpreter:
         turns: range | None,
     ) -> None:
         self._function = function
+        self._parallel = None if turns is None else function.parallel
         self._turns = turns
         self._memory: dict[ir.Buffer, Array] = dict(zip(function.buffers, arrays, strict=True))
         for buffer in function.locals:
             self._memory[buffer] = np.zeros(int(np.prod(buffer.shape)), buffer.dtype)
-        self._values: dict[ir.IrValue, Any] = {}
+        self._values: Values = {}
         for value, size in zip(function.sizes, sizes, strict=True):
             self._values[value] = np.int64(size)
 
     def run(self) -> None:
         with np.errstate(all="ignore"):
-            self._body(self._function.body)
+            for act in self._body(self._function.body):
+                act()
 
-    def _body(self, body: Sequence[ir.Operation]) -> None:
+    def _body(self, body: Sequence[ir.Operation]) -> list[Act]:
+        acts = []
         for operation in body:
             if isinstance(operation, ir.Loop):
-                self._loop(operation)
+                acts.append(self._loop(operation))
             elif isinstance(operation, ir.Store):
-                self._store(operation)
+                acts.append(self._store(operation))
+            elif isinstance(operation, ir.Load):
+                acts.append(self._load(operation))
             elif not isinstance(operation, ir.Prefetch):
-                self._values[operation.result] = self._compute(operation)
+                acts.append(self._compute(operation))
+        return acts
 
-    def _loop(self, loop: ir.Loop) -> None:
-        turns = range(self._index(loop.lower), self._index(loop.upper), loop.step)
-        if loop is self._function.parallel and self._turns is not None:
-            turns = self._turns
-        current = [self._values[value] for value in loop.initial]
-        for turn in turns:
-            self._values[loop.variable] = np.int64(turn)
-            self._values.update(zip(loop.carried, current, strict=True))
-            self._body(loop.body)
-            current = [self._values[value] for value in loop.yielded]
-        self._values.update(zip(loop.results, current, strict=True))
+    def _loop(self, loop: ir.Loop) -> Act:
+        values, acts, variable = self._values, self._body(loop.body), loop.variable
+        lower, upper = self._index(loop.lower), self._index(loop.upper)
+        given = self._turns if loop is self._parallel else None
 
-    def _index(self, index: ir.Index) -> int:
-        parts = [int(self._values[value]) * int(scale) for value, scale in index.terms]
-        return sum(parts, int(index.const))
+        def run() -> None:
+            current = [values[value] for value in loop.initial]
+            for turn in range(lower(), upper(), loop.step) if given is None else given:
+                values[variable] = np.int64(turn)
+                values.update(zip(loop.carried, current, strict=True))
+                for act in acts:
+                    act()
+                current = [values[value] for value in loop.yielded]
+            values.update(zip(loop.results, current, strict=True))
 
-    def _entries(self, operation: ir.Load | ir.Store) -> Array:
-        """Return the positions of the lanes that are read or written."""
-        buffer = operation.buffer
-        first = self._index(buffer.flatten(operation.subscripts))
-        entries = first + np.arange(operation.count) * operation.stride
-        size = len(self._memory[buffer])
-        if entries[0] < 0 or entries[-1] < 0 or max(entries[0], entries[-1]) >= size:
+        return run
+
+    def _index(self, index: ir.Index) -> Callable[[], int]:
+        values, const = self._values, int(index.const)
+        terms = [(value, int(scale)) for value, scale in index.terms]
+        if not terms:
+            return lambda: const
+        if len(terms) == 1:
+            ((only, scale),) = terms
+            return lambda: int(values[only]) * scale + const
+
+        def run() -> int:
+            total = const
+            for value, scale in terms:
+                total += int(values[value]) * scale
+            return total
+
+        return run
+
+    def _first(self, operation: ir.Load | ir.Store) -> Callable[[], int]:
+        """Return what tells where lane 0 is; every lane is in the buffer, or it raises."""
+        buffer, name = operation.buffer, self._function.name
+        index = self._index(buffer.flatten(operation.subscripts))
+        size, length = len(self._memory[buffer]), (operation.count - 1) * operation.stride
+
+        def run() -> int:
+            first = index()
+            if 0 <= first < size and 0 <= first + length < size:
+                return first
             raise InternalError(
-                f"kernel {self._function.name} leaves {buffer.name}: "
-                f"entry {entries[0]} to {entries[-1]} of {size}"
+                f"kernel {name} leaves {buffer.name}: entry {first} to {first + length} of {size}"
             )
-        return entries
 
-    def _store(self, store: ir.Store) -> None:
-        value = np.atleast_1d(self._values[store.value])
-        self._memory[store.buffer][self._entries(store)] = value[: store.count]
+        return run
 
-    def _load(self, load: ir.Load) -> Any:
-        type_ = load.result.type
-        read = self._memory[load.buffer][self._entries(load)]
+    def _store(self, store: ir.Store) -> Act:
+        values, memory, first = self._values, self._memory[store.buffer], self._first(store)
+        value, count, lanes = store.value, store.count, store.value.type.lanes
+        entries = np.arange(count) * store.stride
+
+        def scalar() -> None:
+            memory[first()] = values[value]
+
+        def vector() -> None:
+            memory[first() + entries] = values[value][:count]
+
+        return scalar if lanes == 1 else vector
+
+    def _load(self, load: ir.Load) -> Act:
+        values, memory, first = self._values, self._memory[load.buffer], self._first(load)
+        result, count, type_ = load.result, load.count, load.result.type
+        entries = np.arange(count) * load.stride
+
+        def scalar() -> None:
+            values[result] = memory[first()]
+
+        def vector() -> None:
+            values[result] = memory[first() + entries]
+
+        def part() -> None:
+            lanes = np.zeros(type_.lanes, type_.dtype)
+            lanes[:count] = memory[first() + entries]
+            values[result] = lanes
+
         if type_.lanes == 1:
-            return read[0]
-        lanes = np.zeros(type_.lanes, type_.dtype)
-        lanes[: load.count] = read
-        return lanes
+            return scalar
+        return vector if count == type_.lanes else part
 
-    def _compute(self, operation: ir.Operation) -> Any:  # noqa: PLR0911, PLR0912, C901 - one case a line
-        values = self._values
-        match operation:
-            case ir.Constant(result=result, value=value):
-                return _filled(value, result)
-            case ir.Unary(name=name, operand=a):
-                return _UNARY[name](values[a])
-            case ir.Binary(name=name, left=a, right=b):
-                return apply_binary(name, values[a], values[b])
-            case ir.Fma(result=result, left=a, right=b, addend=c):
-                dtype = np.dtype(result.type.dtype)
-                wide = np.longdouble if dtype == np.float64 else np.float64
-                wide = wide if dtype.kind == "f" else dtype.type
-                # Of float32 the product is exact so (48 of 53 bits); the sum is rounded twice,
-                # which differs from a fused one next to ties alone.
-                product = values[a].astype(wide) * values[b].astype(wide)
-                return (product + values[c].astype(wide)).astype(dtype)
-            case ir.Dot(left=a, right=b, addend=c):
-                return _dot(values[a], values[b], values[c])
-            case ir.Compare(predicate=predicate, left=a, right=b):
-                return _PREDICATES[predicate](values[a], values[b])
-            case ir.Select(condition=condition, left=a, right=b):
-                return np.where(values[condition], values[a], values[b])[()]
-            case ir.Cast(result=result, operand=a):
-                return values[a].astype(result.type.dtype)
-            case ir.Bitcast(result=result, operand=a):
-                return values[a].view(result.type.dtype)
-            case ir.Splat(result=result, operand=a):
-                return _filled(values[a], result)
-            case ir.Shuffle(left=a, right=b, lanes=lanes):
-                both = np.concatenate((values[a], values[b]))
-                return both[list(lanes)] if len(lanes) > 1 else both[lanes[0]]
-            case ir.Extract(operand=a, lane=lane):
-                return values[a][lane]
-            case ir.Reduce(name=name, operand=a):
-                return _reduce(name, values[a])
-            case ir.IndexValue(index=index):
-                return np.int64(self._index(index))
-            case ir.Load():
-                return self._load(operation)
+    def _compute(self, operation: ir.Operation) -> Act:
+        values, (result,) = self._values, ir.results(operation)
+        if isinstance(operation, ir.IndexValue):
+            index = self._index(operation.index)
+
+            def subscript() -> None:
+                values[result] = np.int64(index())
+
+            return subscript
+        compute = _computation(operation)
+        match ir.operands(operation):
+            case ():
+                value = compute()
+
+                def constant() -> None:
+                    values[result] = value
+
+                return constant
+            case (a,):
+
+                def unary() -> None:
+                    values[result] = compute(values[a])
+
+                return unary
+            case (a, b):
+
+                def binary() -> None:
+                    values[result] = compute(values[a], values[b])
+
+                return binary
+            case (a, b, c):
+
+                def ternary() -> None:
+                    values[result] = compute(values[a], values[b], values[c])
+
+                return ternary
             case _:
                 raise AssertionError(operation)
+
+
+def _computation(operation: ir.Operation) -> Callable[..., Any]:  # noqa: PLR0911, PLR0912, C901 - one case a line
+    """Return what makes the result of an operation of its operands, in their order."""
+    match operation:
+        case ir.Constant(result=result, value=value):
+            return lambda: _filled(value, result)
+        case ir.Unary(name=name):
+            unary: Callable[..., Any] = _UNARY[name]
+            return unary
+        case ir.Binary(name=name):
+            binary: Callable[..., Any] = _BINARY[name]
+            return binary
+        case ir.Fma(result=result):
+            return _fused(np.dtype(result.type.dtype))
+        case ir.Dot():
+            return _dot
+        case ir.Compare(predicate=predicate):
+            compare: Callable[..., Any] = _PREDICATES[predicate]
+            return compare
+        case ir.Select():
+            return _where
+        case ir.Cast(result=result):
+            dtype = np.dtype(result.type.dtype)
+            return lambda a: a.astype(dtype)
+        case ir.Bitcast(result=result):
+            bits = np.dtype(result.type.dtype)
+            return lambda a: a.view(bits)
+        case ir.Splat(result=result):
+            return lambda a: _filled(a, result)
+        case ir.Shuffle(lanes=(lane,)):
+            return lambda a, b: np.concatenate((a, b))[lane]
+        case ir.Shuffle(lanes=lanes):
+            picked = np.array(lanes)
+            return lambda a, b: np.concatenate((a, b))[picked]
+        case ir.Extract(lane=lane):
+            return lambda a: a[lane]
+        case ir.Reduce(name=name):
+            return lambda a: _reduce(name, a)
+        case _:
+            raise AssertionError(operation)
+
+
+def _fused(dtype: np.dtype[Any]) -> Callable[..., Any]:
+    if dtype.kind != "f":
+        return lambda a, b, c: a * b + c
+    wide = np.dtype(np.longdouble if dtype == np.float64 else np.float64)
+    # Of float32 the product is exact so (48 of 53 bits); the sum is rounded twice,
+    # which differs from a fused one next to ties alone.
+    return lambda a, b, c: (np.multiply(a, b, dtype=wide) + c).astype(dtype)
 
 
 def _filled(value: Any, result: ir.IrValue) -> Any:
@@ -210,12 +311,12 @@ def _remainder(left: Any, right: Any) -> Any:
     return np.asarray(left - _quotient(left, safe) * safe).astype(dtype)[()]
 
 
-def _same(result: Any, like: Any) -> Any:
-    return np.asarray(result).astype(np.asarray(like).dtype)[()]
+def _where(condition: Any, left: Any, right: Any) -> Any:
+    return np.where(condition, left, right)[()]
 
 
 _UNARY: Mapping[str, Any] = {
-    "neg": lambda a: _same(0 - a if np.asarray(a).dtype.kind != "f" else -a, a),
+    "neg": operator.neg,
     "abs": np.abs,
     "sqrt": np.sqrt,
     "floor": np.floor,
@@ -226,14 +327,14 @@ _UNARY: Mapping[str, Any] = {
     "isnan": np.isnan,
 }
 _BINARY: Mapping[str, Any] = {
-    "add": lambda a, b: _same(a + b, a),
-    "sub": lambda a, b: _same(a - b, a),
-    "mul": lambda a, b: _same(a * b, a),
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
     "div": _quotient,
     "rem": _remainder,
     # Where one is NaN, the right operand, as `minps` and `maxps` have it.
-    "min": lambda a, b: _same(np.where(a < b, a, b), a),
-    "max": lambda a, b: _same(np.where(a > b, a, b), a),
+    "min": lambda a, b: _where(a < b, a, b),
+    "max": lambda a, b: _where(a > b, a, b),
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
