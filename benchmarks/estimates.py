@@ -3,7 +3,7 @@
 
     python benchmarks/estimates.py                       judge all records in benchmarks/estimates/
     python benchmarks/estimates.py --record [MODEL ...]  measure the zoo's kernels on this machine
-    python benchmarks/estimates.py --instructions        count instructions on Cortex-M
+    python benchmarks/estimates.py --instructions        count instructions on Arm's cores
 
 A record has the kernels of zoo networks on `llvm`, one thread: microseconds of CPU time of each
 call, in the order of a run, so that data lies where it lies in a run; medians of rounds, those of
@@ -18,7 +18,8 @@ is as long. Exits with 1 if less than nine tenths of the pairs of a record are r
 
 `--instructions` needs no board: layers become programs of `examples/microcontroller`, built by
 `arm-none-eabi-gcc -O2` and run by `qemu-system-arm -icount shift=0`, which takes a nanosecond for
-each instruction. No seconds follow from that; printed is the part of pairs, whose instructions
+each instruction; for aarch64 they are objects of `llvm`, with `aarch64_board` around them, under
+`qemu-system-aarch64`. No seconds follow from that; printed is the part of pairs, whose instructions
 differ by a fifth or more, that estimated cycles rank as the instructions do.
 """
 
@@ -46,7 +47,7 @@ import intarsia
 from intarsia.backends.values import Candidate
 from intarsia.codegen.cycles.program import ProgramEstimate, estimate_program
 from intarsia.compiler import read_setting
-from intarsia.export import export_c
+from intarsia.export import export_c, export_object
 from intarsia.graph.load import load
 from intarsia.graph.snapshot import snapshot
 from intarsia.native.estimates import estimate_region, find_instructions, sketch_program
@@ -310,7 +311,43 @@ _LAYERS = {
 }
 """By name of a layer: its input, a weight, and its operator."""
 
-BOARDS = {"cortex-m4": "mps2-an386", "cortex-m55": "mps3-an547"}
+BOARDS = {"cortex-m4": "mps2-an386", "cortex-m55": "mps3-an547", "cortex-a72": ""}
+"""Boards of Cortex-M by their CPU; the others are qemu's `virt`."""
+ROOT = Path(__file__).parents[1]
+
+
+def run_microcontroller(model: Path, cpu: str, folder: Path) -> tuple[str, str]:
+    """Return what the program of a model says on a board, and the target of its estimate."""
+    target = f"c -mcpu={cpu}"
+    export_c(model, folder, target)
+    command = ["make", "-s", "-B", "-f", ROOT / "examples" / "microcontroller" / "Makefile"]
+    command += [f"BOARD={BOARDS[cpu]}", f"NETWORK={folder / 'layer'}", f"BUILD={folder / 'build'}"]
+    return said_by([*command, "all", "run"], folder), target
+
+
+def run_aarch64(model: Path, cpu: str, folder: Path) -> tuple[str, str]:
+    """Return what the program of a model says on qemu's `virt`, and the target of its estimate."""
+    export_object(model, folder, f"llvm -mtriple=aarch64-none-elf -mcpu={cpu}")
+    board = Path(__file__).parent / "aarch64_board"
+    compiler = ["aarch64-linux-gnu-gcc-12", "-O2", "-ffreestanding", "-fno-pie", "-nostdlib"]
+    files = [board / "start.S", board / "main.c", folder / "layer.o"]
+    linking = ["-static", "-no-pie", "-Wl,--build-id=none", "-T", board / "board.ld"]
+    said_by([*compiler, "-I", folder, *linking, *files, "-o", folder / "layer.elf"], folder)
+    machine = ["qemu-system-aarch64", "-M", "virt", "-cpu", cpu, "-m", "256", "-nographic"]
+    machine += ["-nic", "none"]
+    counting = ["-semihosting", "-icount", "shift=0", "-kernel", folder / "layer.elf"]
+    return said_by([*machine, *counting], folder), f"llvm -mtriple=aarch64-linux-gnu -mcpu={cpu}"
+
+
+def said_by(command: list[Any], folder: Path) -> str:
+    """Run a command; return all that it says."""
+    words = [str(word) for word in command]
+    done = subprocess.run(
+        words, cwd=folder, capture_output=True, text=True, check=False, timeout=600
+    )
+    if done.returncode:
+        raise SystemExit(f"{words[0]} failed: {done.stderr}")
+    return done.stdout + done.stderr
 
 
 def count_instructions(name: str, cpu: str, folder: Path) -> tuple[float, float]:
@@ -325,17 +362,12 @@ def count_instructions(name: str, cpu: str, folder: Path) -> tuple[float, float]
         shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
         array = np.random.default_rng(0).standard_normal(shape, np.float32)
         model.graph.initializer.append(numpy_helper.from_array(array, value.name))
-    onnx.save(onnx.shape_inference.infer_shapes(model), folder / "layer.onnx")
-    target = f"c -mcpu={cpu}"
-    export_c(folder / "layer.onnx", folder, target)
-    example = Path(__file__).parents[1] / "examples" / "microcontroller"
-    command = ["make", "-s", "-B", "-f", example / "Makefile", f"BOARD={BOARDS[cpu]}"]
-    command += [f"NETWORK={folder / 'layer'}", f"BUILD={folder / 'build'}", "all", "run"]
-    words = [str(word) for word in command]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
-    found = re.search(r"instructions: (\d+)", done.stdout + done.stderr)
-    assert found is not None, done.stdout
-    setting = read_setting(Request(model=folder / "layer.onnx", target=target, is_here=False))
+    path = folder / "layer.onnx"
+    onnx.save(onnx.shape_inference.infer_shapes(model), path)
+    said, target = (run_microcontroller if BOARDS[cpu] else run_aarch64)(path, cpu, folder)
+    found = re.search(r"instructions: +(\d+)", said)
+    assert found is not None, said
+    setting = read_setting(Request(model=path, target=target, is_here=False))
     estimated = estimate_region(setting.graph.whole, Target(target))
     assert estimated is not None, target
     return float(found[1]), estimated.cycles
@@ -367,9 +399,10 @@ def main() -> int:
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--instructions", action="store_true")
+    parser.add_argument("--cpu", action="append", choices=BOARDS, help="of --instructions")
     options = parser.parse_args()
     if options.instructions:
-        return 0 if min(map(compare_ranks, BOARDS)) >= PAIRS else 1
+        return 0 if min(map(compare_ranks, options.cpu or BOARDS)) >= PAIRS else 1
     if options.record:
         print(record(options.names, options.rounds))
         return 0
