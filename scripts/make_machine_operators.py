@@ -4,8 +4,8 @@
     python scripts/make_machine_operators.py docs/machine_operators.md
 
 The first case of each operator in each of its types, and layers between Q and DQ nodes, is lowered
-for each machine, and its kernels become machine code there, or C that is only written. Nothing is run.
-Exits with 1 if something that is taken does not become code.
+for each machine, and its kernels become machine code there, or C that is only written. Nothing is
+run. Exits with 1 if something that is taken does not become code.
 """
 
 from __future__ import annotations
