@@ -110,6 +110,21 @@ class Body:
             )
         return [results[number] for number in self.outputs]
 
+    def without_unread(self) -> Body:
+        """Return the same without steps whose results nobody reads."""
+        first, wanted = len(self.inputs), set(self.outputs)
+        for number in reversed(range(len(self.steps))):
+            if first + number in wanted:
+                wanted.update(self.steps[number].arguments)
+        kept = [*range(first), *sorted(number for number in wanted if number >= first)]
+        new = {-1: -1} | {number: place for place, number in enumerate(kept)}
+        steps = (self.steps[number - first] for number in kept[first:])
+        return replace(
+            self,
+            steps=tuple(replace(s, arguments=tuple(new[i] for i in s.arguments)) for s in steps),
+            outputs=tuple(new[number] for number in self.outputs),
+        )
+
 
 def identity(dtype: str) -> Body:
     """Return the body that yields its one input."""

@@ -12,3 +12,7 @@ def convert_step(argument: int, source: str, target: str, attributes: Attributes
     names = (("from", source), ("to", target))
     narrow = tuple((name, dtype) for name, dtype in names if dtype in NARROW)
     return Apply("Cast", (argument,), tuple(sorted(narrow + attributes)), storage_of(target))
+
+
+FITS = (("fits", 1),)
+"""Attributes of a conversion to a narrower integer dtype which holds every number that comes."""

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from intarsia.codegen.body import Apply
-from intarsia.codegen.lower.conversions import convert_step
+from intarsia.codegen.lower.conversions import FITS, convert_step
 from intarsia.codegen.lower.operation import Array, Operation
 
 Operand: TypeAlias = "int | tuple[str, Array]"
@@ -212,5 +212,5 @@ def _quantize_to_integers(operation: Operation, dtype: str, limits: tuple[float,
     y = draft.append(convert_step(y, "float32", "int32"))
     if code is not None:
         y = draft.append(Apply("Add", (y, code), (), "int32"))
-    draft.append(convert_step(y, "int32", dtype))
+    draft.append(convert_step(y, "int32", dtype, FITS))
     return draft.finish()

@@ -16,7 +16,7 @@ from intarsia.codegen.ir import row_major
 from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.kernels.lookup import CodeLookup
 from intarsia.codegen.lower.assembler import Assembler
-from intarsia.codegen.lower.conversions import convert_step
+from intarsia.codegen.lower.conversions import FITS, convert_step
 from intarsia.codegen.lower.fixed_point import FIXED_ADD, FIXED_MUL, fixed_binary
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.halves import model_dtype
@@ -262,7 +262,48 @@ def make_chain(
             steps.append(replace(step, arguments=arguments))
         names[value] = len(dtypes) + len(steps) - 1 if item.steps else numbers[0]
     result = names[items[-1][0]] if items else 0
-    return Chain(Body(tuple(dtypes), tuple(steps), (result,)), tuple(sources))
+    body = Body(tuple(dtypes), tuple(steps), (result,))
+    made: list[Source | None] = [] if anchor is None else [None]
+    return Chain(_without_round_trips(body, [*made, *sources]), tuple(sources))
+
+
+def _without_round_trips(body: Body, sources: Sequence[Source | None]) -> Body:
+    """Return a body in which codes that are made and read stay the integers that they were.
+
+    Args:
+        body: What is done.
+        sources: Of its inputs; None for what an anchor makes.
+    """
+    count, steps = len(sources), list(body.steps)
+    same = list(range(count + len(steps)))
+
+    def step_at(number: int) -> Apply | None:
+        return steps[number - count] if number >= count else None
+
+    def is_same(one: int, other: int) -> bool:
+        items = [sources[i] if 0 <= i < count else None for i in (one, other)]
+        known = [source[1] for source in items if isinstance(source, tuple)]
+        singles = [array.item() for array in known if array.size == 1]
+        return one == other or (len(singles) == len(items) and singles[0] == singles[1])
+
+    for number in range(len(steps)):
+        arguments = tuple(i if i < 0 else same[i] for i in steps[number].arguments)
+        steps[number] = step = replace(steps[number], arguments=arguments)
+        before = step_at(arguments[0]) if arguments else None
+        if before is None or step.dtype != _WIDE:
+            continue
+        if step.op_type == "Cast" and not step.attributes and before.attributes == FITS:
+            same[count + number] = before.arguments[0]
+        is_undone = (step.op_type, before.op_type, before.dtype) == ("Sub", "Add", _WIDE)
+        if is_undone and is_same(arguments[1], before.arguments[1]):
+            same[count + number] = before.arguments[0]
+    return replace(
+        body, steps=tuple(steps), outputs=tuple(same[i] for i in body.outputs)
+    ).without_unread()
+
+
+_WIDE = "int32"
+"""What codes are in between."""
 
 
 def operand(assembler: Assembler, source: Source, shape: Sequence[int], block: int) -> View:
