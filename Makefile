@@ -23,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # A process for each CPU that we may use; numbers in numpy need no threads beside them.
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: help demo test test-all lint style layers type check dist clean
+.PHONY: help demo test test-all gpu lint style layers type check dist clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' Makefile | expand -t 10
@@ -36,6 +36,12 @@ test: .venv/.stamp-test ## run the tests; ARGS="-k placement" selects some
 
 test-all: .venv/.stamp-test ## run the tests that `make test` leaves out; ARGS as there
 	$(PYTEST) -m exhaustive $(ARGS)
+
+gpu: .venv/.stamp-test ## try NVIDIA's GPU of this machine: tests, the conformance kit, figures
+	$(INSTALL) --editable '.[cuda]'
+	$(BIN)/intarsia doctor
+	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest tests/backends/cuda -q
+	$(BIN)/python benchmarks/gpu.py
 
 lint: style layers ## check format, style and layers
 

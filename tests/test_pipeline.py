@@ -98,8 +98,9 @@ def test_explain_lists_the_passes_that_ran(parse_model, backends, capsys, tmp_pa
     assert shown == [f"{text} (reference)" for text in STANDARD_PIPELINE]
 
 
-_ELSEWHERE = ("arm_acl", "c", "cmsis-nn", "ethos-u", *PROVIDERS)
-"""Kinds that need a library by its path or a way to a machine; their own tests compile for them."""
+_ELSEWHERE = ("arm_acl", "c", "cmsis-nn", "cuda", "ethos-u", "nvptx", *PROVIDERS)
+"""Kinds that need a library by its path, a GPU or a way to a machine; their own tests compile for
+them."""
 
 
 def test_every_kind_that_a_backend_serves_names_passes_that_there_are(known, parse_model):

@@ -25,6 +25,8 @@ KINDS = (
     "llvm",
     "opencl",
     "webgpu",
+    "cuda",
+    "nvptx",
     "onnxruntime",
     "openvino",
     "dnnl",
@@ -55,6 +57,11 @@ EFFECTS = {
     },
     "opencl": {"max_num_threads": "1", "max_memory": "8"},
     "webgpu": {"max_num_threads": "1", "max_memory": "8"},
+    "cuda": {
+        "arch": "sm_60", "max_num_threads": "1", "max_threads_per_block": "1",
+        "registers_per_block": "8192", "max_memory": "8",
+    },
+    "nvptx": {"mcpu": "sm_60", "mtriple": None, "max_num_threads": "1", "max_memory": "8"},
     "onnxruntime": {"num_threads": "1", "graph_optimization": "none"},
     "openvino": {"precision": "bf16", "num_threads": "1"},
     "dnnl": {"precision": "bf16", "fpmath": "any", "num-cores": "1"},
@@ -77,6 +84,8 @@ IN_VAIN = {
     },
     "opencl": {"thread_warp_size": "8", "texture_spatial_limit": "1"},
     "webgpu": {"thread_warp_size": "8 -supports_subgroups", "supports_subgroups": "true"},
+    "cuda": {"thread_warp_size": "16", "mcpu": "x"},
+    "nvptx": {"thread_warp_size": "16"},
 }  # fmt: skip
 WRONG = {"llvm": {"mfloat-abi": "hard", "mabi": "lp64d"}}
 """On this CPU; on 32-bit Arm they change nothing."""

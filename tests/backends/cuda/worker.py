@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from tests.codegen.emit import runners, test_families
 from tests.gpu_on_cpu import WAIT, link_kernel, waits
 
 import intarsia
@@ -111,7 +112,7 @@ def two_devices(folder):
     check_numbers(intarsia.load(folder / "p.intarsia"), model)
     del exe
     gc.collect()
-    assert count("device") == 0, count("device")
+    assert count("device") == 0
 
 
 def no_room():
@@ -138,6 +139,8 @@ def main(folder):
     ):
         assert backend.BACKEND.detect().devices[1].startswith("cuda:1 stand-in (sm_80, driver 12.9")
         two_devices(folder)
+        with mock.patch.object(runners, "emit_nvptx", emitted):
+            test_families.FAMILIES["pad"](runners.run_cuda)
         too_old()
         no_room()
 

@@ -19,6 +19,10 @@ from tests.gpu_on_cpu import WAIT, link_kernel, waits
 from tests.opencl import first_device
 from tests.webgpu import opened_device
 
+from intarsia.backends.cuda.device import CudaView
+from intarsia.backends.cuda.driver import call, list_devices
+from intarsia.backends.cuda.execution import Arguments
+from intarsia.backends.device import ThreadOptions
 from intarsia.backends.device_payload import KernelRecord
 from intarsia.backends.native import CallRecord
 from intarsia.backends.values import TensorSpec
@@ -37,6 +41,9 @@ from intarsia.codegen.expand import expand
 from intarsia.codegen.interpreter import interpret
 from intarsia.codegen.verifier import verify
 from intarsia.graph.arena import aligned_bytes
+from intarsia.native.ptx import compile_ptx, gpu_limits, ptx_arch
+from intarsia.settings import Settings
+from intarsia.target import Target
 
 
 def compare(function, arrays, results, sizes, rtol):
@@ -305,3 +312,49 @@ def _run_blocks(kernel, extent, arguments):
         thread.start()
     for thread in threads:
         thread.join()
+
+
+@functools.cache
+def cuda_view():
+    """The first GPU, opened once for the process."""
+    return CudaView(0, list_devices(Settings.from_environment())[0], ThreadOptions())
+
+
+def run_cuda(function, arrays, *, sizes=(), rtol=1e-6, interpreted=True, level=0):
+    """Run a kernel's PTX on the first GPU; return what the arrays hold afterwards."""
+    del level
+    view = cuda_view()
+    verify(function)
+    kernel = emit_nvptx(expand(function), gpu_limits(Target("cuda")))
+    extent = function.extent
+    if not isinstance(extent, int):
+        extent = sizes[function.free.index(extent)]
+    arrays = [np.ascontiguousarray(array) for array in arrays]
+    tensors = []
+    for number, array in enumerate(arrays):
+        held = np.full(array.nbytes + 512, 0xA5, np.uint8)
+        held[256 : 256 + array.nbytes] = array.reshape(-1).view(np.uint8)
+        spec = TensorSpec(f"t{number}", "uint8", held.shape)
+        tensors.append(view.tensor(view.allocate(spec.nbytes), 0, spec))
+        view.write(held, tensors[-1])
+    ptx = compile_ptx([kernel], ptx_arch(view.entry.capability))
+    module = call("cuModuleLoadData", ptx.encode() + b"\0")
+    made = call("cuModuleGetFunction", module, kernel.name.encode())
+    items = zip(kernel.global_size(extent), kernel.local_size, strict=True)
+    grid = [whole // part for whole, part in items]
+    threads = kernel.local_size[0] * kernel.local_size[1]
+    arguments = Arguments([*(one.block.memory.address + 256 for one in tensors), *sizes])
+    numbers = (*grid, 1, threads, 1, 1, 0)
+    call("cuLaunchKernel", made, *numbers, view.stream, arguments.address, 0)
+    results = []
+    for array, tensor in zip(arrays, tensors, strict=True):
+        held = np.empty(tensor.spec.shape, np.uint8)
+        view.read(tensor, held)
+        assert (held[:256] == 0xA5).all()
+        assert (held[256 + array.nbytes :] == 0xA5).all()
+        data = held[256 : 256 + array.nbytes].view(array.dtype)
+        results.append(data.reshape(array.shape).copy())
+    call("cuModuleUnload", module)
+    if interpreted:
+        compare(function, arrays, results, sizes, rtol)
+    return results

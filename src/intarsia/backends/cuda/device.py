@@ -80,7 +80,7 @@ class Pinned:
         context.enter()
         self.address = int(call("cuMemAllocHost", nbytes))
         held = (ctypes.c_uint8 * nbytes).from_address(self.address)
-        self.array: Array = np.frombuffer(held, np.uint8)
+        self.array: Array = np.ctypeslib.as_array(held)
         flags = driver().CUevent_flags.CU_EVENT_DISABLE_TIMING
         self.event = call("cuEventCreate", flags)
         weakref.finalize(self, release_in, context, "cuMemFreeHost", self.address)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Networks and products on the first NVIDIA GPU against the peers that are on its machine.
+
+A row without its peer says "not measured". Times are medians of runs that alternate; both sides get
+inputs in the host's memory and return outputs there.
+
+    python benchmarks/gpu.py [--runs N] [NAME ...]
+"""
+
+import argparse
+import importlib.util
+import statistics
+import sys
+from time import perf_counter
+
+import numpy as np
+import onnx
+import onnxruntime
+
+import intarsia
+from intarsia import zoo
+from intarsia.backends.cuda.backend import BACKEND
+
+NETWORKS = ("squeezenet", "mobilenet_v2", "resnet50")
+SIDES = (256, 1024, 4096)
+"""Of products of square matrices of float32."""
+MOST = 1e-3
+"""Largest error that agrees, relative to the largest number of an output."""
+PEER = "CUDAExecutionProvider"
+
+
+def product(side):
+    """Return a model of one product of a square matrix with a constant one."""
+    text = f"""<ir_version: 9, opset_import: ["" : 20]>
+        g (float[{side},{side}] x) => (float[{side},{side}] y) {{ y = MatMul(x, w) }}"""
+    model = onnx.parser.parse_model(text)
+    weight = np.random.default_rng(1).standard_normal((side, side)).astype(np.float32) / side
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    return model
+
+
+def median_seconds(calls, runs):
+    """Return the median time of each of some calls, which alternate."""
+    times = [[] for _ in calls]
+    for _ in range(runs):
+        for call, taken in zip(calls, times, strict=True):
+            start = perf_counter()
+            call()
+            taken.append(perf_counter() - start)
+    return [statistics.median(taken) for taken in times]
+
+
+def compare(name, model, runs):
+    """Print a row, and return whether the numbers are those of ONNX Runtime on the CPU."""
+    content = model.SerializeToString()
+    cpu = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(7)
+    feeds = {
+        value.name: rng.standard_normal(value.shape).astype(np.float32)
+        for value in cpu.get_inputs()
+    }
+    names = [output.name for output in cpu.get_outputs()]
+    expected = dict(zip(names, cpu.run(names, feeds), strict=True))
+    exe = intarsia.compile(model, "cuda, llvm", placement="greedy")
+    found = exe.run(feeds)
+    error = max(
+        float(np.abs(found[key] - array).max() / np.abs(array).max())
+        for key, array in expected.items()
+    )
+    calls = [lambda: exe.run(feeds)]
+    if PEER in onnxruntime.get_available_providers():
+        session = onnxruntime.InferenceSession(content, providers=[PEER, "CPUExecutionProvider"])
+        session.run(names, feeds)
+        calls.append(lambda: session.run(names, feeds))
+    ours, *theirs = median_seconds(calls, runs)
+    peer = f"{1e3 * theirs[0]:9.3f} ms  ratio {theirs[0] / ours:5.2f}" if theirs else "not measured"
+    on_gpu = sum(len(r.nodes) for r in exe.placement.regions if r.backend == "cuda")
+    print(f"{name:14} {on_gpu:4} nodes  error {error:.1e}  {1e3 * ours:9.3f} ms  {PEER}: {peer}")
+    return error <= MOST
+
+
+def main():
+    """Say what is here, and compare the networks that are named, or all, and products."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--runs", type=int, default=20)
+    asked = parser.parse_args()
+    detection = BACKEND.detect()
+    if not detection.targets:
+        print(f"no GPU is here: {detection.reason}")
+        return 1
+    print(*detection.devices, BACKEND.version(), sep="\n")
+    for peer in ("torch", "tensorrt", "cupy"):
+        print(f"{peer}: {'here' if importlib.util.find_spec(peer) else 'not here: not measured'}")
+    print("onnxruntime:", *onnxruntime.get_available_providers())
+    models = [(name, zoo.build(name)) for name in asked.names or NETWORKS]
+    models += [(f"product {side}", product(side)) for side in SIDES if not asked.names]
+    verdicts = [compare(name, model, asked.runs) for name, model in models]
+    return 0 if all(verdicts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
