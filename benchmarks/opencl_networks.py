@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The convolutional networks of the zoo on an OpenCL device against ONNX Runtime: numbers, times.
+"""Networks of the zoo on an OpenCL device against ONNX Runtime: numbers, times.
 
 PoCL compiles a kernel when it first runs, which takes minutes for the large networks, once.
 
@@ -46,6 +46,8 @@ def compare(name, folder, kind, clock):
     rng = np.random.default_rng(7)
     feeds = {
         value.name: rng.standard_normal(value.shape).astype(np.float32)
+        if value.type == "tensor(float)"
+        else rng.integers(0, 2, value.shape)  # of tokens, masks and kinds: all have these
         for value in session.get_inputs()
     }
     names = [output.name for output in session.get_outputs()]

@@ -71,8 +71,9 @@ def test_every_backend_of_a_library_has_an_extra_and_all_brings_them():
     brought = set(re.search(r"\[(.+)\]", everything)[1].split(","))
     # A server is not for everybody, and NNCF makes models: no backend, and a dozen packages.
     # `cross` and `ethos-u` compile for other machines: `all` is for what runs on this one.
-    # `xnnpack` is weighed where it is named, and not chosen by itself; `cuda` needs a GPU.
-    others = {"nncf", "postgresql", "cross", "cuda", "ethos-u", "xnnpack"}
+    # `xnnpack` and `ncnn` are weighed where they are named, and not chosen by themselves; `cuda`
+    # needs a GPU, and PyTorch is large.
+    others = {"nncf", "postgresql", "cross", "cuda", "ethos-u", "xnnpack", "ncnn", "torch"}
     assert others < EXTRAS.keys()
     assert brought == EXTRAS.keys() - {"all"} - others
 

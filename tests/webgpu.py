@@ -23,6 +23,11 @@ def has_device():
         return False
 
 
+def every_device():
+    """Return the devices that have passed their self-test."""
+    return list_adapters(Settings.from_environment()) if has_device() else ()
+
+
 def first_device():
     """Return the first device; without any the test is skipped, all for the same reason."""
     try:

@@ -8,8 +8,10 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
+import onnxruntime
 import pytest
 from tests import opencl, webgpu
 
@@ -116,9 +118,16 @@ def test_list_of_what_is_usable_here(call):
     names = [kind["name"] for kind in found["kinds"]]
     devices = [one.__name__.split(".")[-1] for one in (opencl, webgpu) if one.has_device()]
     cross = ["arm_acl", "cmsis-nn", "ethos-u"]  # they compile for other machines
-    here = ["dnnl", "llvm", "onnxruntime", *devices, "openvino", "xnnpack"]
-    # One backend has all of ONNX Runtime's providers; which is here, it finds when it is used.
-    assert sorted(names) == sorted([*cross, *here, *PROVIDERS])
+    here = ["dnnl", "llvm", "ncnn", "onnxruntime", *devices, "openvino", "xnnpack"]
+    interfaces = {"vulkan", "metal"} & {one.backend for one in webgpu.every_device()}
+    providers = {
+        kind
+        for kind, one in PROVIDERS.items()
+        if one.name in onnxruntime.get_available_providers()
+        or (one.module and find_spec(one.module) is not None)
+    }
+    assert set(names) - PROVIDERS.keys() == {*cross, *here, *interfaces}
+    assert set(names) & PROVIDERS.keys() <= providers
     every = {tag["name"] for tag in call("target", "list", "--tags", "--json").json["tags"]}
     usable = {tag["name"] for tag in found["tags"]}
     assert usable < every

@@ -31,6 +31,7 @@ KINDS = (
     "openvino",
     "dnnl",
     "xnnpack",
+    "ncnn",
     "reference",
     "fake",
 )
@@ -66,6 +67,7 @@ EFFECTS = {
     "openvino": {"precision": "bf16", "num_threads": "1"},
     "dnnl": {"precision": "bf16", "fpmath": "any", "num-cores": "1"},
     "xnnpack": {"num_threads": "1"},
+    "ncnn": {"num_threads": "1"},
     "reference": {},
     "fake": {
         "ops": "Conv", "cost": "*:1", "kept": "*:1", "fusion": "'0.5' -cost=*:1", "call-cost": "2",

@@ -8,42 +8,27 @@ LiteRT's own kernels is refused. Attribute: `num_threads`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from intarsia.backends.artifact import Verdict, probe_nodes, tensor_spec
-from intarsia.backends.backend import ConfiguredBackend
-from intarsia.backends.device import Buffer, Device, HostDevice, Step, ThreadOptions
+from intarsia.backends.device import Buffer, Device, Step
+from intarsia.backends.library_backend import SHARED, LibraryBackend
 from intarsia.backends.runtimes import PythonRuntime
 from intarsia.backends.tflite.network import join
-from intarsia.backends.values import (
-    Artifact,
-    ArtifactConstant,
-    Candidate,
-    CodeIdentity,
-    Detection,
-    Refusal,
-    Rule,
-)
-from intarsia.errors import BackendError, ExecutionError, ReasonCode
-from intarsia.process.selftest import is_inside
-from intarsia.target import Target
+from intarsia.backends.values import Artifact
+from intarsia.errors import BackendError, ExecutionError
 
 if TYPE_CHECKING:
+    from intarsia.arrays import Array
     from intarsia.backends.tflite.network import SplitNetwork
-    from intarsia.backends.values import BuildContext
-    from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
-    from intarsia.target import VirtualDevice
 
 RUNTIME = PythonRuntime(
     "LiteRT with XNNPACK", "ai_edge_litert", "*.so", "xnnpack", "xnnpack.backend"
 )
 _LEAST_BYTES = 1024
 """Smaller constants stand in the flat buffer itself."""
-_THREADS = "num_threads"
 
 
 def make_interpreter(content: bytes, num_threads: int) -> Any:
@@ -97,81 +82,30 @@ def _split(region: Region) -> SplitNetwork:
         raise BackendError(str(error), backend="xnnpack") from error
 
 
-@dataclass(frozen=True)
-class XnnpackBackend(ConfiguredBackend):
-    """Serves the kind `xnnpack`. Settings say where verdicts on self-tests are kept."""
+class XnnpackBackend(LibraryBackend):
+    """Serves the kind `xnnpack`."""
 
     name = "xnnpack"
     kinds = ("xnnpack",)
-    is_default = False
+    runtime = RUNTIME
+    modules = ("intarsia.backends.tflite", "intarsia.backends.xnnpack", *SHARED)
 
-    def version(self) -> str:
-        """Return LiteRT's version, which XNNPACK is a part of.
+    def problem(self, region: Region) -> str | None:
+        """Return what XNNPACK leaves of a region to LiteRT's own kernels.
 
         Raises:
-            BackendError: It is not installed.
+            BackendError: It is not in the table, or LiteRT refused it.
         """
-        installed = RUNTIME.installed_version(self.settings.cache_folder())
-        return installed or str(RUNTIME.module().__version__)
+        return find_leftover(make_interpreter(_split(region).whole, 1))
 
-    def detect(self) -> Detection:
-        """Return the CPU, or why XNNPACK cannot be used."""
-        try:
-            if is_inside() or not RUNTIME.require(self.settings.cache_folder()):
-                RUNTIME.module()
-        except BackendError as error:
-            return Detection.failed(error)
-        return Detection((Target("xnnpack"),), rank=4)
-
-    def identity(self, context: BuildContext) -> CodeIdentity:
-        """Return the modules that decide what LiteRT is given."""
-        return CodeIdentity(("intarsia.backends.tflite", "intarsia.backends.xnnpack"))
-
-    def rules(self, context: BuildContext) -> Sequence[Rule]:
-        """Return one rule: what the table has and XNNPACK takes."""
-        return (Rule("table", self._refuse),)
-
-    def _refuse(self, graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
-        RUNTIME.require(self.settings.cache_folder())
-
-        def attempt(region: Region) -> Verdict:
-            try:
-                problem = find_leftover(make_interpreter(_split(region).whole, 1))
-            except BackendError as error:
-                problem = error.message
-            return (ReasonCode.UNSUPPORTED_OP, problem) if problem else None
-
-        return probe_nodes(graph, context, attempt)
-
-    def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
-        """Return nothing: whether XNNPACK takes a whole region is known when it is loaded."""
-        return None
-
-    def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
+    def write(self, region: Region) -> tuple[bytes, Mapping[str, Array]]:
         """Return a region as a flat buffer whose large constants are read from behind it.
 
         Raises:
             BackendError: A node is not in the table.
         """
-        region, values = candidate.region, candidate.region.graph.values
         split = _split(region)
-        return Artifact(
-            backend=self.name,
-            version=self.version(),
-            target=str(candidate.target),
-            payload=split.head,
-            inputs=tuple(tensor_spec(values[one]) for one in region.inputs),
-            outputs=tuple(tensor_spec(values[one]) for one in region.outputs),
-            constants=tuple(
-                ArtifactConstant(name, array, is_packed=True)
-                for name, array in split.constants.items()
-            ),
-            metadata={_THREADS: str(context.attrs.get(_THREADS) or 0)},
-        )
-
-    def open(self, placed: VirtualDevice, options: ThreadOptions) -> Device:
-        """Return host memory."""
-        return HostDevice(options)
+        return split.head, split.constants
 
     def load(self, artifact: Artifact, device: Device) -> XnnpackExecutable:
         """Return a network.
@@ -179,9 +113,7 @@ class XnnpackBackend(ConfiguredBackend):
         Raises:
             BackendError: XNNPACK does not take all of it.
         """
-        RUNTIME.require(self.settings.cache_folder())
-        own_threads = int(artifact.metadata[_THREADS])
-        return XnnpackExecutable(artifact, own_threads or device.options.num_threads)
+        return XnnpackExecutable(artifact, self.ready(artifact, device))
 
 
 class XnnpackExecutable:

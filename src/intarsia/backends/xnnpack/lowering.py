@@ -14,6 +14,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from intarsia.backends.float_operators import (
+    IMAGE,
+    MATRIX,
+    check_operation,
+    is_dense,
+    read_dense,
+    read_filters,
+    read_limits,
+    read_softmax_axis,
+)
 from intarsia.backends.tflite.layers import NotTakenError
 from intarsia.backends.tflite.network import Network, Quantity, Tensor
 from intarsia.backends.tflite.operators import Draft, Window, read_window
@@ -21,16 +31,11 @@ from intarsia.codegen.lower.operation import Operation
 from intarsia.graph.extract import constant_array
 
 if TYPE_CHECKING:
-    from intarsia.arrays import Array
     from intarsia.graph.graph import Value
     from intarsia.graph.region import Region
 
-_IMAGE = 4
 _LAST = (0, 2, 3, 1)
 _FIRST = (0, 3, 1, 2)
-_MATRIX = 2
-_ONE_AXIS = 13
-"""The operator set since which a softmax is along one axis; before, those after it counted too."""
 
 
 def lower_region(region: Region) -> Network:
@@ -42,7 +47,7 @@ def lower_region(region: Region) -> Network:
     draft, values = FloatDraft(), region.graph.values
     operations = [Operation(region.graph, region.graph.nodes[node]) for node in region.nodes]
     for operation in operations:
-        _check(operation)
+        check_operation(operation, _TABLE, _INDEXED)
     inputs = tuple(draft.add_input(values[number]) for number in region.inputs)
     for operation in operations:
         draft.node = operation.node.name
@@ -51,29 +56,6 @@ def lower_region(region: Region) -> Network:
     if len({*inputs, *outputs}) < len(inputs) + len(outputs):
         raise NotTakenError("a result is nothing but another one, or an input")
     return Network(tuple(draft.tensors), tuple(draft.operators), inputs, outputs)
-
-
-def _check(operation: Operation) -> None:
-    """Refuse a node for what it reads and makes.
-
-    Raises:
-        NotTakenError: It is not in the table, or not of dense tensors of float32.
-    """
-    if operation.op_type not in _TABLE:
-        raise NotTakenError(f"there is no {operation.op_type} in the table")
-    if len(operation.outputs) != 1:
-        raise NotTakenError("it has several results")
-    for value in (*operation.inputs, operation.output):
-        if not value.is_static or value.is_free or 0 in (value.shape or ()):
-            raise NotTakenError(f"the shape of {value.name!r} is empty or not fixed")
-    floats = operation.inputs[:1] if operation.op_type in _INDEXED else operation.inputs
-    for value in (*floats, operation.output):
-        if value.dtype != "float32":
-            raise NotTakenError(f"{value.name!r} is of {value.dtype}, not of float32")
-    if all(value.constant is not None for value in operation.inputs):
-        raise NotTakenError("all that it reads is constant")
-    if any(value.constant is None for value in operation.inputs[len(floats) :]):
-        raise NotTakenError("its shape or its axes are computed")
 
 
 class FloatDraft(Draft):
@@ -109,10 +91,10 @@ class FloatDraft(Draft):
             if value.constant is not None:
                 array = constant_array(value)
                 if is_last:
-                    array = array.reshape((1,) * (_IMAGE - array.ndim) + array.shape)
+                    array = array.reshape((1,) * (IMAGE - array.ndim) + array.shape)
                     array = array.transpose(_LAST)
                 self._held[key] = self.constant(array)
-            elif is_last and len(value.shape) != _IMAGE:
+            elif is_last and len(value.shape) != IMAGE:
                 raise NotTakenError(f"{value.name!r} is no image: it has {len(value.shape)} axes")
             else:
                 source = self._held[value.id, not is_last]
@@ -142,7 +124,7 @@ _Lower: TypeAlias = Callable[[FloatDraft, Operation], None]
 def _is_last(draft: FloatDraft, operation: Operation) -> bool:
     """Tell whether to compute with channels last: an operand is so, and all can be."""
     fed = [value for value in operation.inputs if value.constant is None]
-    return all(len(value.shape or ()) == _IMAGE for value in fed) and any(
+    return all(len(value.shape or ()) == IMAGE for value in fed) and any(
         draft.is_held(value, is_last=True) and not draft.is_held(value, is_last=False)
         for value in fed
     )
@@ -166,22 +148,14 @@ def _leaky(draft: FloatDraft, operation: Operation) -> None:
 
 def _clip(draft: FloatDraft, operation: Operation) -> None:
     """Write limits; those that TFLite has no name for are a maximum and a minimum."""
-    limits = []
-    for position, name, default in ((1, "min", -math.inf), (2, "max", math.inf)):
-        if operation.value(position) is None:
-            limits.append(float(operation.attribute(name, default)))
-        elif operation.is_constant(position):
-            limits.append(float(operation.array(position).reshape(())))
-        else:
-            raise NotTakenError("its limits are computed")
-    low, high = limits
+    low, high = read_limits(operation)
     is_last = _is_last(draft, operation)
     x = draft.read_value(operation.inputs[0], is_last=is_last)
     named = {(0.0, 6.0): "RELU6", (-1.0, 1.0): "RELU_N1_TO_1", (0.0, math.inf): "RELU"}
     if (low, high) in named:
         draft.write(operation, named[low, high], (x,), is_last=is_last)
     elif math.isfinite(low) and math.isfinite(high) and low <= high:
-        below, above = (draft.constant(np.array(limit, np.float32)) for limit in limits)
+        below, above = (draft.constant(np.array(limit, np.float32)) for limit in (low, high))
         inner = draft.operator("MAXIMUM", (x, below), draft.computed(draft.tensors[x].shape))
         draft.write(operation, "MINIMUM", (inner, above), is_last=is_last)
     else:
@@ -189,10 +163,9 @@ def _clip(draft: FloatDraft, operation: Operation) -> None:
 
 
 def _softmax(draft: FloatDraft, operation: Operation) -> None:
-    rank, is_old = len(operation.output_shape), operation.opset < _ONE_AXIS
-    axis = int(operation.attribute("axis", 1 if is_old else -1)) % max(rank, 1)
-    is_last = rank == _IMAGE and axis == 1 and not is_old
-    if rank == 0 or not (is_last or axis == rank - 1):
+    rank, axis = len(operation.output_shape), read_softmax_axis(operation)
+    is_last = rank == IMAGE and axis == 1
+    if not (is_last or axis == rank - 1):
         raise NotTakenError("it is not along the last axis, or the channels of an image")
     x = draft.read_value(operation.inputs[0], is_last=is_last)
     draft.write(operation, "SOFTMAX", (x,), is_last=is_last, Beta=1.0)
@@ -210,12 +183,7 @@ def _padded(draft: FloatDraft, x: int, window: Window, filler: float) -> int:
 
 
 def _conv(draft: FloatDraft, operation: Operation) -> None:
-    bias = operation.value(2)
-    if not operation.is_constant(1) or (bias is not None and bias.constant is None):
-        raise NotTakenError("its weights or its bias are computed")
-    weights = operation.array(1)
-    if weights.ndim != _IMAGE:
-        raise NotTakenError("it is no convolution of images")
+    weights, bias = read_filters(operation)
     group, channels, count = (
         int(operation.attribute("group", 1)),
         operation.shape()[1],
@@ -231,9 +199,8 @@ def _conv(draft: FloatDraft, operation: Operation) -> None:
         code, weights = "CONV_2D", weights.transpose(_LAST)
     else:
         raise NotTakenError(f"it has {group} groups of {weights.shape[1]} channels")
-    added = np.zeros(count, np.float32) if bias is None else constant_array(bias)
     x = _padded(draft, draft.read_value(operation.inputs[0], is_last=True), window, 0.0)
-    inputs = (x, draft.constant(weights), draft.constant(added))
+    inputs = (x, draft.constant(weights), draft.constant(bias))
     draft.write(operation, code, inputs, is_last=True, **_places(window), **options)
 
 
@@ -249,7 +216,7 @@ def _places(window: Window) -> Mapping[str, Any]:
 
 def _pool(code: str, draft: FloatDraft, operation: Operation) -> None:
     shape = operation.shape()
-    if len(shape) != _IMAGE:
+    if len(shape) != IMAGE:
         raise NotTakenError("it is no pool of images")
     kernel = operation.attribute("kernel_shape", shape[2:])
     window = read_window(operation, kernel, shape, operation.output_shape)
@@ -270,33 +237,21 @@ def _mean(draft: FloatDraft, operation: Operation) -> None:
     axes, keeps = given or (), bool(operation.attribute("keepdims", 1))
     if not axes:
         raise NotTakenError("it has no axes")
-    is_last = keeps and rank == _IMAGE and axes == (2, 3)
+    is_last = keeps and rank == IMAGE and axes == (2, 3)
     x = draft.read_value(operation.inputs[0], is_last=is_last)
     places = draft.numbers((1, 2) if is_last else axes)
     draft.write(operation, "MEAN", (x, places), is_last=is_last, KeepDims=keeps)
 
 
 def _product(draft: FloatDraft, operation: Operation) -> None:
-    is_gemm, bias = operation.op_type == "Gemm", operation.value(2)
-    if min(len(operation.shape(0)), len(operation.shape(1))) < _MATRIX:
-        raise NotTakenError("an operand is a vector")
     x = draft.read_value(operation.inputs[0])
-    if not is_gemm and not (operation.is_constant(1) and len(operation.shape(1)) == _MATRIX):
+    if not is_dense(operation):
         draft.write(operation, "BATCH_MATMUL", (x, draft.read_value(operation.inputs[1])))
         return
-    if operation.attribute("transA", 0) or not operation.is_constant(1):
-        raise NotTakenError("its first operand is transposed, or its second one is computed")
-    weights = operation.array(1) * np.float32(operation.attribute("alpha", 1.0))
-    weights = weights if operation.attribute("transB", 0) else weights.T
-    added: Array = np.zeros(len(weights), np.float32)
-    if bias is not None:
-        if bias.constant is None or math.prod(bias.shape or ()) != (bias.shape or (1,))[-1]:
-            raise NotTakenError("its bias is computed, or differs from row to row")
-        beta = np.float32(operation.attribute("beta", 1.0))
-        added = added + constant_array(bias).reshape(-1) * beta
+    weights, added = read_dense(operation)
     inputs = (x, draft.constant(weights), draft.constant(added))
     options: dict[str, Any] = {"FusedActivationFunction": "NONE"}
-    options["KeepNumDims"] = len(operation.shape(0)) > _MATRIX
+    options["KeepNumDims"] = len(operation.shape(0)) > MATRIX
     draft.write(operation, "FULLY_CONNECTED", inputs, **options)
 
 
