@@ -29,3 +29,9 @@ def address_of(array: Array) -> int:
     """Return where the memory of an array begins; `ctypes.data` takes a few times as long."""
     address: int = array.__array_interface__["data"][0]
     return address
+
+
+def from_blocks(array: Array) -> Array:
+    """Return `[N, C/block, H, W, block]` as `[N, C, H, W]`."""
+    batch, outer, *image, block = array.shape
+    return np.ascontiguousarray(np.moveaxis(array, -1, 2)).reshape(batch, outer * block, *image)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from intarsia.backends.registry import Backends
     from intarsia.backends.values import Artifact
     from intarsia.graph.free_sizes import SizesLike
+    from intarsia.graph.graph import Graph
     from intarsia.place.build import Revise
     from intarsia.place.decide import PlanChoice
     from intarsia.place.request import Exclusions
@@ -79,10 +80,12 @@ class Compiled:
     Attributes:
         program: It, ready to run.
         file: Where it is kept; None if it is not.
+        graph: The prepared model that it was made of; None if it was found, or its sizes are free.
     """
 
     program: Program
     file: Path | None = None
+    graph: Graph | None = None
 
     def save(self, path: Path) -> None:
         """Write its package; one that is kept is copied, so that equal requests give equal files.
@@ -135,7 +138,7 @@ def carry_out(
         logger.warning("no dimension of the model is free: sizes have no effect")
     _refuse_buckets(request)
     built.program.source = _source(request)
-    return Compiled(built.program, built.file)
+    return Compiled(built.program, built.file, built.graph)
 
 
 def _source(request: Request) -> Callable[[PlanExecutable], StoredModel | None]:
@@ -218,7 +221,8 @@ def _build(
             asked = accepted if revise is None else accepted.with_key(setting)
             warned = None if request.placement == "collage" else tuple(warnings)
             is_accepted = accepted.verdict is not None
-            return Built(program, keep(looked_up, program, asked, warned), is_accepted)
+            kept = keep(looked_up, program, asked, warned)
+            return Built(program, kept, is_accepted, setting.graph)
 
 
 def source_of(

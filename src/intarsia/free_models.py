@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from intarsia.cost.records import VerdictKey
     from intarsia.graph.free_sizes import FreeSignature
+    from intarsia.graph.graph import Graph
     from intarsia.place.setting import Setting
     from intarsia.plan.by_sizes import PlansBySizes
     from intarsia.runtime.executor import PlanExecutable
@@ -49,11 +50,13 @@ class Built:
         program: It, ready to run.
         file: Where it is kept; None if it is not.
         is_accepted: Whether its plan was accepted by measurements.
+        graph: The prepared model that it was made of.
     """
 
     program: PlanExecutable
     file: Path | None
     is_accepted: bool
+    graph: Graph
 
 
 class Build(Protocol):

@@ -20,7 +20,8 @@ from intarsia.errors import BackendError, ReasonCode
 from intarsia.graph.extract import extract
 from intarsia.graph.state import BLOCKS, can_block
 from intarsia.target import Target
-from intarsia.testing.blocks import from_blocks, to_blocks
+from intarsia.arrays import from_blocks
+from intarsia.testing.blocks import to_blocks
 
 LEAKED = []
 HIDDEN = {}

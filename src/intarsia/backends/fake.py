@@ -136,6 +136,9 @@ _SCRAMBLE = 0xA5
 _KEYS = itertools.count()
 # Later than the run by which a probe is checked: in the middle of a race.
 _LATER_RUN, _SLOW_FACTOR = 3, 100.0
+_SLOW_SECONDS = 0.5
+"""Of the clock on the wall: a fault that whoever times a real run sees."""
+
 _LEAK_BYTES = 64 << 20
 _OFF = 0.1
 """Relative error of numbers that are made wrong on purpose."""
@@ -256,11 +259,13 @@ class FakeExecutable:
             is_late = self._runs == _LATER_RUN
             is_slow = is_late and self._fault == "slow-once"
             device.work(self._seconds * (_SLOW_FACTOR if is_slow else 1.0))
-            if is_late or not self._fault.startswith("later-"):
-                _fail(self._fault)
+            fault = self._fault
+            if fault.startswith("later-"):
+                fault = fault.removeprefix("later-") if is_late else ""
+            _fail(fault)
             results = self._evaluate([device.fetch(buffer) for buffer in inputs])
             for buffer, result in zip(outputs, results, strict=True):
-                device.store(_spoil(result, self._fault), buffer)
+                device.store(_spoil(result, fault), buffer)
 
         return step
 
@@ -274,6 +279,8 @@ def _fail(fault: str) -> None:
             time.sleep(1)
     if fault.endswith("segfault"):
         os.kill(os.getpid(), signal.SIGSEGV)
+    if fault == "slow":
+        time.sleep(_SLOW_SECONDS)
     if fault == "leak":
         # Bytes that were written: untouched pages would not be resident.
         _leaked.append(os.urandom(1) * _LEAK_BYTES)
@@ -281,8 +288,10 @@ def _fail(fault: str) -> None:
 
 def _spoil(result: Array, fault: str) -> Array:
     """Return numbers that are as wrong as a fault asks."""
-    if result.dtype.kind != "f" or fault not in ("nan", "wrong"):
+    if result.dtype.kind != "f" or fault not in ("nan", "wrong", "layout"):
         return result
+    if fault == "layout":  # column-major, where rows are wanted
+        return np.ravel(result, order="F").reshape(result.shape)
     return np.full_like(result, np.nan) if fault == "nan" else result * (1 + _OFF) + _OFF
 
 
@@ -353,7 +362,7 @@ class FakeBackend:
         attrs = context.attrs
         operators = _operators(candidate)
         wanted = attrs.get("fault-ops")
-        has_fault = not wanted or bool(set(wanted) & set(operators))
+        has_fault = not wanted or any(_has_run(operators, name.split("+")) for name in wanted)
         fault = str(attrs.get("fault", "")) if has_fault else ""
         if fault.startswith("compile-"):
             _fail(fault)
@@ -423,6 +432,12 @@ def _chain(region: Region, first: int, operators: Sequence[str]) -> list[int]:
             return []
         chain.append(after[0])
     return chain if graph.nodes[first].op_type == operators[0] else []
+
+
+def _has_run(operators: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Tell whether some operators stand one after another, as they are fused by mistake."""
+    ends = range(len(wanted), len(operators) + 1)
+    return any(list(operators[end - len(wanted) : end]) == list(wanted) for end in ends)
 
 
 def _operators(candidate: Candidate) -> list[str]:

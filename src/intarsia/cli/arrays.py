@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and writes `.npy` files."""
+"""Reads and writes `.npy` files, and reads `.npz` files."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -34,6 +35,24 @@ def _read(name: str, file: Path) -> Any:
         raise InputError(
             f"input {name!r}: {str(file)!r} is not a .npy file: {reason}",
             hint="write it with numpy.save(FILE, array, allow_pickle=False)",
+        ) from None
+
+
+def read_archive(file: Path) -> dict[str, Any]:
+    """Return the arrays of an `.npz` file, by name.
+
+    Raises:
+        InputError: It is missing, or no `.npz` file of plain data.
+    """
+    try:
+        with np.load(file, allow_pickle=False) as opened:
+            return {name: opened[name] for name in opened.files}
+    except FileNotFoundError:
+        raise InputError(f"there is no file {str(file)!r}", hint="check the path") from None
+    except (OSError, ValueError, EOFError, AttributeError, BadZipFile) as error:
+        raise InputError(
+            f"{str(file)!r} is not an .npz file: {error}",
+            hint="write it with numpy.savez(FILE, NAME=array)",
         ) from None
 
 

@@ -26,6 +26,7 @@ from intarsia.cli.output import note, show_json, write
 from intarsia.cli.quantize import quantize_command
 from intarsia.cli.run import run_command
 from intarsia.cli.tune import tune_command, tune_kernels_command
+from intarsia.cli.verify import reduce_command, verify_command
 from intarsia.errors import IntarsiaError
 from intarsia.settings import Settings
 
@@ -46,6 +47,8 @@ app.command("quantize")(quantize_command)
 app.command("run")(run_command)
 app.command("explain")(explain_command)
 app.command("check")(check_command)
+app.command("verify")(verify_command)
+app.command("reduce")(reduce_command)
 app.add_typer(target_commands.app, name="target")
 app.command("bench")(bench_command)
 app.command("demo")(demo_command)

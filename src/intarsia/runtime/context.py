@@ -258,6 +258,29 @@ class Context:
             self._settle()
             raise self._failure(position, error) from error
 
+    def parts(self) -> Iterator[Context]:
+        """Yield what runs one after another, each to be run before the next one is asked for."""
+        yield self
+
+    def bound_steps(self) -> Iterator[tuple[PlanStep, Step]]:
+        """Yield each step of the plan and its call, in order."""
+        yield from zip(self.plan.steps, self._steps, strict=True)
+
+    def read(self, position: int) -> Any:
+        """Return a copy of a tensor as it is now, in the host's memory.
+
+        Args:
+            position: In `Plan.tensors`.
+        """
+        tensor, buffer = self.plan.tensors[position], self._buffers[position]
+        if isinstance(buffer, ValueSlot):
+            return _fresh(buffer.value)
+        if tensor.device == HOST:
+            return _fresh(buffer)
+        array = np.empty(tensor.shape or (), np_dtype(tensor.dtype))
+        self._devices[tensor.device].read(buffer, array)
+        return array
+
     def inner_steps(self) -> list[Step]:
         """Return the bound calls but for copies of the model's inputs and into its outputs."""
         tensors = self.plan.tensors

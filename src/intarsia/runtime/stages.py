@@ -163,7 +163,7 @@ class StagedContext(Context):
         self._first = _Bound(self._bind_stage(stages[0], plan.sizes, {}))
         self._last: list[Context] = []
 
-    def _parts(self) -> Iterator[Context]:
+    def parts(self) -> Iterator[Context]:
         """Yield the context of each stage, to be run before the next one is asked for."""
         yield self._first.context
         last, following = [self._first.context], self._first.following
@@ -219,7 +219,7 @@ class StagedContext(Context):
         """
         if self._guard is not None:
             self._guard.check()
-        for context in self._parts():
+        for context in self.parts():
             context.run(is_over)
 
     def step(self) -> Step:

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from intarsia.arrays import np_dtype
+from intarsia.arrays import from_blocks, np_dtype
 from intarsia.backends.device import Buffer, Device, Executable, Step, ValueSlot
 from intarsia.backends.values import Artifact, TensorSpec
 from intarsia.graph.region import Region
-from intarsia.testing.blocks import from_blocks, to_blocks
+from intarsia.testing.blocks import to_blocks
 
 
 @dataclass(frozen=True, slots=True)

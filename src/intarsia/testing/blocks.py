@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors in shared blocks of channels, for feeding and reading regions that have these."""
+"""Tensors in shared blocks of channels, for feeding regions that have these."""
 
 from __future__ import annotations
 
@@ -31,9 +31,3 @@ def to_blocks(array: Array, block: int) -> Array:
     batch, channels, *image = array.shape
     split = array.reshape(batch, channels // block, block, *image)
     return np.ascontiguousarray(np.moveaxis(split, 2, -1))
-
-
-def from_blocks(array: Array) -> Array:
-    """Return `[N, C/block, H, W, block]` as `[N, C, H, W]`."""
-    batch, outer, *image, block = array.shape
-    return np.ascontiguousarray(np.moveaxis(array, -1, 2)).reshape(batch, outer * block, *image)

@@ -17,6 +17,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from intarsia.errors import IntarsiaError, InternalError, ReasonCode
+from intarsia.measure.divergence import compare_value
 from intarsia.measure.racing import CONFIRMING_LOOKS
 from intarsia.place.assign import refusal_of
 from intarsia.place.build import RegionBuilder
@@ -26,7 +27,6 @@ from intarsia.plan.placement import THE_PLAN
 from intarsia.plan.tuning import Finalist
 from intarsia.runtime.loader import SharedConstants
 from intarsia.tuning.finalists import LOOKS, compare_plans, count_nodes
-from intarsia.tuning.laboratory.reference import compare_value
 from intarsia.tuning.laboratory.values import OutOfTimeError, Probe
 from intarsia.tuning.objectives.packages import ROUND_SECONDS, Packages
 from intarsia.tuning.proposals.space import PlanCandidate

@@ -22,7 +22,8 @@ from intarsia.graph.snapshot import snapshot
 from intarsia.graph.state import blocked_state, can_block
 from intarsia.settings import Settings
 from intarsia.target import CompilationConfig
-from intarsia.testing.blocks import from_blocks, to_blocks
+from intarsia.arrays import from_blocks
+from intarsia.testing.blocks import to_blocks
 
 SAME = "<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>"
 TARGETS = {"llvm -mcpu=skylake-avx512": 16, "llvm -mcpu=haswell": 8}

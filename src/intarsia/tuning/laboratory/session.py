@@ -25,6 +25,7 @@ from intarsia.backends.device import Step
 from intarsia.backends.values import Piece, TensorSpec
 from intarsia.errors import IntarsiaError, InternalError, LinkError, ReasonCode
 from intarsia.graph.arena import aligned_bytes
+from intarsia.measure.divergence import ValueComparison, compare_value
 from intarsia.place.assign import Assignment, Policy
 from intarsia.place.build import RegionBuilder
 from intarsia.place.decide import Decision
@@ -37,11 +38,7 @@ from intarsia.process.workers import resident_bytes
 from intarsia.settings import Settings
 from intarsia.target import CompilationConfig, PlacedTarget
 from intarsia.tuning.laboratory.plug_ins import load_all
-from intarsia.tuning.laboratory.reference import (
-    ValueComparison,
-    compare_value,
-    text_arrays,
-)
+from intarsia.tuning.laboratory.reference import text_arrays
 from intarsia.tuning.laboratory.sampling import (
     RUNS_TO_SETTLE,
     FixedKernel,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from intarsia.tuning.laboratory.reference import compare_value, tolerance_of
+from intarsia.measure.divergence import compare_value, tolerance_of
 
 
 def values(dtype=np.float32, scale=1.0):

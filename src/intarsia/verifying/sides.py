@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ways of running a small model, and what one does otherwise than another: in a worker process.
+
+A side is a text. `reference` is the ONNX reference evaluator, and the name of another backend that
+has a baseline (`onnxruntime`, `openvino`) is that library by its own API, which gets the model as
+it is: nothing is placed. `ours: TARGET` is our compiler for a target.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+
+from intarsia.arrays import Array
+from intarsia.backends.evaluator import make_evaluator
+from intarsia.backends.registry import Backends
+from intarsia.compiler import compile as compile_model
+from intarsia.errors import InputError, IntarsiaError
+from intarsia.process.workers import CallOutcome, Limits, Worker, resident_bytes
+from intarsia.settings import Settings
+from intarsia.target import CompilationConfig
+from intarsia.tuning.laboratory.plug_ins import PlugIns, load_all
+from intarsia.verifying.judging import COST_RUNS, judge_cost, judge_outputs
+from intarsia.verifying.references import precision_of
+from intarsia.verifying.values import Fault, Symptom
+
+REFERENCE = "reference"
+OURS = "ours:"
+_MODEL, _FEED = "model", "feed:"
+_LEAST_PATIENCE, _PATIENCE = 2.0, 8.0  # seconds, and a factor
+
+
+def check_side(side: str, backends: Backends) -> str:
+    """Return a side in its own form; a target of ours may be given without `ours:`.
+
+    Raises:
+        InputError: It is empty.
+        BackendError: It names no backend with a baseline, and no target.
+        TargetError: It is no target.
+    """
+    text = side.strip()
+    if not text:
+        raise InputError("a side is empty", hint="reference, onnxruntime, openvino or a target")
+    if text == REFERENCE:
+        return text
+    target = text.removeprefix(OURS).strip()
+    is_library = not text.startswith(OURS) and target in backends.by_name
+    if is_library and backends.named(target).baseline is not None:
+        return target
+    CompilationConfig.resolve(_with_fallback(target))
+    return f"{OURS} {target}"
+
+
+def _with_fallback(target: str) -> str:
+    """Return a target behind which the reference takes what it refuses, if it cannot be alone."""
+    try:
+        CompilationConfig.resolve(target)
+    except IntarsiaError:
+        return f"{target}, {REFERENCE}"
+    return target
+
+
+class SideTrial:
+    """Tells what a suspect does otherwise, on models of any size, in a worker process.
+
+    Args:
+        suspect: The side that is doubted.
+        against: The side that is right by assumption.
+        threads: Threads of one run.
+        runs: How often each model is run.
+        limits: Of one model; None means a minute.
+        plug_ins: Backends that are not installed.
+
+    Attributes:
+        trials: How many models were tried.
+    """
+
+    def __init__(
+        self,
+        suspect: str,
+        against: str = REFERENCE,
+        *,
+        threads: int = 1,
+        runs: int = 1,
+        limits: Limits | None = None,
+        plug_ins: PlugIns | None = None,
+    ) -> None:
+        self.suspect, self.against, self.runs = suspect, against, runs
+        self.trials = 0
+        self._threads = threads
+        self._limits = limits or Limits(60.0)
+        self._longest = 0.0
+        self._plug_ins = msgspec.to_builtins(plug_ins or PlugIns())
+        self._worker = Worker({"INTARSIA_LOG": "error"})
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.close()
+
+    @property
+    def _patience(self) -> Limits:
+        """The limit of the next model: many times what any took that came back."""
+        most = self._limits.seconds
+        if not self._longest or most is None:
+            return self._limits
+        return replace(self._limits, seconds=min(most, _LEAST_PATIENCE + _PATIENCE * self._longest))
+
+    def judge(self, model: bytes, feeds: Mapping[str, Any]) -> Fault | None:
+        """Return what the suspect does otherwise on a model, or None.
+
+        Args:
+            model: A serialized `ModelProto` with its constants.
+            feeds: An array per input, by name.
+
+        Raises:
+            IntarsiaError: The other side cannot run it.
+        """
+        self.trials += 1
+        if self._worker.pid is None:  # its start is not the model's fault
+            self._worker.call(f"{__name__}:warm", self._plug_ins, limits=Limits(300.0))
+        arrays = {_MODEL: np.frombuffer(model, np.uint8)}
+        arrays |= {_FEED + name: np.asarray(array) for name, array in feeds.items()}
+        outcome = self._worker.call(
+            f"{__name__}:try_model",
+            self.suspect,
+            self.against,
+            self._threads,
+            self.runs,
+            arrays=arrays,
+            limits=self._patience,
+        )
+        fault = fault_of(outcome)
+        if fault is not None:
+            return fault
+        self._longest = max(self._longest, outcome.seconds)
+        if not outcome.is_ok:
+            raise IntarsiaError(outcome.message, hint=outcome.hint or None)
+        return None if outcome.value is None else msgspec.convert(outcome.value, Fault)
+
+
+def fault_of(outcome: CallOutcome) -> Fault | None:
+    """Return what a call that a worker did not survive shows, or None."""
+    if outcome.reason is None:
+        return None
+    if outcome.reason.value == "timeout":
+        return Fault(Symptom.HUNG, outcome.message)
+    if outcome.reason.value == "crashed":
+        return Fault(Symptom.CRASHED, outcome.message)
+    return None
+
+
+_loaded: list[Backends] = []
+
+
+def warm(plug_ins: Mapping[str, Any]) -> None:
+    """Load the backends and import what compiles: what a worker does first."""
+    _loaded[:] = [load_all(msgspec.convert(plug_ins, PlugIns), Settings.from_environment())]
+    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    result = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
+    node = onnx.helper.make_node("Relu", ["x"], ["y"])
+    graph = onnx.helper.make_graph([node], "warm", [value], [result])
+    opset = onnx.helper.make_opsetid("", 18)
+    model = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=9)
+    Side(f"{OURS} {REFERENCE}", model.SerializeToString(), {"x": np.ones(1, np.float32)}, 1).run()
+
+
+def try_model(
+    suspect: str, against: str, threads: int, runs: int, arrays: Mapping[str, Array]
+) -> dict[str, Any] | None:
+    """Run a model on both sides and return the fault of the suspect, as a dictionary.
+
+    Args:
+        suspect: The side that is doubted.
+        against: The other one.
+        threads: Threads of one run.
+        runs: How often the suspect runs it.
+        arrays: The model's bytes, and its inputs.
+    """
+    model = arrays[_MODEL].tobytes()
+    feeds = {
+        name.removeprefix(_FEED): np.array(array)
+        for name, array in arrays.items()
+        if name != _MODEL
+    }
+    proto = onnx.load_from_string(model)
+    other = Side(against, model, feeds, threads)
+    expected = other.run()
+    try:
+        side = Side(suspect, model, feeds, threads)
+    except IntarsiaError as error:
+        return _plain(Fault(Symptom.FAILED, f"{type(error).__name__}: {error.message}"))
+    operators = {node.op_type for node in proto.graph.node}
+    spent: list[float] = []
+    grown: list[int] = []
+    for number in range(runs):
+        before = resident_bytes()
+        try:
+            actual = side.run()
+        except IntarsiaError as error:
+            return _plain(Fault(Symptom.FAILED, f"{type(error).__name__}: {error.message}"))
+        after = resident_bytes()
+        fault, _ = judge_outputs(
+            feeds,
+            expected,
+            actual,
+            operators,
+            side.precision,
+            lambda moved: Side(REFERENCE, model, moved, threads).run(),
+        )
+        if number:
+            spent.append(side.seconds)
+            grown.append(after - before)
+        if fault is not None:
+            return _plain(fault)
+    if len(grown) >= COST_RUNS:
+        slow = judge_cost(spent, other.seconds, grown)
+        if slow is not None and against != REFERENCE:  # what a library takes is no measure
+            judge = Side(REFERENCE, model, feeds, threads)
+            judge.run()
+            slow = judge_cost(spent, max(judge.seconds, other.seconds), grown)
+        if slow is not None:
+            return _plain(slow)
+    return None
+
+
+def _plain(fault: Fault) -> dict[str, Any]:
+    return dict(msgspec.to_builtins(fault))
+
+
+class Side:
+    """A model on one side, ready to run.
+
+    Args:
+        side: As `check_side` returns it.
+        model: A serialized `ModelProto`.
+        feeds: An array per input, by name.
+        threads: Threads of one run.
+
+    Attributes:
+        seconds: What the last run took.
+        precision: What the side's target asks for.
+
+    Raises:
+        IntarsiaError: The side does not take the model.
+    """
+
+    def __init__(self, side: str, model: bytes, feeds: Mapping[str, Any], threads: int) -> None:
+        self._feeds = dict(feeds)
+        self.seconds, self.precision = 0.0, ""
+        self._run: Callable[[], Mapping[str, Any]]
+        proto = onnx.load_from_string(model)
+        names = [output.name for output in proto.graph.output]
+        backends = _loaded[0]
+        if side.startswith(OURS):
+            target = side.removeprefix(OURS).strip()
+            self.precision = precision_of(
+                str(CompilationConfig.resolve(_with_fallback(target)).targets[0])
+            )
+            program = compile_model(
+                model,
+                _with_fallback(target),
+                num_threads=threads,
+                backends=backends,
+                placement="greedy",
+                cache=False,
+                probe=False,
+            )
+            self._run = lambda: program.run(self._feeds)
+        elif side == REFERENCE:
+            evaluator = make_evaluator(proto)
+            self._run = lambda: dict(zip(names, evaluator.run(None, self._feeds), strict=True))
+        else:
+            baseline = backends.baseline_of(side)(model, self._feeds, threads)
+
+            def run() -> dict[str, Any]:
+                baseline.run()
+                return dict(zip(names, baseline.outputs(), strict=True))
+
+            self._run = run
+
+    def run(self) -> dict[str, Any]:
+        """Run once and return the outputs, by name.
+
+        Raises:
+            IntarsiaError: It failed.
+        """
+        start = time.perf_counter()
+        try:
+            with np.errstate(all="ignore"):
+                outputs = self._run()
+        except IntarsiaError:
+            raise
+        except Exception as error:  # of a library: they raise what they like
+            text = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise IntarsiaError(f"{type(error).__name__}: {text}") from error
+        self.seconds = time.perf_counter() - start
+        return {
+            name: np.asarray(value) if isinstance(value, np.generic) else value
+            for name, value in outputs.items()
+        }
