@@ -30,6 +30,8 @@ INVOCATIONS = {
         ("free.intarsia", "--sizes", "n=3"),
     ],
     "check": [("chain.intarsia",), ("chain.onnx", "-t", "fake -ops=Relu, llvm")],
+    "verify": [("chain.onnx", "-t", "fake -ops=Relu -fault=wrong, onnxruntime", "--out", "small")],
+    "reduce": [("chain.onnx", "--suspect", "fake -fault=wrong")],
     "bench": [
         ("chain.onnx", "-t", "llvm", "--against", "onnxruntime", "--rounds", "3"),
         (

@@ -76,6 +76,8 @@ TARGETS = (
     *("llvm", "onnxruntime", "openvino, onnxruntime", "dnnl, llvm", "opencl, llvm"),
     *("reference", "fake -ops=Relu, reference", "openvino -precision=bf16, onnxruntime"),
 )
+SLOW = ("demo", "verify", "reduce")
+"""Commands that take long: workers of their own."""
 SHORT = ("openvino, onnxruntime", "reference")
 """Of these, what `make test` tries."""
 
@@ -154,7 +156,7 @@ def printed(monkeypatch):
 
 @pytest.mark.parametrize(
     "command",
-    [pytest.param(c, marks=pytest.mark.exhaustive if c == "demo" else ()) for c in INVOCATIONS],
+    [pytest.param(c, marks=pytest.mark.exhaustive if c in SLOW else ()) for c in INVOCATIONS],
 )
 def test_no_figure_is_broken_at_80_columns(command, desk, printed):
     for arguments in INVOCATIONS[command]:

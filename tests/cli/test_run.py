@@ -187,3 +187,13 @@ def test_inputs_are_padded_up_to_a_bucket(call, free_model, folder):
     answer = call("run", "free.intarsia", "--input", "x=x.npy")
     assert answer.code == 2
     assert "'N' is 5, and its largest bucket is 4" in answer.err
+
+
+def test_a_fault_that_comes_once_is_named_in_its_run(call, model):
+    call_with = ("run", model, "-t", "fake -ops=Relu -fault=later-nan, onnxruntime", "--verify")
+    assert call(*call_with).code == 0
+    answer = call(*call_with, "--repeat", "4")
+    assert answer.code == 1
+    assert "on fake -fault=later-nan -ops=Relu, run 2: " in answer.err
+    (fault,) = call(*call_with, "--repeat", "4", "--json").json["faults"]
+    assert (fault["run"], fault["fault"]["symptom"]) == (2, "nan")

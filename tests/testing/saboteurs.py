@@ -10,6 +10,7 @@ from functools import cache
 
 import numpy as np
 
+from intarsia.arrays import from_blocks
 from intarsia.backends.artifact import refuse
 from intarsia.backends.borders import blocked_border, blocked_spec, read_blocks
 from intarsia.backends.device import HostDevice
@@ -20,7 +21,6 @@ from intarsia.errors import BackendError, ReasonCode
 from intarsia.graph.extract import extract
 from intarsia.graph.state import BLOCKS, can_block
 from intarsia.target import Target
-from intarsia.arrays import from_blocks
 from intarsia.testing.blocks import to_blocks
 
 LEAKED = []

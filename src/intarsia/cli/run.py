@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from intarsia.cli.files import writable, writable_folder
-from intarsia.cli.models import open_executable
+from intarsia.cli.models import make_request, open_executable, refuse_choices
 from intarsia.cli.options import (
     BUCKETS,
     MACHINE,
@@ -32,6 +32,7 @@ from intarsia.errors import InputError
 
 if TYPE_CHECKING:
     from intarsia.runtime.free import Program
+    from intarsia.verifying.watching import VerifiedProgram
 
 
 @takes_choices(*MACHINE, *NODES, *BUCKETS, "placement", "strict", "no_cache", "no_probe")
@@ -59,6 +60,12 @@ def run_command(  # noqa: PLR0913 - an option each
             "--frozen", help="Compile nothing for free dimensions: their sizes must be there."
         ),
     ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Compare every region of every run with the ONNX reference (slow)."
+        ),
+    ] = False,
     trust: TrustOption = False,
     require_signature: SignatureOption = False,
     choices: Choices,
@@ -67,7 +74,9 @@ def run_command(  # noqa: PLR0913 - an option each
 ) -> None:
     """Run a package, or compile an ONNX model and run it.
 
-    Without --input, inputs are random numbers from --seed, of the first --sizes.
+    Without --input, inputs are random numbers from --seed, of the first --sizes. With --verify, a
+    fault that comes in one run and not in the next is located in the run in which it comes; exit
+    code 1 if there is one.
     """
     input_files, output_files = read_files("--input", inputs), read_files("--output", outputs)
     sizes = [] if input_files else read_sizes(choices.sizes)[:1]
@@ -76,27 +85,34 @@ def run_command(  # noqa: PLR0913 - an option each
     if output_dir is not None:
         writable_folder(output_dir)
     start = perf_counter()
-    executable = open_executable(
-        file,
-        choices,
-        threads,
-        is_frozen=frozen,
-        makes_inputs=not input_files,
-        trust=trust,
-        require_signature=require_signature,
-    )
+    verified: VerifiedProgram | None = None
+    executable: Program
+    if verify:
+        verified = _open_verified(file, choices, threads, trust=trust)
+        executable = verified.program
+    else:
+        executable = open_executable(
+            file,
+            choices,
+            threads,
+            is_frozen=frozen,
+            makes_inputs=not input_files,
+            trust=trust,
+            require_signature=require_signature,
+        )
     load_seconds = perf_counter() - start
     files = _output_files(executable, output_files, output_dir)
     feeds = _feeds(executable, input_files, seed, *sizes)
+    run = executable.run if verified is None else verified.run
     from intarsia.runtime.device_array import to_host
 
-    results = to_host(executable.run(feeds))
+    results = to_host(run(feeds))
 
     from intarsia.cli.arrays import write_arrays
     from intarsia.measure.timing import time_runs
     from intarsia.report.tensors import summarize
 
-    timing = time_runs(lambda: executable.run(feeds), repeat) if repeat > 1 else None
+    timing = time_runs(lambda: run(feeds), repeat) if repeat > 1 else None
     write_arrays(results, files)
     summaries = summarize(results)
     if json:
@@ -108,8 +124,10 @@ def run_command(  # noqa: PLR0913 - an option each
                 "outputs": summaries,
                 "written": {name: str(path) for name, path in files.items()},
                 "timing": timing,
+                **({} if verified is None else {"faults": verified.faults}),
             }
         )
+        _answer(verified)
         return
     from intarsia.report.tables import tensors_table
 
@@ -121,6 +139,39 @@ def run_command(  # noqa: PLR0913 - an option each
             f"{timing.runs} runs: median {milliseconds(timing.median_seconds)}, "
             f"fastest {milliseconds(timing.min_seconds)}\n"
         )
+    if verified is not None:
+        write(f"{verified.runs} runs compared with the reference, region by region\n")
+    _answer(verified)
+
+
+def _open_verified(
+    file: Path, choices: Choices, threads: int | None, *, trust: bool
+) -> VerifiedProgram:
+    """Return a program that compares every region when it runs."""
+    from intarsia.runtime.package import is_package
+    from intarsia.verifying.watching import open_verified
+
+    request = None
+    if is_package(file):
+        refuse_choices(file, choices, asks_sizes=True)
+    else:
+        request = make_request(file, choices, threads)
+    return open_verified(
+        file,
+        request,
+        None,
+        threads=threads,
+        trust=trust,
+        sizes=next(iter(read_sizes(choices.sizes)), None),
+    )[0]
+
+
+def _answer(verified: VerifiedProgram | None) -> None:
+    """Say what went wrong in verified runs; exit code 1 if anything did."""
+    if verified is not None and verified.faults:
+        for fault in verified.faults:
+            note(f"fault: {fault}")
+        raise typer.Exit(1)
 
 
 def _feeds(

@@ -21,7 +21,7 @@ from intarsia.arrays import Array
 from intarsia.backends.evaluator import make_evaluator
 from intarsia.backends.registry import Backends
 from intarsia.compiler import compile as compile_model
-from intarsia.errors import InputError, IntarsiaError
+from intarsia.errors import InputError, IntarsiaError, ReasonCode
 from intarsia.process.workers import CallOutcome, Limits, Worker, resident_bytes
 from intarsia.settings import Settings
 from intarsia.target import CompilationConfig
@@ -148,9 +148,9 @@ def fault_of(outcome: CallOutcome) -> Fault | None:
     """Return what a call that a worker did not survive shows, or None."""
     if outcome.reason is None:
         return None
-    if outcome.reason.value == "timeout":
+    if outcome.reason is ReasonCode.TIMEOUT:
         return Fault(Symptom.HUNG, outcome.message)
-    if outcome.reason.value == "crashed":
+    if outcome.reason is ReasonCode.CRASHED:
         return Fault(Symptom.CRASHED, outcome.message)
     return None
 

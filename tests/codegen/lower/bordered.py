@@ -8,6 +8,7 @@ import pytest
 from tests.codegen.lower.conftest import evaluate
 from tests.codegen.lower.small_models import feeds_of, small_model
 
+from intarsia.arrays import from_blocks
 from intarsia.backends.device import HostDevice, ThreadOptions
 from intarsia.backends.llvm import LlvmBackend
 from intarsia.backends.native import read_borders
@@ -22,7 +23,6 @@ from intarsia.graph.snapshot import snapshot
 from intarsia.graph.state import blocked_state, can_block
 from intarsia.settings import Settings
 from intarsia.target import CompilationConfig
-from intarsia.arrays import from_blocks
 from intarsia.testing.blocks import to_blocks
 
 SAME = "<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>"

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every region of a run is compared with the reference: a fault is named where it is."""
+
+import numpy as np
+import onnx
+import pytest
+
+import intarsia
+from intarsia.errors import SettingError
+from intarsia.place.request import Request
+from intarsia.verifying.values import Symptom
+from intarsia.verifying.watching import WHOLE, open_verified
+
+
+@pytest.fixture
+def model(parse_model):
+    return parse_model(
+        "g (float[4,6] x) => (float[4,6] y, int64[4,1] most) {"
+        " [first] a = Sin(x) [second] b = Softmax(a) [third] c = Mul(b, x)"
+        " [fourth] y = Tanh(c) [fifth] most = ArgMax<axis=1>(y) }"
+    )
+
+
+def opened(model, target, **more):
+    request = Request(model=model, target=target, probe=False, num_threads=1, **more)
+    return open_verified("g.onnx", request, None)
+
+
+@pytest.mark.parametrize(
+    ("fault", "symptom", "run"),
+    [
+        ("wrong", Symptom.WRONG, 0),
+        ("layout", Symptom.WRONG, 0),
+        ("nan", Symptom.NAN, 0),
+        ("later-wrong", Symptom.WRONG, 2),
+        ("leak", Symptom.LEAK, 2),
+        ("slow", Symptom.SLOW, 2),
+    ],
+)
+def test_a_fault_is_named_with_its_region_run_and_worst_element(model, fault, symptom, run):
+    verified, feeds = opened(model, f"fake -ops=Softmax,Mul -fault={fault}, onnxruntime")
+    for _ in range(run):
+        verified.run(feeds)
+        assert not verified.faults
+    outputs = verified.run(feeds)
+    assert set(outputs) == {"y", "most"}
+    (found,) = verified.faults
+    assert (found.nodes, found.run) == (("second", "third"), run)
+    assert found.target.startswith("fake")
+    assert found.fault.symptom is symptom
+    worst = verified.agreements()[found.region].worst
+    assert (worst is None) == (symptom in (Symptom.LEAK, Symptom.SLOW))
+    for row in verified.agreements():
+        assert not row.unchecked
+        if row.region != found.region:  # what follows a fault is fed with it, and is right
+            assert row.error <= 1
+
+
+def test_a_program_that_is_right_has_no_fault(model):
+    verified, feeds = opened(model, "dnnl, llvm")
+    for _ in range(2):
+        outputs = verified.run(feeds)
+    assert not verified.faults
+    assert [row.unchecked for row in verified.agreements()] == [""] * len(verified.agreements())
+    np.testing.assert_array_equal(outputs["most"][:, 0], np.argmax(outputs["y"], 1))
+
+
+def test_a_wrong_rewrite_is_seen_in_the_whole(model, monkeypatch):
+    verified, feeds = opened(model, "reference")
+    run = verified._monitor.run
+
+    def off(*arguments):
+        return {name: value + 1 for name, value in run(*arguments).items()}
+
+    monkeypatch.setattr(verified._monitor, "run", off)
+    verified.run(feeds)
+    (found,) = verified.faults
+    assert found.region == WHOLE
+    assert "off by" in str(found)
+
+
+def test_blocked_layouts_other_memories_and_late_sizes_are_compared(parse_model):
+    convs = parse_model(
+        "g (float[1,16,8,8] x, float[2,3] z, float[16,16,3,3] w, float[16,16,1,1] v, int64[1] axis)"
+        " => (float[1,16,8,8] y, int64[2,n] at, float[n] s) {"
+        " a = Conv<pads=[1,1,1,1]>(x, w) b = Relu(a) y = Conv(b, v)"
+        " at = NonZero(z) t = Cast<to=1>(at) two = ReduceSum<keepdims=0>(t, axis) s = Sqrt(two) }"
+    )
+    rng = np.random.default_rng(0)
+    del convs.graph.input[2:]
+    for name, shape in (("w", (16, 16, 3, 3)), ("v", (16, 16, 1, 1))):
+        array = rng.standard_normal(shape).astype(np.float32)
+        convs.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    axis = onnx.numpy_helper.from_array(np.array([0]), "axis")
+    convs.graph.initializer.append(axis)
+    verified, feeds = opened(convs, "fake -ops=Relu, dnnl, llvm")
+    verified.run(feeds)
+    assert not verified.faults
+    assert {row.unchecked for row in verified.agreements()} == {""}
+    assert {row.target.split()[0] for row in verified.agreements()} >= {"fake", "dnnl", "llvm"}
+
+
+def test_a_package_has_its_model_or_is_given_it(model, tmp_path):
+    file = tmp_path / "g.intarsia"
+    intarsia.compile(model, "llvm", num_threads=1).save(file)
+    verified, feeds = open_verified(file, None, None)
+    verified.run(feeds)
+    assert not verified.faults
+    assert all(not row.unchecked for row in verified.agreements())
+    intarsia.compile(model, "onnxruntime", num_threads=1).save(file)
+    with pytest.raises(SettingError, match="holds no model"):
+        open_verified(file, None, None)
+    verified, feeds = open_verified(file, Request(model=model), None)
+    verified.run(feeds)
+    assert all(not row.unchecked for row in verified.agreements())
