@@ -17,7 +17,7 @@ A model with free dimensions goes the same way once for each sizes that come (`f
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -451,6 +451,7 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
     max_shapes: int | None = None,
     buckets: Mapping[str, int | Sequence[int]] | None = None,
     pad_values: Mapping[str, bool | int | float] | None = None,
+    isolate: Collection[str] = (),
 ) -> Program:
     """Compile an ONNX model for a machine, or find the program that was compiled before.
 
@@ -495,6 +496,8 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
             that a run has the program of the next one: only where the model is right with padded
             inputs.
         pad_values: What an input is padded with, by name; 0 where it is not said.
+        isolate: Backends whose regions run in processes of their own (docs/isolation.md): what
+            takes such a process is an error of one run. No such program is kept among the caches.
 
     Raises:
         ModelError: The model is malformed.
@@ -522,8 +525,9 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
         num_threads=num_threads,
         backends=backends,
         lock=_open_lock(frozen),
-        cache=cache,
+        cache=False if isolate else cache,
         probe=probe,
+        isolate=isolate,
         sizes=() if sizes is None else list_sizes(sizes),
         max_shapes=max_shapes,
         is_fixed=frozen is True,

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +35,7 @@ def load(
     max_shapes: int | None = None,
     trust: bool = False,
     require_signature: bool = False,
+    isolate: Collection[str] = (),
 ) -> Program:
     """Load a package that `save` wrote.
 
@@ -51,6 +52,7 @@ def load(
         trust: Whether its code runs whoever wrote it, and its targets may name files and commands.
         require_signature: Whether it is an error, rather than a warning, that it was neither
             written here nor signed by a trusted key.
+        isolate: Backends whose regions run in processes of their own (docs/isolation.md).
 
     Raises:
         PackageError: The file is not a package, is damaged, or is of a newer format; or it may
@@ -67,6 +69,7 @@ def load(
             rebuild=None if frozen else _rebuild,
             trust=trust,
             require_signature=require_signature,
+            isolate=isolate,
         )
     give_memory_back()
     return program

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +43,7 @@ def open_executable(
     makes_inputs: bool = False,
     trust: bool = False,
     require_signature: bool = False,
+    isolate: Sequence[str] = (),
 ) -> Program:
     """Load a package, or compile a model.
 
@@ -54,6 +55,7 @@ def open_executable(
         makes_inputs: Whether inputs are made up, of the sizes that are given.
         trust: Whether a package's code runs whoever wrote it.
         require_signature: Whether a package is an error that nobody vouches for.
+        isolate: Backends whose regions run in processes of their own.
 
     Raises:
         SettingError: Options of compiling are given for a package.
@@ -62,7 +64,8 @@ def open_executable(
     from intarsia.runtime.package import is_package
 
     if not is_package(file):
-        return compile_file(file, choices, threads, is_fixed=is_frozen).program
+        more: dict[str, Any] = {"isolate": isolate, "cache": False} if isolate else {}
+        return compile_file(file, choices, threads, is_fixed=is_frozen, **more).program
     refuse_choices(file, choices, asks_sizes=makes_inputs)
     from intarsia.opening import load
 
@@ -72,6 +75,7 @@ def open_executable(
         frozen=is_frozen,
         trust=trust,
         require_signature=require_signature,
+        isolate=isolate,
     )
 
 

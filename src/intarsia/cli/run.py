@@ -28,7 +28,7 @@ from intarsia.cli.options import (
     takes_choices,
 )
 from intarsia.cli.output import milliseconds, note, show, show_json, write
-from intarsia.errors import InputError
+from intarsia.errors import InputError, SettingError
 
 if TYPE_CHECKING:
     from intarsia.runtime.free import Program
@@ -68,6 +68,12 @@ def run_command(  # noqa: PLR0913 - an option each
     ] = False,
     trust: TrustOption = False,
     require_signature: SignatureOption = False,
+    isolate: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--isolate", metavar="BACKEND", help="Run its regions in a process of their own."
+        ),
+    ] = None,
     choices: Choices,
     threads: ThreadsOption = None,
     json: JsonOption = False,
@@ -87,6 +93,12 @@ def run_command(  # noqa: PLR0913 - an option each
     start = perf_counter()
     verified: VerifiedProgram | None = None
     executable: Program
+    if verify and (isolate or require_signature or frozen):
+        raise SettingError(
+            "--verify runs a program that it makes for that: --isolate, --require-signature and "
+            "--frozen say nothing of it",
+            hint="verify first, and run with these options then",
+        )
     if verify:
         verified = _open_verified(file, choices, threads, trust=trust)
         executable = verified.program
@@ -99,6 +111,7 @@ def run_command(  # noqa: PLR0913 - an option each
             makes_inputs=not input_files,
             trust=trust,
             require_signature=require_signature,
+            isolate=isolate or (),
         )
     load_seconds = perf_counter() - start
     files = _output_files(executable, output_files, output_dir)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -75,6 +75,7 @@ class Request:
         is_resumed: Whether to go on measuring although a plan was accepted before.
         cache: Whether the program is looked for and kept; None means the setting.
         probe: Whether what the default order chose may be timed; None means the setting.
+        isolate: Backends whose regions run in processes of their own; then no program is kept.
         is_here: Whether the machine is this one; of others the targets may say what they like.
         is_made: For a machine that is not here, whether code is made for it, and not only a plan.
         declared: For a machine that is not here, a file that says what kinds without a backend can
@@ -115,6 +116,7 @@ class Request:
     is_resumed: bool = False
     cache: bool | None = None
     probe: bool | None = None
+    isolate: Collection[str] = ()
     is_here: bool = True
     is_made: bool = False
     declared: Path | None = None
@@ -205,6 +207,10 @@ class Request:
             backends = load_backends(self.settings)
         else:
             backends = self.backends.with_settings(self.settings)
+        if self.isolate:
+            from intarsia.backends.isolated import isolated  # few requests ask for it
+
+            backends = isolated(backends, self.isolate)
         if config is None:
             given = self.given_machine
             config = resolve_targets(given, self.host, backends, self.attributes)

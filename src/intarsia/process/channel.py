@@ -12,9 +12,9 @@ import os
 import socket
 import struct
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -59,18 +59,33 @@ class _ArrayHead:
 class _Envelope:
     message: Any
     heads: list[_ArrayHead] = field(default_factory=list)
+    files: int = 0
 
 
-def send(channel: socket.socket, message: WorkerCall | Reply, arrays: Mapping[str, Array]) -> None:
-    """Send a message with arrays.
+class Received(NamedTuple, Generic[_MESSAGE]):
+    """What came: a message, arrays by name, which view shared memory, and descriptors of files."""
+
+    message: _MESSAGE
+    arrays: dict[str, Array]
+    files: list[int]
+
+
+def send(
+    channel: socket.socket,
+    message: WorkerCall | Reply,
+    arrays: Mapping[str, Array],
+    given: Sequence[int] = (),
+) -> None:
+    """Send a message with arrays, and with files of the caller, which stay open.
 
     Raises:
         OSError: The other side is gone.
         TypeError: The message holds what msgpack cannot.
     """
     heads = [_ArrayHead(name, data.dtype.name, data.shape) for name, data in arrays.items()]
-    body = msgspec.msgpack.encode(_Envelope(message, heads))
-    files = [_share(data) for data in arrays.values()]
+    body = msgspec.msgpack.encode(_Envelope(message, heads, len(given)))
+    own = [_share(data) for data in arrays.values()]
+    files = [*own, *given]
     try:
         channel.sendall(_HEADER.pack(len(body), len(files)) + body)
         for start in range(0, len(files), _DESCRIPTORS_AT_ONCE):
@@ -79,12 +94,12 @@ def send(channel: socket.socket, message: WorkerCall | Reply, arrays: Mapping[st
             if channel.recv(1) != b".":  # so that batches are never joined into one
                 raise EOFError
     finally:
-        for file in files:
+        for file in own:
             os.close(file)
 
 
-def receive(channel: socket.socket, kind: type[_MESSAGE]) -> tuple[_MESSAGE, dict[str, Array]]:
-    """Receive a message of a kind with its arrays, which view shared memory.
+def receive(channel: socket.socket, kind: type[_MESSAGE]) -> Received[_MESSAGE]:
+    """Receive a message of a kind with its arrays and files.
 
     Raises:
         EOFError: The other side is gone.
@@ -101,10 +116,9 @@ def receive(channel: socket.socket, kind: type[_MESSAGE]) -> tuple[_MESSAGE, dic
         channel.sendall(b".")
     envelope = decode_msgpack(body, _Envelope)
     message = msgspec.convert(envelope.message, kind)
-    arrays = {
-        head.name: _view(file, head) for head, file in zip(envelope.heads, files, strict=True)
-    }
-    return message, arrays
+    count = len(envelope.heads)
+    pairs = zip(envelope.heads, files[:count], strict=True)
+    return Received(message, {head.name: _view(file, head) for head, file in pairs}, files[count:])
 
 
 def _exactly(channel: socket.socket, nbytes: int) -> bytes:
@@ -122,16 +136,22 @@ def _share(data: Array) -> int:
     if data.dtype == object:
         raise TypeError("text cannot be put into shared memory")
     flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    size = max(1, flat.nbytes)  # mmap has no length of 0
+    file = new_file(size)
+    with mmap.mmap(file, size) as pages:
+        pages[: flat.nbytes] = flat.data
+    return file
+
+
+def new_file(nbytes: int) -> int:
+    """Return the descriptor of a file without a name, of so many bytes, to be mapped and shared."""
     # No folder: Docker gives /dev/shm 64 MiB, and what a crash leaves there stays.
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("intarsia")
     else:
         with tempfile.TemporaryFile() as unlinked:
             file = os.dup(unlinked.fileno())
-    # mmap has no length of 0.
-    os.ftruncate(file, max(1, flat.nbytes))
-    with mmap.mmap(file, max(1, flat.nbytes)) as pages:
-        pages[: flat.nbytes] = flat.data
+    os.ftruncate(file, nbytes)
     return file
 
 

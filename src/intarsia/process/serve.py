@@ -7,7 +7,7 @@ Reads calls until its socket is closed, so that it ends when its owner does, how
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -32,22 +32,25 @@ def serve(channel: socket.socket) -> None:
     """Answer calls until the other side is gone."""
     while True:
         try:
-            call, arrays = receive(channel, WorkerCall)
+            call, arrays, files = receive(channel, WorkerCall)
         except (EOFError, OSError):
             return
-        reply, returned = answer(call, arrays)
+        reply, returned = answer(call, arrays, files)
         try:
             send(channel, reply, returned)
         except TypeError as error:
             send(channel, _failure(error), {})
 
 
-def answer(call: WorkerCall, arrays: Mapping[str, Array]) -> tuple[Reply, Mapping[str, Array]]:
+def answer(
+    call: WorkerCall, arrays: Mapping[str, Array], files: Sequence[int]
+) -> tuple[Reply, Mapping[str, Array]]:
     """Make one call; what it raises becomes the reply."""
     try:
         module, _, name = call.function.partition(":")
         function = getattr(import_module(module), name)
-        result = function(*call.arguments, arrays=arrays) if arrays else function(*call.arguments)
+        given = {"arrays": arrays, "files": files}
+        result = function(*call.arguments, **{name: one for name, one in given.items() if one})
     except Exception as error:
         return _failure(error), {}
     value, returned = result if _has_arrays(result) else (result, {})

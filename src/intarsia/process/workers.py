@@ -16,7 +16,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Self
 
@@ -104,15 +104,17 @@ class Worker:
         function: str,
         *arguments: Any,
         arrays: Mapping[str, Array] | None = None,
+        files: Sequence[int] = (),
         limits: Limits | None = None,
     ) -> CallOutcome:
         """Call a function in the worker and wait for what becomes of it. Never raises for it.
 
         Args:
-            function: `module:function`; it is called with the arguments, and with `arrays=` if
-                there are some. It returns a value, or a value and arrays by name.
+            function: `module:function`; it is called with the arguments, and with `arrays=` and
+                `files=` if there are some. It returns a value, or a value and arrays by name.
             arguments: Made of numbers, text, bytes, lists, dictionaries and None.
             arrays: Handed over in shared memory, not copied through a pipe.
+            files: Descriptors, of which the worker gets its own.
             limits: What the call may use.
 
         Raises:
@@ -122,11 +124,11 @@ class Worker:
         start = time.monotonic()
         try:
             channel = self._connect()
-            send(channel, WorkerCall(function, list(arguments)), arrays or {})
+            send(channel, WorkerCall(function, list(arguments)), arrays or {}, files)
             reason = self._wait(channel, limits, start)
             if reason is not None:
                 return self._killed(reason, limits, time.monotonic() - start)
-            reply, returned = receive(channel, Reply)
+            reply, returned, _ = receive(channel, Reply)
             if self._is_too_large(limits):  # grown between two looks: the next call is not to blame
                 return self._killed(ReasonCode.CRASHED, limits, time.monotonic() - start)
         except (EOFError, OSError):
@@ -145,6 +147,12 @@ class Worker:
                 peak_bytes=reply.peak_bytes,
             )
         return CallOutcome(reply.value, returned, seconds=seconds, peak_bytes=reply.peak_bytes)
+
+    def autopsy(self) -> CallOutcome:
+        """Return how the process has ended, for whoever found out without calling; it must have."""
+        if self._process is None:
+            return CallOutcome(reason=ReasonCode.CRASHED, message="the process has ended")
+        return self._died(0.0)
 
     def stop(self) -> None:
         """Kill the process, from any thread; a call that another thread waits for has `crashed`."""

@@ -17,7 +17,7 @@ from intarsia.runtime.trust import check_targets, describe_code, refuse_code
 from intarsia.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from intarsia.runtime.free import Program, ProgramSource
     from intarsia.runtime.package import FreePart, Package
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     backends to what was compiled of its model."""
 
 
-def load(
+def load(  # noqa: PLR0913 - as `intarsia.load`
     path: str | Path,
     *,
     num_threads: int | None = None,
@@ -42,6 +42,7 @@ def load(
     rebuild: Rebuild | None = None,
     trust: bool = False,
     require_signature: bool = False,
+    isolate: Collection[str] = (),
 ) -> Program:
     """Load a package that `save` wrote.
 
@@ -55,6 +56,7 @@ def load(
             is an error.
         trust: Whether its code runs whoever wrote it.
         require_signature: Whether a package is an error for which nobody vouches.
+        isolate: Backends whose regions run in processes of their own.
 
     Raises:
         PackageError: The file is not a package, is damaged, or is of a newer format; or nobody
@@ -65,6 +67,11 @@ def load(
     threads = settings.threads(num_threads)
     most = settings.max_shapes if max_shapes is None else max_shapes
     package = read_package(path, settings)
+    if isolate:
+        from intarsia.backends.isolated import isolated  # few programs ask for it
+
+        all_of_them = load_backends(settings) if backends is None else backends
+        backends = isolated(all_of_them.with_settings(settings), isolate)
     used = backends_for(package, settings) if backends is None else backends
     used = used.with_settings(settings)
     if not trust and not package.signer:
