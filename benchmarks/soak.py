@@ -4,8 +4,8 @@
 At each step one thing is drawn from a seed: a program is run from some threads, loaded from its
 package, or thrown away; or a fault is injected: the process of an isolated backend is killed while
 threads run its regions, a run gets too little time, is cancelled or gets a wrong input, a package
-is damaged, a device fails. A fault is survived if it is the error that is documented, and the next run
-of the same program is right. All outputs are compared with ONNX Runtime's on the model.
+is damaged, a device fails. A fault is survived if it is the error that is documented, and the next
+run of the same program is right. All outputs are compared with ONNX Runtime's on the model.
 
 In the end everything is thrown away, and what is left is counted: memory beyond that after a third
 of the time, open files, threads, processes, names in /dev/shm and in the folder for temporary
@@ -65,7 +65,7 @@ class Soak:
     """
 
     def __init__(self, seed: int, folder: Path) -> None:
-        self.draw = random.Random(seed)  # noqa: S311 - a program of tries, not of secrets
+        self.draw = random.Random(seed)
         self.folder = folder
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
@@ -108,7 +108,7 @@ class Soak:
     def load(self) -> None:
         """Load a package; some backends in processes of their own."""
         number = self.draw.randrange(MODELS)
-        isolate = ISOLATED if self.draw.random() < 0.4 else ()  # noqa: PLR2004
+        isolate = ISOLATED if self.draw.random() < 0.4 else ()
         threads = self.draw.choice((1, 2))
         program = intarsia.load(self.cases[number][2], num_threads=threads, isolate=isolate)
         self.slots.append((number, program))
@@ -216,7 +216,7 @@ class Soak:
         content = bytearray(self.draw.choice(self.cases)[2].read_bytes())
         path = self.folder / "damaged.intarsia"
         place = self.draw.randrange(len(content))
-        if self.draw.random() < 0.5:  # noqa: PLR2004
+        if self.draw.random() < 0.5:
             content[place] ^= 1 + self.draw.randrange(255)
         else:
             del content[place:]
@@ -238,7 +238,7 @@ def left() -> dict[str, int]:
     """Return what the process has that others would see, once garbage is gone."""
     gc.collect()
     give_memory_back()
-    names = [*Path("/dev/shm").glob("*intarsia*"), *Path(tempfile.gettempdir()).iterdir()]  # noqa: S108
+    names = [*Path("/dev/shm").glob("*intarsia*"), *Path(tempfile.gettempdir()).iterdir()]
     children = 0
     for task in Path("/proc/self/task").iterdir():
         children += len((task / "children").read_text().split())

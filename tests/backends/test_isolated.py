@@ -45,19 +45,18 @@ def test_a_death_is_one_error_and_the_next_run_works(model, random_feeds, evalua
     step = exe.bind(feeds, out := {"y": np.empty((8, 32), np.float32)})
     host = host_of(exe, "openvino")
     assert host.pid != os.getpid()
-    for number in (signal.SIGSEGV, signal.SIGKILL):
-        for _ in range(3):
-            assert_same(exe.run(feeds), expected)
-        os.kill(host.pid, number)
-        with pytest.raises(ExecutionError, match=f"ended by {number.name}") as caught:
-            exe.run(feeds)
-        assert isinstance(caught.value, BackendError)
-        assert caught.value.backend == "openvino"
+    for _ in range(3):
         assert_same(exe.run(feeds), expected)
-        step()  # bound to the process that died: that was told
-        assert_same(out, expected)
+    os.kill(host.pid, signal.SIGSEGV)
+    with pytest.raises(ExecutionError, match="ended by SIGSEGV") as caught:
+        exe.run(feeds)
+    assert isinstance(caught.value, BackendError)
+    assert_same(exe.run(feeds), expected)
+    step()  # bound to the process that died: that was told
+    assert_same(out, expected)
 
 
+@pytest.mark.exhaustive
 def test_threads_survive_the_death_of_a_process(model, random_feeds):
     """Each call is right or an error, whatever dies when, and no call waits for ever."""
     exe = intarsia.compile(model, "onnxruntime", num_threads=1, isolate={"onnxruntime"})
@@ -83,13 +82,12 @@ def test_threads_survive_the_death_of_a_process(model, random_feeds):
     assert work(0)
 
 
-@pytest.mark.parametrize("target", ["onnxruntime", "openvino, onnxruntime"])
-def test_free_and_late_sizes_cross_over(target, parse_model, random_feeds, tmp_path):
+def test_free_and_late_sizes_cross_over(parse_model, tmp_path):
     model = parse_model(
         "g (float[n, 4] x) => (float[n, 4] y, int64[2, m] z)"
         "{ a = Sigmoid(x) y = Softmax(a) z = NonZero(x) }"
     )
-    exe = intarsia.compile(model, target, num_threads=1)
+    exe = intarsia.compile(model, "onnxruntime", num_threads=1)
     exe.save(tmp_path / "model.intarsia")
     other = intarsia.load(tmp_path / "model.intarsia", num_threads=1, isolate=["onnxruntime"])
     for rows in (3, 5, 3):
