@@ -123,7 +123,8 @@ def _run_eagerly(
     count = sum(node.op.startswith("call") for node in graph.graph.nodes)
     hint = f" ({error.hint})" if error.hint else ""
     logger.warning("PyTorch runs a graph of %d operations: %s%s", count, error.message, hint)
-    return graph.forward
+    forward: Callable[..., Any] = graph.forward
+    return forward
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -200,13 +201,13 @@ class CompiledGraph:
         Raises:
             IntarsiaError: The graph cannot be a program, and that is an error; or as `run`.
         """
-        if self._eager is None:
-            try:
-                made = self._find(args)
-            except _LIMITS as error:
-                self._made.clear()
-                self._eager = _run_eagerly(self._graph, self._options, error)
         if self._eager is not None:
+            return self._eager(*args)
+        try:
+            made = self._find(args)
+        except _LIMITS as error:
+            self._made.clear()
+            self._eager = _run_eagerly(self._graph, self._options, error)
             return self._eager(*args)
         tensors = (args[i] for i in self._inputs.tensors)
         feeds = {

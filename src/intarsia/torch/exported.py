@@ -96,7 +96,8 @@ def to_onnx(exported_program: ExportedProgram, dynamic_shapes: Any = None) -> ir
             f"the model changes {changed[0]!r}, which a program does not",
             hint="return the new value instead",
         )
-    return program.model
+    model: ir.Model = program.model
+    return model
 
 
 def tell_cause(error: BaseException) -> str:

@@ -129,7 +129,7 @@ def list_outputs(graph: GraphModule, names: Sequence[str]) -> tuple[GraphOutput,
     return tuple(outputs)
 
 
-class BoundGraph(torch.nn.Module):  # type: ignore[misc] - types of PyTorch are not read
+class BoundGraph(torch.nn.Module):  # type: ignore[misc]
     """A graph as a module of its tensors alone: parameters are its own, over the same memory.
 
     Args:
