@@ -55,6 +55,7 @@ import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
@@ -85,7 +86,7 @@ NO_REMARK = re.compile(r"# (SPDX|noqa|type:|fmt:)")
 
 
 class Source:
-    """The modules of a source tree, parsed.
+    """The modules of a source tree.
 
     Args:
         folder: The folder that holds the package.
@@ -96,8 +97,12 @@ class Source:
         self.package = self.folder / PACKAGE
         self.files = {self._name(path): path for path in sorted(self.package.rglob("*.py"))}
         self.texts = {name: path.read_text("utf-8") for name, path in self.files.items()}
-        self.trees = {name: ast.parse(text) for name, text in self.texts.items()}
         self.layers = _layers(self.folder)
+
+    @cached_property
+    def trees(self) -> dict[str, ast.Module]:
+        """The modules, parsed: a path is traced without."""
+        return {name: ast.parse(text) for name, text in self.texts.items()}
 
     def _name(self, path: Path) -> str:
         parts = path.relative_to(self.folder).with_suffix("").parts

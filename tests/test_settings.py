@@ -157,7 +157,10 @@ def _readers(names):
     found = set()
     for file in PACKAGE.rglob("*.py"):
         module = ".".join((PACKAGE.name, *file.relative_to(PACKAGE).with_suffix("").parts))
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        if not any(name in text for name in names):  # to parse them all takes seconds
+            continue
+        tree = ast.parse(text)
         used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         used |= {node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
         if used & names and module != "intarsia.settings":
