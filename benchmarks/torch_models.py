@@ -24,8 +24,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
 SMALL = {
     "hidden_size": 128,
     "num_hidden_layers": 2,
@@ -88,6 +86,7 @@ class Lines(logging.Handler):
 
 def make(name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Return a model and what it is called with."""
+    import torch
     import transformers
 
     family, fields = MODELS[name]
@@ -102,6 +101,8 @@ def make(name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
 
 def measure(name: str, rounds: int, *, dynamic: bool | None, with_inductor: bool) -> Row:
     """Return what becomes of a model."""
+    import torch
+
     from intarsia.torch import backend
 
     model, inputs = make(name)
@@ -153,6 +154,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30, help="calls of each backend")
     parser.add_argument("--json", type=Path, help="write the rows here, too")
     args = parser.parse_args()
+    import torch
+
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     rows = []
