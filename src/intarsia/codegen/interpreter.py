@@ -35,7 +35,7 @@ def interpret(
     Raises:
         InternalError: The kernel leaves a buffer.
     """
-    _Interpreter(function, arrays, sizes, turns).run()
+    KernelInterpreter(function, arrays, sizes, turns).run()
 
 
 Values = dict[ir.IrValue, Any]
@@ -43,7 +43,7 @@ Act = Callable[[], None]
 """One operation, made ready: reads its operands from the kernel's values and leaves its result."""
 
 
-class _Interpreter:
+class KernelInterpreter:
     """A kernel as functions, one for each operation: what it says of itself is looked at once."""
 
     def __init__(
@@ -51,7 +51,7 @@ class _Interpreter:
         function: ir.Function,
         arrays: Sequence[Array],
         sizes: Sequence[int],
-        turns: range | None,
+        turns: range | None = None,
     ) -> None:
         self._function = function
         self._parallel = None if turns is None else function.parallel
@@ -64,6 +64,7 @@ class _Interpreter:
             self._values[value] = np.int64(size)
 
     def run(self) -> None:
+        """Run it."""
         with np.errstate(all="ignore"):
             for act in self._body(self._function.body):
                 act()
