@@ -192,8 +192,8 @@ class _Draft:
         for number, layer in enumerate(layers):
             counts = f"{len(layer.inputs)} {len(layer.outputs)}"
             params = (f"{key}={_written(value)}" for key, value in layer.params.items())
-            names = (*layer.inputs, *layer.outputs)
-            lines.append(" ".join((layer.kind, f"l{number}", counts, *names, *params)))
+            blob_names = (*layer.inputs, *layer.outputs)
+            lines.append(" ".join((layer.kind, f"l{number}", counts, *blob_names, *params)))
         return "\n".join((*lines, ""))
 
 
