@@ -117,7 +117,7 @@ def test_list_of_what_is_usable_here(call):
     found = call("target", "list", "--usable", "--json").json
     names = [kind["name"] for kind in found["kinds"]]
     devices = [one.__name__.split(".")[-1] for one in (opencl, webgpu) if one.has_device()]
-    cross = ["arm_acl", "cmsis-nn", "ethos-u"]  # they compile for other machines
+    cross = ["arm_acl", "c", "cmsis-nn", "ethos-u"]  # they compile for other machines
     here = ["dnnl", "llvm", "ncnn", "onnxruntime", *devices, "openvino", "xnnpack"]
     interfaces = {"vulkan", "metal"} & {one.backend for one in webgpu.every_device()}
     providers = {
