@@ -302,6 +302,7 @@ def test_detect_as_json(call):
     missing = [backend["backend"] for backend in answer.json["missing"]]
     assert set(missing) - {"cuda", "opencl", "webgpu"} == {
         "arm_acl",
+        "c",
         "cmsis-nn",
         "ethos-u",
         "ort-ep",
