@@ -27,6 +27,7 @@ SMALL = onnx.parser.parse_model(
 )
 
 
+@pytest.mark.exhaustive
 def test_a_program_of_free_sizes_runs_as_c_and_from_its_package(tmp_path):
     exe = check_net("c -runner=here")
     exe.save(tmp_path / "net.intarsia")
