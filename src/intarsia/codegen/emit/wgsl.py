@@ -224,7 +224,8 @@ class _Wgsl(DeviceFamily):
             super().constant(operation)
             return
         self._hidden += 1
-        zero = f"numbers[{self._zeros}].{'xyzw'[self._hidden % _UNIFORM_LANES]}"
+        # No two alike, or a compiler would see that what is taken away is what was added.
+        zero = f"numbers[{self._zeros}].x * {self._hidden}"
         element = text.ELEMENTS[type_.dtype]
         bits = int(np.array(number, type_.dtype).view(form.bits))
         word, suffix = ("i32", "i") if element == "f32" else ("i64", "li")
