@@ -54,6 +54,8 @@ SLOTS = 6
 """Programs that are there at once."""
 TARGETS = ("llvm", "onnxruntime", "openvino, onnxruntime", "dnnl, llvm")
 ISOLATED = ("onnxruntime", "openvino")
+OF_ONNXRUNTIME = ".ses"
+"""A file of one name that ONNX Runtime's own telemetry keeps in the folder for temporary files."""
 
 
 class Soak:
@@ -234,11 +236,16 @@ class Soak:
         self.expect("a failing device", ExecutionError, lambda: program.run(feeds))
 
 
+def named() -> list[str]:
+    """Return the names of segments of shared memory and of temporary files."""
+    places = [*Path("/dev/shm").glob("*intarsia*"), *Path(tempfile.gettempdir()).iterdir()]
+    return sorted(str(place) for place in places if place.name != OF_ONNXRUNTIME)
+
+
 def left() -> dict[str, int]:
     """Return what the process has that others would see, once garbage is gone."""
     gc.collect()
     give_memory_back()
-    names = [*Path("/dev/shm").glob("*intarsia*"), *Path(tempfile.gettempdir()).iterdir()]
     children = 0
     for task in Path("/proc/self/task").iterdir():
         children += len((task / "children").read_text().split())
@@ -246,7 +253,7 @@ def left() -> dict[str, int]:
         "files": len(list(Path("/proc/self/fd").iterdir())),
         "threads": threading.active_count(),
         "processes": children,
-        "segments and temporary files": len(names),
+        "segments and temporary files": len(named()),
     }
 
 
@@ -279,6 +286,7 @@ def main() -> int:
         soak.slots.clear()
         after = left()
         grown = resident_bytes() - third
+        names = named()
     counts = soak.counts
     print(f"{options.minutes:g} minutes, seed {options.seed}")
     for name, count in sorted(counts.items()):
@@ -287,6 +295,8 @@ def main() -> int:
     print(f"memory after a third: {third >> 20} MB; at the end {grown / 2**20:+.1f} MB")
     over = {what: after[what] - before[what] for what in after}
     print("left: " + ", ".join(f"{what} {count}" for what, count in over.items()))
+    if names:
+        print("names: " + ", ".join(names))
     is_fine = (
         not soak.wrong
         and counts["survived"] == counts["faults"]
