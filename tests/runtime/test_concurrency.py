@@ -34,7 +34,14 @@ def model(parse_model):
     )
 
 
-@pytest.mark.parametrize("target", ["llvm", "onnxruntime", "openvino, onnxruntime"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "llvm",
+        "onnxruntime",
+        pytest.param("openvino, onnxruntime", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_any_number_of_threads_gives_the_same_bits(target, model, random_feeds):
     exe = intarsia.compile(model, target, num_threads=2)
     cases = [random_feeds(model, seed) for seed in range(4)]
@@ -192,6 +199,7 @@ for _ in range(3):
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="numpy has one interpreter from 3.12 on")
 def test_another_interpreter_of_the_process_computes_the_same(model, random_feeds, tmp_path):
     exe, feeds = intarsia.compile(model, "llvm", num_threads=2), random_feeds(model)
