@@ -53,7 +53,10 @@ AgainstOption = Annotated[
 LimitOption = Annotated[
     float,
     typer.Option(
-        "--limit", metavar="SECONDS", min=0.1, help="What takes longer hangs: a run, or a model."
+        "--limit",
+        metavar="SECONDS",
+        min=0.1,
+        help="A call of a region, or a model, that takes longer hangs.",
     ),
 ]
 ReduceOption = Annotated[

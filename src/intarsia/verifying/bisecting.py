@@ -13,7 +13,6 @@ from intarsia.backends.artifact import tensor_spec
 from intarsia.graph.graph import Graph
 from intarsia.graph.legal import legal_inputs
 from intarsia.graph.load import load
-from intarsia.process.workers import Limits
 from intarsia.runtime.feeds import check_feeds, sample_feeds
 from intarsia.verifying.reducing import Reducer
 from intarsia.verifying.references import evaluate_all
@@ -76,7 +75,7 @@ def bisect(  # noqa: PLR0913 - what the commands ask for
         against,
         threads=threads,
         runs=runs,
-        limits=Limits(side_seconds),
+        seconds=side_seconds,
         plug_ins=plug_ins,
     )
     try:

@@ -8,9 +8,10 @@ it is: nothing is placed. `ours: TARGET` is our compiler for a target.
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -34,6 +35,7 @@ REFERENCE = "reference"
 OURS = "ours:"
 _MODEL, _FEED = "model", "feed:"
 _LEAST_PATIENCE, _PATIENCE = 2.0, 8.0  # seconds, and a factor
+_OTHER_SECONDS = 600.0  # for the reference
 
 
 def check_side(side: str, backends: Backends) -> str:
@@ -74,7 +76,7 @@ class SideTrial:
         against: The side that is right by assumption.
         threads: Threads of one run.
         runs: How often each model is run.
-        limits: Of one model; None means a minute.
+        seconds: How long the suspect may take with one model.
         plug_ins: Backends that are not installed.
 
     Attributes:
@@ -88,13 +90,13 @@ class SideTrial:
         *,
         threads: int = 1,
         runs: int = 1,
-        limits: Limits | None = None,
+        seconds: float = 60.0,
         plug_ins: PlugIns | None = None,
     ) -> None:
         self.suspect, self.against, self.runs = suspect, against, runs
         self.trials = 0
         self._threads = threads
-        self._limits = limits or Limits(60.0)
+        self._seconds = seconds
         self._longest = 0.0
         self._plug_ins = msgspec.to_builtins(plug_ins or PlugIns())
         self._worker = Worker({"INTARSIA_LOG": "error"})
@@ -104,12 +106,11 @@ class SideTrial:
         self._worker.close()
 
     @property
-    def _patience(self) -> Limits:
-        """The limit of the next model: many times what any took that came back."""
-        most = self._limits.seconds
-        if not self._longest or most is None:
-            return self._limits
-        return replace(self._limits, seconds=min(most, _LEAST_PATIENCE + _PATIENCE * self._longest))
+    def _patience(self) -> float:
+        """How long the next model may take: many times what any took that came back."""
+        if not self._longest:
+            return self._seconds
+        return min(self._seconds, _LEAST_PATIENCE + _PATIENCE * self._longest)
 
     def judge(self, model: bytes, feeds: Mapping[str, Any]) -> Fault | None:
         """Return what the suspect does otherwise on a model, or None.
@@ -124,6 +125,7 @@ class SideTrial:
         self.trials += 1
         if self._worker.pid is None:  # its start is not the model's fault
             self._worker.call(f"{__name__}:warm", self._plug_ins, limits=Limits(300.0))
+        patience = self._patience
         arrays = {_MODEL: np.frombuffer(model, np.uint8)}
         arrays |= {_FEED + name: np.asarray(array) for name, array in feeds.items()}
         outcome = self._worker.call(
@@ -132,10 +134,11 @@ class SideTrial:
             self.against,
             self._threads,
             self.runs,
+            patience,
             arrays=arrays,
-            limits=self._patience,
+            limits=Limits(_OTHER_SECONDS + patience),
         )
-        fault = fault_of(outcome)
+        fault = fault_of(outcome, patience)
         if fault is not None:
             return fault
         self._longest = max(self._longest, outcome.seconds)
@@ -144,12 +147,34 @@ class SideTrial:
         return None if outcome.value is None else msgspec.convert(outcome.value, Fault)
 
 
-def fault_of(outcome: CallOutcome) -> Fault | None:
-    """Return what a call that a worker did not survive shows, or None."""
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """End the process, from outside of Python, if what is inside takes longer.
+
+    Only what is doubted is timed: the reference takes as long as it takes.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+_ENDED_LATE = 1
+"""The exit code of a process that `limited` ends; what crashes is ended by a signal."""
+
+
+def fault_of(outcome: CallOutcome, seconds: float) -> Fault | None:
+    """Return what a call that a worker did not survive shows, or None.
+
+    Args:
+        outcome: Of the call.
+        seconds: How long what is doubted might take.
+    """
     if outcome.reason is None:
         return None
-    if outcome.reason is ReasonCode.TIMEOUT:
-        return Fault(Symptom.HUNG, outcome.message)
+    if outcome.reason is ReasonCode.TIMEOUT or outcome.exit_code == _ENDED_LATE:
+        return Fault(Symptom.HUNG, f"it took more than {seconds:.3g} s and was ended")
     if outcome.reason is ReasonCode.CRASHED:
         return Fault(Symptom.CRASHED, outcome.message)
     return None
@@ -171,7 +196,12 @@ def warm(plug_ins: Mapping[str, Any]) -> None:
 
 
 def try_model(
-    suspect: str, against: str, threads: int, runs: int, arrays: Mapping[str, Array]
+    suspect: str,
+    against: str,
+    threads: int,
+    runs: int,
+    seconds: float,
+    arrays: Mapping[str, Array],
 ) -> dict[str, Any] | None:
     """Run a model on both sides and return the fault of the suspect, as a dictionary.
 
@@ -180,6 +210,7 @@ def try_model(
         against: The other one.
         threads: Threads of one run.
         runs: How often the suspect runs it.
+        seconds: How long it may take.
         arrays: The model's bytes, and its inputs.
     """
     model = arrays[_MODEL].tobytes()
@@ -192,7 +223,8 @@ def try_model(
     other = Side(against, model, feeds, threads)
     expected = other.run()
     try:
-        side = Side(suspect, model, feeds, threads)
+        with limited(seconds):
+            side = Side(suspect, model, feeds, threads)
     except IntarsiaError as error:
         return _plain(Fault(Symptom.FAILED, f"{type(error).__name__}: {error.message}"))
     operators = {node.op_type for node in proto.graph.node}
@@ -201,7 +233,8 @@ def try_model(
     for number in range(runs):
         before = resident_bytes()
         try:
-            actual = side.run()
+            with limited(seconds):
+                actual = side.run()
         except IntarsiaError as error:
             return _plain(Fault(Symptom.FAILED, f"{type(error).__name__}: {error.message}"))
         after = resident_bytes()

@@ -59,7 +59,7 @@ class VerifyOptions:
 
     Attributes:
         runs: How many monitored runs.
-        run_seconds: How long one may take; what takes longer hangs.
+        run_seconds: How long one call of a region may take; what takes longer hangs.
         side_seconds: How long a small model may take, when the fault is looked for.
         reduce_seconds: How long to look for the smallest model.
         out: The folder for it; None makes none.
@@ -147,8 +147,8 @@ class _Watcher:
         faults: list[RegionFault] = []
         regions: tuple[RegionAgreement, ...] = ()
         for run in range(self._options.runs):
-            outcome = self._call("run_in_worker", limits=Limits(self._options.run_seconds))
-            fatal = fault_of(outcome)
+            outcome = self._call("run_in_worker")
+            fatal = fault_of(outcome, self._options.run_seconds)
             if fatal is not None:
                 stage, region = Mark(self._folder).get()
                 if stage is not WorkerStage.RUN:
@@ -169,12 +169,7 @@ class _Watcher:
             return
         if self._worker.pid is None:
             self._open()
-        self._call(
-            "reach_in_worker",
-            fault.region,
-            str(self._folder),
-            limits=Limits(self._options.run_seconds),
-        )
+        self._call("reach_in_worker", fault.region, str(self._folder))
 
     def _open(self) -> list[PlacedRegion]:
         feeds = None if self._feeds is None else dict(self._feeds)
@@ -235,6 +230,7 @@ def _spec(
         "threads": threads,
         "seed": options.seed,
         "trust": options.trust,
+        "seconds": options.run_seconds,
         "plug_ins": msgspec.to_builtins(plug_ins),
         "folder": str(folder),
     }
@@ -256,7 +252,7 @@ def _find_smallest(
         suspect,
         threads=watcher.threads or 1,
         runs=runs,
-        limits=Limits(options.side_seconds),
+        seconds=options.side_seconds,
         plug_ins=watcher.plug_ins,
     )
     with contextlib.closing(trial):

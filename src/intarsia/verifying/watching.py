@@ -7,6 +7,7 @@ that it leaves tells under which region.
 
 from __future__ import annotations
 
+import faulthandler
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -108,6 +109,7 @@ class VerifiedProgram:
         return outputs
 
     def _watch(self, watched: WatchedRegion) -> None:
+        faulthandler.cancel_dump_traceback_later()  # the reference takes as long as it takes
         self.judge.judge(watched)
 
     def _judge_whole(
@@ -264,6 +266,7 @@ def open_in_worker(
             _save(_opened[0][0].judge, region, inputs, _stop[region])
             raise _ReachedError
         mark.set(WorkerStage.RUN, region)
+        faulthandler.dump_traceback_later(spec["seconds"], exit=True)
 
     verified, feeds = open_verified(
         Path(spec["file"]),
@@ -287,6 +290,7 @@ def run_in_worker() -> dict[str, Any]:
     try:
         verified.run(feeds)
     except IntarsiaError as error:
+        faulthandler.cancel_dump_traceback_later()
         region = Mark(folder).get()[1]
         _fail(verified, region, error.message)
     Mark(folder).set(WorkerStage.IDLE)
