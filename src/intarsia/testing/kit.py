@@ -69,7 +69,7 @@ _CHECKS = (
     ),
     ConformanceCheck(
         "threads",
-        "One loaded region gives the right numbers to several threads at once.",
+        "One loaded region gives the right numbers to eight threads at once.",
         lambda _: programs.thread_trials(),
     ),
     ConformanceCheck(

@@ -123,14 +123,14 @@ def _program(subject: Subject) -> tuple[EvaluatedModel, PlanExecutable]:
     return problem, program.latest
 
 
-THREADS = 4
+THREADS = 8
 RUNS_OF_A_THREAD = 25
 _MOVES = 4
 
 
 def thread_trials() -> Iterator[Trial]:
     """Yield the one trial."""
-    yield Trial("threads", "one_region_in_4_threads", share)
+    yield Trial("threads", f"one_region_in_{THREADS}_threads", share)
 
 
 def share(subject: Subject) -> None:
