@@ -164,7 +164,7 @@ class Fused:
         singles = {
             buffer: builder.load(buffer, (0,) * len(domain))
             for buffer in buffers
-            if not any(buffer.strides)
+            if not any(buffer.strides) and 0 not in buffer.shape
         }
 
         def epilogue(value: IrValue, at: Coordinates, count: int | None = None) -> IrValue:

@@ -356,6 +356,11 @@ def test_on_an_empty_tensor(run_both, body):
     run_both(model, feeds_of(model))
 
 
+def test_a_number_meets_an_empty_tensor_in_a_kernel(run_both):
+    model = small_model("y", "s = Softmax<axis = 1>(x) y = Add(s, b)", {"x": (0, 4, 3), "b": ()})
+    run_both(model, feeds_of(model))
+
+
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 @pytest.mark.parametrize(
     "coordinates", ["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"]
