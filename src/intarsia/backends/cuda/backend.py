@@ -81,6 +81,14 @@ class CudaBackend(ConfiguredBackend):
         lines = tuple(f"cuda:{number} {entry.name}" for number, entry in enumerate(devices))
         return Detection((first,), devices=lines)
 
+    def require_kind(self, kind: str) -> None:
+        """Check that there is a GPU.
+
+        Raises:
+            BackendError: There is none, none passes its self-test, or something is missing.
+        """
+        driver.list_devices(self.settings)
+
     def notes(self) -> Sequence[str]:
         """Return a line for each GPU that does not pass its self-test."""
         tried = driver.tried_devices(self.settings.cache_folder())

@@ -89,7 +89,9 @@ def driver() -> ModuleType:
             f"cuda-bindings cannot be imported: {error}", backend=BACKEND_NAME, hint=INSTALL
         ) from error
     if not any(map(_is_library, _LIBRARIES)):
-        raise BackendError("the CUDA driver is not installed", backend=BACKEND_NAME, hint=DRIVER)
+        raise BackendError(
+            "cuda finds no CUDA driver: it is not installed", backend=BACKEND_NAME, hint=DRIVER
+        )
     found: ModuleType = module
     return found
 
