@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from intarsia.arrays import Array
+from intarsia.backends.recurrent_reference import recurrent
 
 _INFERENCE_FLAGLESS = range(7, 14)
 """Operator sets in which BatchNormalization without its optional outputs is inference, but the
@@ -23,7 +24,7 @@ _FLATTENING = range(1, 13)
 
 def corrections(opset: int) -> list[type[Any]]:
     """Return operators that replace the evaluator's, for a version of the operator set."""
-    chosen = [*_always(), *_pools(), *_resizing_and_loops()]
+    chosen = [*_always(), *_pools(), *_resizing_and_loops(), *recurrent()]
     if opset in _INFERENCE_FLAGLESS:
         chosen.append(_batch_normalization())
     chosen += _flattening_family() if opset in _FLATTENING else _log_softmax()

@@ -186,7 +186,8 @@ def with_declared(
         backends: Those that are installed.
         config: The machine.
         path: A file of declarations, which win over those that come with Intarsia.
-        is_asked: Whether backends are asked whatever the machine, because they are to make code.
+        is_asked: Whether backends are asked whatever the machine, because they are to make code;
+            those that need a device here do not.
 
     Raises:
         TargetError: The file is malformed.
@@ -197,8 +198,9 @@ def with_declared(
     for target in (*(placed.target for placed in config.targets), config.host):
         kind = target.kind
         backend = by_kind.get(kind.name)
+        makes_code = is_asked and backend is not None and backend.require_kind is None
         if backend is not None and (
-            has_runner or is_asked or _is_here(backend, kind.name, kind.name in declared)
+            has_runner or makes_code or _is_here(backend, kind.name, kind.name in declared)
         ):
             continue
         declaration = declared.get(kind.name) or (Declaration() if kind.is_complete else None)

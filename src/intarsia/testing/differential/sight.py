@@ -19,6 +19,7 @@ from unittest.mock import patch
 
 from intarsia.backends.defects import KnownDefect, forgotten
 from intarsia.backends.registry import Backends, load_backends
+from intarsia.errors import BackendError
 from intarsia.graph.graph import Graph
 from intarsia.graph.load import load
 from intarsia.passes import fold_constants
@@ -74,7 +75,7 @@ def switches() -> list[Switch]:
 
 def _rules(backends: Backends) -> Iterator[Switch]:
     for name, backend in sorted(backends.by_name.items()):
-        if name == TWIN:
+        if name == TWIN or not _is_here(backend):
             continue
         defects: tuple[KnownDefect, ...] = tuple(getattr(backend, "defects", ()))
         for defect in defects:
@@ -89,6 +90,15 @@ def _rules(backends: Backends) -> Iterator[Switch]:
                 yield _rule(defect, backend, frozenset((each.op_type,)), found_by)
             if not alone and name != PEER:
                 yield _rule(defect, backend, defect.operators)
+
+
+def _is_here(backend: Any) -> bool:
+    """Tell whether a backend has what it needs: without a GPU's driver nothing of it is seen."""
+    try:
+        backend.version()
+    except BackendError:
+        return False
+    return True
 
 
 def _rule(
