@@ -17,7 +17,7 @@ import pytest
 from onnx import numpy_helper
 
 import intarsia
-from intarsia.backends.llvm import _decode
+from intarsia.backends.native_region import decode_payload
 from intarsia.backends.registry import collect
 from intarsia.codegen.emit.llvm import emit_llvm
 from intarsia.codegen.lower.region import lower_region
@@ -474,7 +474,7 @@ def test_winograd_is_the_targets_choice(winograd, family):
     model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
     exe = intarsia.compile(model, f"llvm -winograd={winograd}", num_threads=1)
     (artifact,) = exe.artifacts
-    names = [name for name, _ in _decode(artifact).kernels]
+    names = [name for name, _ in decode_payload(artifact).kernels]
     assert any(name.startswith(family) for name in names)
     feeds = {"x": rng.standard_normal((1, 64, 30, 29)).astype(np.float32)}
     session = onnxruntime.InferenceSession(
@@ -491,7 +491,7 @@ def test_compiling_tells_how_many_kernels_are_done(model, tmp_path, monkeypatch)
         model, "llvm", num_threads=1, progress=lambda *moment: told.append(moment)
     )
     kernels = [moment[1:] for moment in told if moment[0] == "kernels"]
-    total = len(_decode(exe.artifacts[0]).kernels)
+    total = len(decode_payload(exe.artifacts[0]).kernels)
     assert kernels == sorted(kernels)
     assert kernels[-1] == (total, total)
 

@@ -10,7 +10,7 @@ import pytest
 from onnx import numpy_helper
 
 import intarsia
-from intarsia.backends.llvm import _decode
+from intarsia.backends.native_region import decode_payload
 from intarsia.codegen.lower.products import MOST_ERROR, half_error
 from intarsia.errors import TargetError
 
@@ -143,7 +143,7 @@ def test_what_is_not_bound_by_memory_stays(rows, outputs):
     assert "float16" not in summary(exe).replace("-weights=f16", "")
     names = {item.data.dtype.name for item in exe.artifacts[0].constants}
     assert names == {"float32"}
-    assert len(_decode(exe.artifacts[0]).kernels) == 1
+    assert len(decode_payload(exe.artifacts[0]).kernels) == 1
 
 
 def test_float32_is_what_a_target_means_that_says_nothing():
