@@ -35,7 +35,7 @@ _LEAST_BYTES = 256
 """Smallest size of memory: the driver allocates none of no bytes."""
 
 
-class Context:
+class PrimaryContext:
     """The primary context of a device, held as long as anything of it lives.
 
     Args:
@@ -52,7 +52,7 @@ class Context:
         call("cuCtxSetCurrent", self.handle)
 
 
-class Memory:
+class DeviceMemory:
     """Memory of a device.
 
     Args:
@@ -60,7 +60,7 @@ class Memory:
         nbytes: How much.
     """
 
-    def __init__(self, context: Context, nbytes: int) -> None:
+    def __init__(self, context: PrimaryContext, nbytes: int) -> None:
         context.enter()
         self.context = context
         self.nbytes = nbytes
@@ -76,7 +76,7 @@ class Pinned:
         nbytes: How much.
     """
 
-    def __init__(self, context: Context, nbytes: int) -> None:
+    def __init__(self, context: PrimaryContext, nbytes: int) -> None:
         context.enter()
         self.address = int(call("cuMemAllocHost", nbytes))
         held = (ctypes.c_uint8 * nbytes).from_address(self.address)
@@ -94,7 +94,7 @@ def _release(name: str, *arguments: Any) -> None:
         return
 
 
-def release_in(context: Context, name: str, *arguments: Any) -> None:
+def release_in(context: PrimaryContext, name: str, *arguments: Any) -> None:
     """Call what gives something of a context back, as far as that can be done."""
     _release("cuCtxSetCurrent", context.handle)
     _release(name, *arguments)
@@ -110,7 +110,7 @@ class PinnedPool:
         lock: Taken by whoever takes or gives: views of a device may be of several threads.
     """
 
-    context: Context
+    context: PrimaryContext
     free: dict[int, list[Pinned]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -152,7 +152,7 @@ class CudaView(QueueView):
         self._writing: list[Pinned] = []
         self._reading: dict[Pinned, Array] = {}
         with self.failing("cannot be opened"):
-            self.pool = pool or PinnedPool(Context(entry.number))
+            self.pool = pool or PinnedPool(PrimaryContext(entry.number))
             self.domain = self.pool
             self.context = self.pool.context
             self.context.enter()
@@ -171,7 +171,7 @@ class CudaView(QueueView):
         """
         size = max(nbytes, _LEAST_BYTES)
         try:
-            return Block(self, Memory(self.context, size))
+            return Block(self, DeviceMemory(self.context, size))
         except CudaError as error:
             raise failed(
                 self.number, f"has no room for {size} bytes", error, self._room()
@@ -185,7 +185,7 @@ class CudaView(QueueView):
             free, total = "an unknown number of", self.entry.memory_bytes
         return f"{self.name} has {total} bytes, {free} of them free; place fewer nodes on it"
 
-    def queue_write(self, source: Array, memory: Memory, offset: int) -> Step:
+    def queue_write(self, source: Array, memory: DeviceMemory, offset: int) -> Step:
         """Queue a copy of bytes from host memory, and return what waits until it is done."""
         with self.failing("failed to copy"):
             self.context.enter()
@@ -210,7 +210,7 @@ class CudaView(QueueView):
 
         return wait
 
-    def queue_read(self, memory: Memory, offset: int, destination: Array) -> Step:
+    def queue_read(self, memory: DeviceMemory, offset: int, destination: Array) -> Step:
         """Queue a copy of bytes into host memory, and return what waits until it is done."""
         with self.failing("failed to copy"):
             self.context.enter()
