@@ -90,7 +90,7 @@ def driver() -> ModuleType:
         ) from error
     if not any(map(_is_library, _LIBRARIES)):
         raise BackendError(
-            "cuda finds no CUDA driver: it is not installed", backend=BACKEND_NAME, hint=DRIVER
+            "cuda: the CUDA driver is not installed", backend=BACKEND_NAME, hint=DRIVER
         )
     found: ModuleType = module
     return found
