@@ -51,7 +51,12 @@ BEFORE = {
         "intarsia plan lock model.intarsia -o plan.lock.json",
         "cp costs.sqlite other.sqlite && cp costs.sqlite before.sqlite",
         "cp costs.sqlite after.sqlite",
-    )
+    ),
+    "docs/verify.md": (
+        "intarsia compile model.onnx -t llvm",
+        "python -c 'import numpy as np; x = np.ones((1, 4, 16, 16), np.float32);"
+        ' np.savez("inputs.npz", left=x, right=-x)\'',
+    ),
 }
 """What was done before, by what a page says."""
 
