@@ -45,7 +45,8 @@ A rule ends with the release of the library that mends the defect (`mended`).
 `tests/backends/test_special_values.py` and `test_library_defects.py` compare every operator with
 ONNX Runtime without optimisations and with onnx's reference evaluator, and accept only these
 rules as explanations; `benchmarks/differential.py` does the same with random graphs. The
-corrections that `reference` makes to onnx's evaluator are in `intarsia/backends/corrections.py` and `recurrent_reference.py`.
+corrections that `reference` makes to onnx's evaluator are in `intarsia/backends/corrections.py` and
+`recurrent_reference.py`.
 """
 INTRODUCTIONS = {
     "llvm": "Native code. All of these are deliberate; `opencl` runs the same kernels.",
