@@ -7,7 +7,7 @@ machine code of PTX when a region is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,6 @@ from intarsia.target import Target
 
 if TYPE_CHECKING:
     from intarsia.backends.values import BuildContext, Candidate
-    from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
     from intarsia.target import VirtualDevice
 
@@ -106,7 +105,7 @@ class CudaBackend(ConfiguredBackend):
             BackendError: There is no such device, or it is older than the target says.
         """
         self.arch(context)
-        return (Rule("native", _refuse),)
+        return (Rule("native", refuse_unknown),)
 
     def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
         """Return nothing: what lowering takes node by node it takes together."""
@@ -196,11 +195,6 @@ class CudaBackend(ConfiguredBackend):
                 hint=f"say sm_{entry.capability} or less, or leave it out",
             )
         return ptx_arch(said or entry.capability)
-
-
-def _refuse(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
-    """Refuse nodes that lowering does not take."""
-    return refuse_unknown(graph, context)
 
 
 BACKEND = CudaBackend()
