@@ -113,3 +113,18 @@ def test_a_package_has_its_model_or_is_given_it(model, tmp_path):
     verified, feeds = open_verified(file, Request(model=model), None)
     verified.run(feeds)
     assert all(not row.unchecked for row in verified.agreements())
+
+
+def test_it_says_why_the_whole_is_not_compared(model):
+    verified, feeds = opened(model, "onnxruntime")
+
+    def unreadable():
+        raise SettingError("no such size")
+
+    verified._model = unreadable
+    verified.run(feeds)
+    assert not verified.faults
+    assert verified.unchecked == "the outputs of the whole were not compared: no such size"
+    whole, feeds = opened(model, "onnxruntime")
+    whole.run(feeds)
+    assert not whole.unchecked

@@ -181,6 +181,8 @@ def _open_verified(
 
 def _answer(verified: VerifiedProgram | None) -> None:
     """Say what went wrong in verified runs; exit code 1 if anything did."""
+    if verified is not None and verified.unchecked:
+        note(verified.unchecked)
     if verified is not None and verified.faults:
         for fault in verified.faults:
             note(f"fault: {fault}")

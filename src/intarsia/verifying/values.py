@@ -122,7 +122,8 @@ class Verification:
         regions: How near each region came to the reference.
         faults: What went wrong, the first first.
         smallest: The smallest model that shows the first fault; None if there is none.
-        note: Why there is no smallest model although something went wrong.
+        note: Why there is no smallest model although something went wrong, or why the outputs of
+            the whole were not compared.
         seconds: How long it all took.
     """
 

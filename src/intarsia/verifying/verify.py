@@ -105,7 +105,7 @@ def verify(
         watcher = _Watcher(file, request, feeds, options, folder, threads)
         try:
             faults, regions, runs = watcher.watch()
-            smallest, note = None, ""
+            smallest, note = None, watcher.unchecked
             inner = [fault for fault in faults if fault.region != WHOLE]
             if inner and options.out is not None:
                 watcher.reach(inner[0])
@@ -136,6 +136,7 @@ class _Watcher:
         self.plug_ins = _plug_ins(request)
         self._spec = _spec(file, request, options, folder, self.threads, self.plug_ins)
         self._worker = Worker({"INTARSIA_LOG": "error"})
+        self.unchecked = ""
 
     def close(self) -> None:
         """End the worker."""
@@ -157,6 +158,7 @@ class _Watcher:
                 return faults, regions, run + 1
             if not outcome.is_ok:
                 raise _failed(outcome)
+            self.unchecked = outcome.value["unchecked"]
             faults = msgspec.convert(outcome.value["faults"], list[RegionFault])
             regions = msgspec.convert(outcome.value["regions"], tuple[RegionAgreement, ...])
             if faults and faults[0].region != WHOLE:

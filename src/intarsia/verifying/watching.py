@@ -65,6 +65,7 @@ class VerifiedProgram:
 
     Attributes:
         judge: Has what was found.
+        unchecked: Why the outputs of the whole were not compared; empty if they were.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class VerifiedProgram:
         self.program = program
         self.judge = RegionJudge(graph, program.placement)
         self.runs = 0
+        self.unchecked = ""
         self._model = model
         self._monitor = RunMonitor(program) if begin is None else RunMonitor(program, begin)
         self._whole: list[RegionFault] = []
@@ -102,9 +104,8 @@ class VerifiedProgram:
         """
         self.judge.run = self.runs
         outputs = self._monitor.run(feeds, self._watch)
-        model = None if self.runs or self.judge.faults else self._model()
-        if model is not None:
-            self._judge_whole(model, feeds, outputs)
+        if not self.runs and not self.judge.faults:
+            self._judge_whole(feeds, outputs)
         self.runs += 1
         return outputs
 
@@ -112,15 +113,16 @@ class VerifiedProgram:
         faulthandler.cancel_dump_traceback_later()  # the reference takes as long as it takes
         self.judge.judge(watched)
 
-    def _judge_whole(
-        self, model: Graph, feeds: Mapping[str, Any], outputs: Mapping[str, Any]
-    ) -> None:
+    def _judge_whole(self, feeds: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
         """Compare the outputs with those of the model as it is: what was rewritten counts too."""
-        whole = model.whole
         try:
-            reference = RegionReference(whole)
+            model = self._model()
+            if model is None:
+                return
+            reference = RegionReference(model.whole)
             expected = reference(feeds)
-        except IntarsiaError:  # it has operators that the reference does not know
+        except IntarsiaError as error:  # sizes that are not known, or operators without a reference
+            self.unchecked = f"the outputs of the whole were not compared: {error.message}"
             return
         placement = self.program.placement
         precisions = [precision_of(region.target) for region in placement.regions]
@@ -192,12 +194,13 @@ def open_verified(  # noqa: PLR0913 - what the commands ask for
     return VerifiedProgram(plain, graph, lambda: _read_model(asked), begin), inputs
 
 
-def _read_model(request: Request) -> Graph | None:
-    """Return the model as the user has it; None if its sizes are not all known."""
-    try:
-        return Graph.from_model(load_model(request.model, request.shapes))
-    except IntarsiaError:  # bounds and such: the regions are compared in any case
-        return None
+def _read_model(request: Request) -> Graph:
+    """Return the model as the user has it.
+
+    Raises:
+        IntarsiaError: Its sizes are not all known.
+    """
+    return Graph.from_model(load_model(request.model, request.shapes))
 
 
 def _request_of(file: Path, program: Program, request: Request | None) -> Request:
@@ -300,6 +303,7 @@ def run_in_worker() -> dict[str, Any]:
     return {
         "faults": msgspec.to_builtins(verified.faults),
         "regions": msgspec.to_builtins(verified.agreements()),
+        "unchecked": verified.unchecked,
     }
 
 
