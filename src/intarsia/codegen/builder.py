@@ -32,6 +32,7 @@ class Builder:
         self.name = name
         self._buffers: list[ir.Buffer] = []
         self._locals: list[ir.Buffer] = []
+        self._tiles: list[ir.TileRegister] = []
         self._sizes: dict[Expression, ir.IrValue] = {}
         self._turns: Expression | None = None
         self._is_free = False
@@ -50,6 +51,7 @@ class Builder:
             tuple(self._notes),
             tuple(self._sizes),
             self._turns,
+            tuple(self._tiles),
         )
 
     def finish_empty(self) -> ir.Function:
@@ -166,6 +168,38 @@ class Builder:
             is_far: Whether it is for later, and only as near as the second cache.
         """
         self._blocks[-1].append(ir.Prefetch(buffer, self._position(buffer, position), is_far))
+
+    # Tiles
+
+    def tile(self, name: str, dtype: str) -> ir.TileRegister:
+        """Declare a tile register; a kernel has eight at most."""
+        tile = ir.TileRegister(name, dtype)
+        self._tiles.append(tile)
+        return tile
+
+    def tile_zero(self, tile: ir.TileRegister) -> None:
+        """Fill a tile with zeros."""
+        self._blocks[-1].append(ir.TileZero(tile))
+
+    def tile_load(
+        self, tile: ir.TileRegister, buffer: ir.Buffer, position: Position, stride: int
+    ) -> None:
+        """Read a tile whose first entry is at a position, and rows `stride` elements apart."""
+        self._blocks[-1].append(ir.TileLoad(tile, buffer, self._position(buffer, position), stride))
+
+    def tile_store(
+        self, tile: ir.TileRegister, buffer: ir.Buffer, position: Position, stride: int
+    ) -> None:
+        """Write a tile; as `tile_load`."""
+        self._blocks[-1].append(
+            ir.TileStore(tile, buffer, self._position(buffer, position), stride)
+        )
+
+    def tile_dot(
+        self, total: ir.TileRegister, left: ir.TileRegister, right: ir.TileRegister
+    ) -> None:
+        """Add the product of two tiles to a third; see `ir.TileDot`."""
+        self._blocks[-1].append(ir.TileDot(total, left, right))
 
     def _position(self, buffer: ir.Buffer, position: Position) -> tuple[ir.Index, ...]:
         items = position if isinstance(position, Sequence) else (position,)

@@ -59,6 +59,9 @@ class KernelInterpreter:
         self._memory: dict[ir.Buffer, Array] = dict(zip(function.buffers, arrays, strict=True))
         for buffer in function.locals:
             self._memory[buffer] = np.zeros(int(np.prod(buffer.shape)), buffer.dtype)
+        self._tiles: dict[ir.TileRegister, Array] = {
+            tile: np.zeros((ir.TILE_ROWS, tile.columns), tile.dtype) for tile in function.tiles
+        }
         self._values: Values = {}
         for value, size in zip(function.sizes, sizes, strict=True):
             self._values[value] = np.int64(size)
@@ -78,6 +81,8 @@ class KernelInterpreter:
                 acts.append(self._store(operation))
             elif isinstance(operation, ir.Load):
                 acts.append(self._load(operation))
+            elif isinstance(operation, ir.TileOperation):
+                acts.append(self._tile(operation))
             elif not isinstance(operation, ir.Prefetch):
                 acts.append(self._compute(operation))
         return acts
@@ -164,6 +169,37 @@ class KernelInterpreter:
         if type_.lanes == 1:
             return scalar
         return vector if count == type_.lanes else part
+
+    def _tile(self, operation: ir.TileOperation) -> Act:
+        if isinstance(operation, ir.TileZero):
+            zeroed = self._tiles[operation.tile]
+            return lambda: zeroed.fill(0)
+        if isinstance(operation, ir.TileDot):
+            dotted = (operation.total, operation.left, operation.right)
+            total, left, right = (self._tiles[tile] for tile in dotted)
+
+            def dot() -> None:
+                total[...] = _tile_dot(total, left, right)
+
+            return dot
+        tile, memory = self._tiles[operation.tile], self._memory[operation.buffer]
+        index = self._index(operation.buffer.flatten(operation.subscripts))
+        entries = np.arange(tile.shape[0])[:, None] * operation.stride + np.arange(tile.shape[1])
+        name, is_load = operation.buffer.name, isinstance(operation, ir.TileLoad)
+
+        def run() -> None:
+            places = index() + entries
+            if places[0, 0] < 0 or places[-1, -1] >= len(memory):
+                raise InternalError(
+                    f"kernel {self._function.name} leaves {name}: entry {places[0, 0]} to "
+                    f"{places[-1, -1]} of {len(memory)}"
+                )
+            if is_load:
+                tile[...] = memory[places]
+            else:
+                memory[places] = tile
+
+        return run
 
     def _compute(self, operation: ir.Operation) -> Act:
         values, (result,) = self._values, ir.results(operation)
@@ -275,6 +311,30 @@ def _dot(left: Array, right: Array, addend: Any) -> Any:
             exact = before.astype(np.int32) + products[number::group]
             assert (total == exact).all(), "a sum does not fit int16"
     return total if np.ndim(addend) else total[0]
+
+
+def _tile_dot(total: Array, left: Array, right: Array) -> Array:
+    """Return what `ir.TileDot` makes of the total."""
+    wide, group = total.dtype, ir.DOT_GROUPS[left.dtype.name]
+    rows = left.reshape(ir.TILE_ROWS, -1, group)
+    columns = right.reshape(-1, ir.TILE_ROWS, group)
+    if wide == np.int32:
+        return total + np.einsum("ikg,kjg->ij", rows.astype(wide), columns.astype(wide))
+    rows, columns = (
+        _flushed((item.astype(np.uint32) << 16).view(wide)) for item in (rows, columns)
+    )
+    sums = np.zeros((*total.shape, group), wide)
+    for k in range(rows.shape[1]):
+        # Fused: products of bfloat16 are exact in float32 beside what underflows.
+        sums += rows[:, None, k] * columns[None, k]
+    return total + sums.sum(-1, dtype=wide)
+
+
+def _flushed(numbers: Array) -> Array:
+    """Return numbers with denormals as 0."""
+    return np.where(np.abs(numbers) < np.finfo(numbers.dtype).tiny, 0, numbers).astype(
+        numbers.dtype
+    )
 
 
 def _reduce(name: str, lanes: Array) -> Any:

@@ -418,6 +418,91 @@ class Prefetch:
     is_far: bool = False
 
 
+TILE_ROWS, TILE_BYTES = 16, 64
+"""Of a tile: rows, and bytes of a row. So a tile of sums has 16 columns."""
+
+MOST_TILES = 8
+"""Tile registers of a CPU."""
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class TileRegister:
+    """A matrix of `TILE_ROWS` rows of `TILE_BYTES` bytes that products of matrices are made in.
+
+    It is the kernel's own, one for each thread that runs an iteration, like a local buffer: what it
+    holds is changed in place. A new turn of the parallel loop finds nothing of use in it.
+
+    Attributes:
+        name: Its role in the kernel.
+        dtype: Of its elements; a `uint16` holds the bits of a bfloat16.
+    """
+
+    name: str
+    dtype: str
+
+    @property
+    def columns(self) -> int:
+        """Elements of a row."""
+        return TILE_BYTES // np.dtype(self.dtype).itemsize
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class TileZero:
+    """Fill a tile with zeros."""
+
+    tile: TileRegister
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class TileLoad:
+    """Read a tile.
+
+    Attributes:
+        tile: Where to.
+        buffer: From where.
+        subscripts: Of its first entry.
+        stride: Elements of memory from one row to the next.
+    """
+
+    tile: TileRegister
+    buffer: Buffer
+    subscripts: tuple[Index, ...]
+    stride: int
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class TileStore:
+    """Write a tile; as `TileLoad`."""
+
+    tile: TileRegister
+    buffer: Buffer
+    subscripts: tuple[Index, ...]
+    stride: int
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class TileDot:
+    """`total[i, j] += sum(left[i, k * g + l] * right[k, j * g + l] for k in 0..15, l in 0..g-1)`.
+
+    The group `g` is one of `DOT_GROUPS`, the sum's dtype one of `DOT_SUMS`, as for `Dot`. A right
+    tile has in its row k the neighbours l of each column j side by side. Sums of integers wrap. Of
+    bfloat16 the sums over k are made for each l by itself, then added to one another and to the
+    total, each step rounded; denormals count as 0.
+
+    Attributes:
+        total: What the products are added to.
+        left: Rows of groups along k.
+        right: Groups along k by columns.
+    """
+
+    total: TileRegister
+    left: TileRegister
+    right: TileRegister
+
+
+TileOperation: TypeAlias = TileZero | TileLoad | TileStore | TileDot
+
+
 @dataclass(eq=False, frozen=True, slots=True)
 class Loop:
     """`for variable in range(lower, upper, step)`, with values carried from turn to turn.
@@ -473,6 +558,10 @@ Operation: TypeAlias = (
     | Load
     | Store
     | Prefetch
+    | TileZero
+    | TileLoad
+    | TileStore
+    | TileDot
     | Loop
 )
 
@@ -489,6 +578,7 @@ class Function:
         body: Operations. Stores are inside the parallel loop, if there is one.
         free: What `sizes` are.
         turns: Of the parallel loop, if they are free.
+        tiles: Its tile registers; with any, it runs only where the CPU has them, see `VectorUnit`.
     """
 
     name: str
@@ -499,6 +589,7 @@ class Function:
     notes: tuple[str, ...] = field(default=())
     free: tuple[Expression, ...] = ()
     turns: Expression | None = None
+    tiles: tuple[TileRegister, ...] = ()
 
     @property
     def parallel(self) -> Loop | None:
@@ -517,13 +608,17 @@ class Function:
         return 1 if loop is None else loop.trip_count
 
 
-def operands(operation: Operation) -> tuple[IrValue, ...]:  # noqa: PLR0911 - one case a line
+def operands(operation: Operation) -> tuple[IrValue, ...]:  # noqa: C901, PLR0911 - cases
     """Return the values that an operation reads itself, subscripts included, bodies not."""
     match operation:  # the most frequent first
         case Fma(left=a, right=b, addend=c) | Dot(left=a, right=b, addend=c):
             return (a, b, c)
         case Load(subscripts=subscripts) | Prefetch(subscripts=subscripts):
             return _values(subscripts)
+        case TileLoad(subscripts=subscripts) | TileStore(subscripts=subscripts):
+            return _values(subscripts)
+        case TileZero() | TileDot():
+            return ()
         case Binary(left=a, right=b) | Compare(left=a, right=b) | Shuffle(left=a, right=b):
             return (a, b)
         case Constant():

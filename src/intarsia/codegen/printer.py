@@ -30,7 +30,9 @@ def print_function(function: ir.Function) -> str:
 
 def fingerprint(function: ir.Function) -> str:
     """Return a digest of what a kernel computes and how: of its text without name and notes."""
-    bare = ir.Function("kernel", function.buffers, function.locals, function.sizes, function.body)
+    buffers, own = function.buffers, function.locals
+    tiles = function.tiles
+    bare = ir.Function("kernel", buffers, own, function.sizes, function.body, tiles=tiles)
     return hashlib.sha256(print_function(bare).encode()).hexdigest()
 
 
@@ -48,6 +50,7 @@ class _Printer:
             access = "" if buffer.is_written else "const "
             self._lines.append(f"  {buffer.name}: {access}{_layout(buffer)}")
         self._lines += [f"  local {buffer.name}: {_layout(buffer)}" for buffer in function.locals]
+        self._lines += [f"  tile {tile.name}: {tile.dtype}" for tile in function.tiles]
         for size in function.sizes:
             self._names[size] = size.name
             self._lines.append(f"  {size.name}: size")
@@ -91,6 +94,14 @@ class _Printer:
                 return f"{place}{span} <- {self._use(value)}"
             case ir.Prefetch(buffer=buffer, subscripts=subscripts, is_far=is_far):
                 return f"prefetch{' far' * is_far} {self._place(buffer, subscripts)}"
+            case ir.TileZero(tile=tile):
+                return f"tile {tile.name} <- 0"
+            case ir.TileLoad(tile=tile, buffer=buffer, subscripts=subscripts, stride=stride):
+                return f"tile {tile.name} <- {self._place(buffer, subscripts)}<rows by {stride}>"
+            case ir.TileStore(tile=tile, buffer=buffer, subscripts=subscripts, stride=stride):
+                return f"{self._place(buffer, subscripts)}<rows by {stride}> <- tile {tile.name}"
+            case ir.TileDot(total=total, left=a, right=b):
+                return f"tile {total.name} <- tile_dot({a.name}, {b.name}, {total.name})"
             case _:
                 text = self._expression(operation)
                 result = operation.result  # type: ignore[union-attr] # loops come elsewhere

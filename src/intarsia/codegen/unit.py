@@ -22,6 +22,8 @@ class VectorUnit:
         l2_bytes: What one core has of the second cache.
         dots: LLVM's names of the features that it has of those with dot products of narrow
             numbers (`DOT_FEATURES`).
+        tiles: Those of products of tiles that kernels may use (`TILE_FEATURES`): a process has to
+            ask the system for tiles first, so that a target's features are not enough.
         is_small: Whether memory counts first, as in a microcontroller: weights of convolutions of
             codes stay bytes, and are not filled up to blocks.
         is_32_bit: Whether addresses, and the C library's sizes of memory, have 32 bits.
@@ -37,6 +39,7 @@ class VectorUnit:
     l1_bytes: int = 32 << 10
     l2_bytes: int = 1 << 20
     dots: tuple[str, ...] = ()
+    tiles: tuple[str, ...] = ()
     is_small: bool = False
     is_32_bit: bool = False
     calls_with_floats: bool = True
@@ -58,6 +61,16 @@ class VectorUnit:
         is_evex = "avx512bf16" in self.dots and (self.bits == _ZMM_BITS or "avx512vl" in self.dots)
         return is_evex or "bf16" in self.dots
 
+    @property
+    def has_bf16_tiles(self) -> bool:
+        """Whether kernels may multiply tiles of bfloat16."""
+        return "amx-bf16" in self.tiles
+
+    @property
+    def has_byte_tiles(self) -> bool:
+        """Whether kernels may multiply tiles of bytes."""
+        return "amx-int8" in self.tiles
+
     def lanes(self, dtype: str = "float32") -> int:
         """Return how many elements a register holds; 1 without vectors."""
         return max(1, self.bits // 8 // np.dtype(dtype).itemsize)
@@ -69,6 +82,9 @@ _BYTES = ("avx512vl", "avx512vnni", "avxvnni", "avxvnniint8", "dotprod", "i8mm")
 DOT_FEATURES = (*_PAIRS, *_BYTES, "avx512bf16", "bf16")
 """LLVM's features of CPUs whose dot products of narrow numbers we know: of pairs of int16, of
 bytes, of bfloat16."""
+
+TILE_FEATURES = ("amx-bf16", "amx-int8")
+"""LLVM's features of CPUs with products of tiles: of bfloat16, and of bytes."""
 
 AVX512 = VectorUnit(512, 32)
 AVX2 = VectorUnit(256, 16)

@@ -37,6 +37,8 @@ class _Verifier:
             self._fail(f"{self._function.name!r} is not an identifier")
         for buffer in self._buffers:
             self._check_buffer(buffer)
+        if len(self._function.tiles) > ir.MOST_TILES:
+            self._fail(f"there are {len(self._function.tiles)} tiles")
         loops = [item for item in self._function.body if isinstance(item, ir.Loop)]
         parallel = [item for item in loops if item.kind is ir.LoopKind.PARALLEL]
         if len(parallel) > 1:
@@ -69,6 +71,8 @@ class _Verifier:
                 self._check_types(operation)
             if isinstance(operation, ir.Load | ir.Store):
                 self._check_access(operation)
+            elif isinstance(operation, ir.TileLoad | ir.TileStore):
+                self._check_tile_access(operation)
             for result in ir.results(operation):
                 self._define(result)
 
@@ -135,11 +139,31 @@ class _Verifier:
         if flat[0] < 0 or last >= buffer.span or 0 in buffer.shape:
             self._fail(f"{buffer.name} is left: {flat[0]} to {last} of {buffer.span} elements")
 
+    def _check_tile_access(self, operation: ir.TileLoad | ir.TileStore) -> None:
+        buffer, tile = operation.buffer, operation.tile
+        if buffer not in self._buffers:
+            self._fail(f"buffer {buffer.name} is not declared")
+        if tile.dtype != buffer.dtype:
+            self._fail(f"tile {tile.name} of {tile.dtype} goes with {buffer.dtype} {buffer.name}")
+        if isinstance(operation, ir.TileStore) and not buffer.is_written:
+            self._fail(f"buffer {buffer.name} is only read")
+        if buffer.strides[-1] != 1 or operation.stride < 0:
+            self._fail(f"rows of tile {tile.name} are not contiguous in {buffer.name}")
+        flat = self._span(buffer.flatten(operation.subscripts))
+        if flat is None or buffer.is_free:
+            return
+        last = flat[1] + (ir.TILE_ROWS - 1) * operation.stride + tile.columns - 1
+        if flat[0] < 0 or last >= buffer.span or 0 in buffer.shape:
+            self._fail(f"{buffer.name} is left: {flat[0]} to {last} of {buffer.span} elements")
+
     def _check_types(self, operation: ir.Operation) -> None:
         problem = _type_problem(operation)
         if problem:
             self._fail(f"{type(operation).__name__}: {problem}")
-        if isinstance(operation, ir.Load | ir.Store | ir.Prefetch):
+        for tile in _tiles(operation):
+            if tile not in self._function.tiles:
+                self._fail(f"tile {tile.name} is not declared")
+        if isinstance(operation, ir.Load | ir.Store | ir.Prefetch | ir.TileLoad | ir.TileStore):
             for index in operation.subscripts:
                 for value, _ in index.terms:
                     if value.type is not ir.INT64 and value.type != ir.INT64:
@@ -152,7 +176,17 @@ class _Verifier:
 def _writes(operation: ir.Operation) -> bool:
     if isinstance(operation, ir.Loop):
         return any(_writes(item) for item in operation.body)
-    return isinstance(operation, ir.Store)
+    return isinstance(operation, ir.Store | ir.TileOperation)
+
+
+def _tiles(operation: ir.Operation) -> tuple[ir.TileRegister, ...]:
+    match operation:
+        case ir.TileZero(tile=tile) | ir.TileLoad(tile=tile) | ir.TileStore(tile=tile):
+            return (tile,)
+        case ir.TileDot(total=total, left=left, right=right):
+            return (total, left, right)
+        case _:
+            return ()
 
 
 def _type_problem(operation: ir.Operation) -> str | None:  # noqa: PLR0911, PLR0912, C901 - cases
@@ -193,6 +227,8 @@ def _type_problem(operation: ir.Operation) -> str | None:  # noqa: PLR0911, PLR0
             return _mismatch(result.type, a.type.with_lanes(1))
         case ir.Reduce(result=result, operand=a):
             return _mismatch(result.type, a.type.with_lanes(1))
+        case ir.TileDot(total=total, left=left, right=right):
+            return _tile_dot_problem(total, left, right)
         case _:
             return None
 
@@ -211,6 +247,17 @@ def _dot_problem(left: ir.Type, right: ir.Type, total: ir.Type) -> str | None:
         or _mismatch(right.with_dtype(left.dtype), wide)
         or _mismatch(total, total.with_dtype(sums))
     )
+
+
+def _tile_dot_problem(
+    total: ir.TileRegister, left: ir.TileRegister, right: ir.TileRegister
+) -> str | None:
+    if len({total, left, right}) < 3:  # noqa: PLR2004 - no operand may be another one
+        return "its tiles are not three"
+    is_bytes = {left.dtype, right.dtype} <= {"int8", "uint8"}
+    if not is_bytes and (left.dtype, right.dtype) != ("uint16", "uint16"):
+        return f"there is no product of tiles of {left.dtype} and {right.dtype}"
+    return _mismatch(ir.Type(total.dtype), ir.Type(ir.DOT_SUMS[left.dtype]))
 
 
 def _mismatch(first: ir.Type, *others: ir.Type) -> str | None:

@@ -12,6 +12,7 @@ import numpy as np
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.expand import expand
 from intarsia.codegen.ir import (
+    TILE_ROWS,
     Constant,
     Function,
     IndexValue,
@@ -20,6 +21,10 @@ from intarsia.codegen.ir import (
     Operation,
     Prefetch,
     Store,
+    TileDot,
+    TileLoad,
+    TileStore,
+    TileZero,
     Type,
 )
 from intarsia.codegen.unit import VectorUnit
@@ -33,6 +38,9 @@ _UNKNOWN_TURNS = 8
 
 _MEMORY = 2
 """Cost of a load or store in operations: data may come from beyond the first cache."""
+
+_TILE_DOT = 32
+"""Cost of a product of tiles: 16 cycles, in which two operations of vectors each could be done."""
 
 _CHAINS = 12
 """Independent sums: enough to hide the latency of a multiply-add."""
@@ -66,6 +74,12 @@ def _work(body: tuple[Operation, ...], unit: VectorUnit) -> int:
                 total += _MEMORY * steps
             case Prefetch():
                 total += 1
+            case TileLoad() | TileStore():
+                total += _MEMORY * TILE_ROWS
+            case TileZero():
+                total += 1
+            case TileDot():
+                total += _TILE_DOT
             case _:
                 total += _registers(operation.result.type, unit)
     return total

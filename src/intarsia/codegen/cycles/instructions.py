@@ -84,9 +84,11 @@ def _item_bytes(type_: ir.Type, isa: Instructions) -> int:
 
 _COMPARISONS = ("min", "max")
 _WORD = 4
+_TILE_LATENCY = 52.0
+"""Cycles until the sums of a product of tiles are there (Intel's optimization manual, AMX)."""
 
 
-def instructions_of(  # noqa: C901, PLR0911, PLR0912 - one case a line
+def instructions_of(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one case a line
     operation: ir.Operation, isa: Instructions, loaded: Collection[ir.IrValue] = ()
 ) -> tuple[Slots, float]:
     """Return the slots by class of an operation, and its latency.
@@ -101,6 +103,14 @@ def instructions_of(  # noqa: C901, PLR0911, PLR0912 - one case a line
             return Slots(), 0.0
         case ir.Prefetch():
             return Slots(load=1.0), 0.0
+        case ir.TileLoad():
+            return Slots(load=float(ir.TILE_ROWS)), isa.latency("load")
+        case ir.TileStore():
+            return Slots(store=float(ir.TILE_ROWS)), 0.0
+        case ir.TileZero():
+            return Slots(), 0.0
+        case ir.TileDot():  # a cycle for each row, as Intel's optimization manual has it
+            return Slots(fma=float(2 * ir.TILE_ROWS)), _TILE_LATENCY
         case ir.IndexValue():
             return Slots(scalar=1.0), 1.0
         case ir.Fma(result=result):

@@ -3,6 +3,13 @@
 
 A kernel becomes `void name(ptr arguments, i64 begin, i64 end)`: the table of its arguments (8 bytes
 each: the buffers' addresses, then the sizes) and the turns of its parallel loop that the call runs.
+
+Tiles are registers by their numbers, so that LLVM allocates none of them; a call configures them
+when it begins, and gives them up when it ends.
+
+Source:
+    Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18 (tiles and
+    their configuration), volume 2: LDTILECFG, TILELOADD, TDPBF16PS, TDPBSSD and others.
 """
 
 from __future__ import annotations
@@ -47,7 +54,12 @@ class _Cpu(LlvmCore):
         parameters += ["i64 %begin", "i64 %end"]
         self.blocks.append(Block("entry"))
         freed = [self._local(number, buffer) for number, buffer in enumerate(function.locals)]
+        if function.tiles:  # for this call, which may be of another thread than the one before
+            callee = self.declare("llvm.x86.ldtilecfg", "void (ptr)")
+            self.line(f"call void {callee}(ptr @{function.name}.tiles)")
         self.body(function.body)
+        if function.tiles:  # else the system saves them whenever the thread waits
+            self.line(f"call void {self.declare('llvm.x86.tilerelease', 'void ()')}()")
         for line in filter(None, freed):
             self.line(line)
         (block,) = self.blocks
@@ -58,6 +70,8 @@ class _Cpu(LlvmCore):
             f"define internal void @{function.name}.body({', '.join(parameters)}) #0 {{\n{body}\n}}"
         )
         declarations = "\n".join(self.declared.values())
+        if function.tiles:
+            declarations += f"\n{_configuration(function)}"
         attributes = 'attributes #0 = { nounwind noinline "prefer-vector-width"="512" }'
         return "\n".join((kernel, self._entry(), declarations, attributes, ""))
 
@@ -96,6 +110,28 @@ class _Cpu(LlvmCore):
         near = 2 if prefetch.is_far else 3
         self.line(f"call void {callee}(ptr {pointer}, i32 0, i32 {near}, i32 1)")
 
+    def tile(self, operation: ir.TileOperation) -> None:
+        match operation:
+            case ir.TileZero(tile=tile):
+                callee = self.declare("llvm.x86.tilezero", "void (i8)")
+                self.line(f"call void {callee}(i8 {self._tile_number(tile)})")
+            case ir.TileDot(total=total, left=left, right=right):
+                kind = "bf16ps" if left.dtype == "uint16" else _byte_kind(left, right)
+                callee = self.declare(f"llvm.x86.tdp{kind}", "void (i8, i8, i8)")
+                numbers = [f"i8 {self._tile_number(tile)}" for tile in (total, left, right)]
+                self.line(f"call void {callee}({', '.join(numbers)})")
+            case ir.TileLoad(tile=tile) | ir.TileStore(tile=tile):
+                buffer = operation.buffer
+                pointer = self.address(buffer, buffer.flatten(operation.subscripts))
+                name = "tileloadd64" if isinstance(operation, ir.TileLoad) else "tilestored64"
+                callee = self.declare(f"llvm.x86.{name}", "void (i8, ptr, i64)")
+                stride = operation.stride * buffer.item_bytes
+                number = self._tile_number(tile)
+                self.line(f"call void {callee}(i8 {number}, ptr {pointer}, i64 {stride})")
+
+    def _tile_number(self, tile: ir.TileRegister) -> int:
+        return self.function.tiles.index(tile)
+
     def bounds(self, loop: ir.Loop) -> Bounds:
         if loop.kind is ir.LoopKind.PARALLEL:
             return Bounds("%begin", "%end", loop.step, is_sure=False)
@@ -106,3 +142,19 @@ class _Cpu(LlvmCore):
         callee = self.declare("llvm.launder.invariant.group.p0", "ptr (ptr)")
         self.line(f"{name} = call ptr {callee}(ptr {pointer})", depth)
         return name
+
+
+def _byte_kind(left: ir.TileRegister, right: ir.TileRegister) -> str:
+    """Return which product of bytes it is, by the signs of both."""
+    return f"b{left.dtype[0].replace('i', 's')}{right.dtype[0].replace('i', 's')}d"
+
+
+def _configuration(function: ir.Function) -> str:
+    """Return the constant that says how large each tile is."""
+    content = bytearray(64)
+    content[0] = 1  # the palette
+    for number in range(len(function.tiles)):
+        content[16 + 2 * number] = ir.TILE_BYTES
+        content[48 + number] = ir.TILE_ROWS
+    text = "".join(f"\\{byte:02x}" for byte in content)
+    return f'@{function.name}.tiles = internal constant [64 x i8] c"{text}", align 64'

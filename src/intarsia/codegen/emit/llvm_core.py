@@ -99,6 +99,10 @@ class LlvmCore:
     def prefetch(self, prefetch: ir.Prefetch) -> None:
         """Write what brings memory near."""
 
+    def tile(self, operation: ir.TileOperation) -> None:
+        """Write an operation on tiles, where there are any."""
+        raise AssertionError(operation)
+
     def hidden(self, pointer: str, depth: int) -> str:
         """Return a pointer of which LLVM does not know how it came about, if that is of use."""
         return pointer
@@ -166,6 +170,8 @@ class LlvmCore:
                 self._load(operation)
             case ir.Prefetch():
                 self.prefetch(operation)
+            case ir.TileZero() | ir.TileLoad() | ir.TileStore() | ir.TileDot():
+                self.tile(operation)
             case ir.Constant(result=result, value=value):
                 self.keep(result, llvm_literal(value, result.type), 0)
             case _:
