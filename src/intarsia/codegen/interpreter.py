@@ -319,7 +319,8 @@ def _tile_dot(total: Array, left: Array, right: Array) -> Array:
     rows = left.reshape(ir.TILE_ROWS, -1, group)
     columns = right.reshape(-1, ir.TILE_ROWS, group)
     if wide == np.int32:
-        return total + np.einsum("ikg,kjg->ij", rows.astype(wide), columns.astype(wide))
+        products: Array = np.einsum("ikg,kjg->ij", rows.astype(wide), columns.astype(wide))
+        return total + products
     rows, columns = (
         _flushed((item.astype(np.uint32) << 16).view(wide)) for item in (rows, columns)
     )
@@ -327,14 +328,14 @@ def _tile_dot(total: Array, left: Array, right: Array) -> Array:
     for k in range(rows.shape[1]):
         # Fused: products of bfloat16 are exact in float32 beside what underflows.
         sums += rows[:, None, k] * columns[None, k]
-    return total + sums.sum(-1, dtype=wide)
+    added: Array = sums.sum(-1, dtype=wide)
+    return total + added
 
 
 def _flushed(numbers: Array) -> Array:
     """Return numbers with denormals as 0."""
-    return np.where(np.abs(numbers) < np.finfo(numbers.dtype).tiny, 0, numbers).astype(
-        numbers.dtype
-    )
+    is_small = np.abs(numbers) < np.finfo(numbers.dtype).tiny
+    return np.where(is_small, numbers.dtype.type(0), numbers)
 
 
 def _reduce(name: str, lanes: Array) -> Any:
