@@ -10,7 +10,7 @@ in the artifact's constants as the kernels want them, shared by all contexts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -74,6 +74,7 @@ from intarsia.native.here import why_not_runnable
 from intarsia.native.loading import LoadedCode
 from intarsia.native.machine import NativeCpu, compile_assembly, driver, llvm_version
 from intarsia.native.objects import ObjectCache
+from intarsia.native.tiles import usable_tiles, why_no_tiles
 
 if TYPE_CHECKING:
     from intarsia.backends.values import Border, BuildContext, Candidate
@@ -306,6 +307,7 @@ class LlvmBackend(ConfiguredBackend):
         from intarsia.native.native_target import (
             lowering_options,
             target_cpu,
+            target_features,
             target_threads,
             why_not_here,
         )
@@ -315,12 +317,16 @@ class LlvmBackend(ConfiguredBackend):
         target = context.target.target
         cpu, _ = target_cpu(target)
         options = lowering_options(target)
+        is_here = not target.attrs.get("runner") and not why_not_here(cpu)
         unit = options.unit
+        if options.is_bf16 and is_here:
+            tiles = usable_tiles(target_features(target), self.settings.cache_folder())
+            unit = replace(unit, tiles=tiles)
         blocks = (0, unit.lanes())
         borders = read_borders(candidate, self.name, blocks)
         dumped: dict[str, str] = {}
         with CompilePool(cpu, ObjectCache(self.settings.cache_folder())) as pool:
-            is_compiled = bool(target.attrs.get("runner")) or not why_not_here(cpu)
+            is_compiled = bool(target.attrs.get("runner")) or is_here
 
             def emit(kernel: Function) -> None:
                 dumped[kernel.name] = text = emit_llvm(kernel, unit)
@@ -374,6 +380,7 @@ class LlvmBackend(ConfiguredBackend):
             free_record(program),
             found_records(program),
             target.attrs.get("runner") or "",
+            has_tiles=any(kernel.tiles for kernel in program.kernels),
         )
         about = {ABOUT: program.summary(), SCRATCH: str(program.scratch_bytes)}
         if program.sums:
@@ -416,6 +423,8 @@ class LlvmBackend(ConfiguredBackend):
         caches = self.settings.cache_folder()
         if not payload.runner:
             _check_runs_here(cpu, artifact, caches)
+            if payload.has_tiles:
+                _check_tiles(artifact, caches)
         texts = {name: unpack_text(artifact, code) for name, code in payload.kernels}
         objects = _find_or_compile(texts, cpu, caches)
         if payload.runner:
@@ -472,6 +481,22 @@ def _check_runs_here(cpu: NativeCpu, artifact: Artifact, caches: Path) -> None:
             backend="llvm",
             target=artifact.target,
             hint="load it on the machine that it is for, or compile with plain 'llvm' here",
+        )
+
+
+def _check_tiles(artifact: Artifact, caches: Path) -> None:
+    """Ask for tiles for this process, before a kernel uses them.
+
+    Raises:
+        BackendError: It cannot have them, or they do not work.
+    """
+    problem = why_no_tiles(caches)
+    if problem:
+        raise BackendError(
+            f"the native code has products of tiles (AMX), and cannot run here: {problem}",
+            backend="llvm",
+            target=artifact.target,
+            hint="compile the model again here: its kernels will use no tiles",
         )
 
 

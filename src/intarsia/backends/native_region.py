@@ -66,6 +66,8 @@ class NativePayload(msgspec.Struct, frozen=True):
     """The way to the machine; empty means here."""
     options: list[str] = []
     """Of the compiler, where kernels are C."""
+    has_tiles: bool = False
+    """Whether kernels use tiles, which a process has to ask for (`native.tiles`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,9 +44,7 @@ def target_cpu(target: Target) -> tuple[NativeCpu, VectorUnit]:
         TargetError: The CPU is this machine's and cannot be told; or LLVM does not know it, or one
             of the features, or not together.
     """
-    if target.attrs.get("mcpu") is None and target.attrs.get("mtriple") is None:
-        given = {name: target.attrs[name] for name in ("mattr", "l2-cache") if name in target.attrs}
-        target = Target({"kind": "llvm", "mcpu": NATIVE, **given})
+    target = _named(target)
     attrs, features = target.attrs, target.features
     triple, cpu = _triple(target), attrs.get("mcpu") or ""
     name = cpu.partition("+")[0]
@@ -67,6 +65,19 @@ def target_cpu(target: Target) -> tuple[NativeCpu, VectorUnit]:
     )
     flags = _llvm_flags(target, cpu, family)
     return NativeCpu(triple, name, ",".join(flags)), unit
+
+
+def target_features(target: Target) -> frozenset[str]:
+    """Return LLVM's names of the features of a target's CPU; none where no CPU is known."""
+    return frozenset(_named(target).features.isa or ())
+
+
+def _named(target: Target) -> Target:
+    """Return a target whose CPU is named: this machine's, where none is."""
+    if target.attrs.get("mcpu") is not None or target.attrs.get("mtriple") is not None:
+        return target
+    given = {name: target.attrs[name] for name in ("mattr", "l2-cache") if name in target.attrs}
+    return Target({"kind": "llvm", "mcpu": NATIVE, **given})
 
 
 def _caches(target: Target) -> tuple[int, int]:

@@ -46,6 +46,8 @@ from intarsia.codegen.kernels import (
     sizes,
     steering,
     suppression,
+    tile_product,
+    tile_rows,
     top_k,
     unique,
     winograd,
@@ -149,6 +151,8 @@ FAMILIES: tuple[KernelFamily, ...] = (
     sizes,
     steering,
     suppression,
+    tile_product,
+    tile_rows,
     top_k,
     unique,
 )

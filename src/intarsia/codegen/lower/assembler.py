@@ -411,9 +411,21 @@ class Assembler:
         block: int = 0,
         pads: Pads | None = None,
         half: str = "",
+        spare: int = 0,
     ) -> View:
-        """Return memory for something in between, inside a border of zeros if it is to have one."""
-        return self._allocate(dtype, tuple(shape), block, pads, half)
+        """Return memory for something in between, inside a border of zeros if it is to have one.
+
+        Behind it there are `spare` elements that hold anything.
+        """
+        return self._allocate(dtype, tuple(shape), block, pads, half, spare)
+
+    def is_written_once(self, view: View) -> bool:
+        """Tell whether nothing else is in a view's memory while somebody reads it."""
+        return self._storages[view.storage].kind is StorageKind.SCRATCH
+
+    def elements_from(self, view: View) -> Size:
+        """Return how many elements of its storage a view has from its lowest entry on."""
+        return self._storages[view.storage].nbytes // view.item_bytes - view.lowest
 
     def clear(self, view: View) -> None:
         """Write zeros to a tensor."""
@@ -433,9 +445,10 @@ class Assembler:
         block: int,
         pads: Pads | None,
         half: str = "",
+        spare: int = 0,
     ) -> View:
         outer_shape = padded(shape, pads)
-        elements = prod(domain_of(outer_shape, block))
+        elements = prod(domain_of(outer_shape, block)) + spare
         nbytes = elements * np_dtype(half or dtype).itemsize
         storage = self._storage(StorageKind.SCRATCH, 0, nbytes)
         view = dense_view(storage, dtype, shape, block, pads, half)

@@ -37,6 +37,7 @@ from intarsia.codegen.lower.layouts import Wish
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.products import bfloat16_weights
 from intarsia.codegen.lower.recipes import ANCHOR, Recipe, fuse, over
+from intarsia.codegen.lower.tiles import append_tiled, fits_tiles
 from intarsia.codegen.lower.views import Pads, View
 from intarsia.codegen.lower.windows import read_conv_window
 from intarsia.codegen.unit import VectorUnit, WinogradMode
@@ -77,6 +78,8 @@ def wish_conv(operation: Operation, unit: VectorUnit) -> Wish:
     """Return what a convolution wants of layouts."""
     if conv_kind(operation, unit) is ConvKind.PLAIN:
         return Wish()
+    if _may_take_tiles(operation, unit):  # its copy has the zeros
+        return Wish("blocked")
     pads = _pads(operation)
     return Wish("blocked", borders=((operation.node.inputs[0], pads),))
 
@@ -135,8 +138,28 @@ class ConvProblem:
 
 def lower_conv(assembler: Assembler, group: KernelGroup) -> None:
     """Append the call of a convolution with its epilogue."""
+    if _takes_tiles(assembler, group):
+        x = assembler.read(group.anchor.node.inputs[0], assembler.lanes, is_wide=True)
+        problem = conv_problem(assembler, group, x, assembler.target(group.result))
+        append_tiled(assembler, group, problem, _pads(group.anchor))
+        return
     x = read_conv(assembler, group.anchor)
     append_conv(assembler, group, conv_problem(assembler, group, x, assembler.target(group.result)))
+
+
+def _takes_tiles(assembler: Assembler, group: KernelGroup) -> bool:
+    """Tell whether a convolution is a product of tiles of bfloat16."""
+    operation, unit = group.anchor, assembler.unit
+    if not _may_take_tiles(operation, unit) or assembler.halves.get(operation.inputs[1].id):
+        return False
+    if assembler.plan.blocks.get(group.result, 0) != assembler.lanes:
+        return False
+    return bool(bfloat16_weights(operation.array(1))[0])
+
+
+def _may_take_tiles(operation: Operation, unit: VectorUnit) -> bool:
+    is_direct = conv_kind(operation, unit) is ConvKind.DIRECT
+    return is_direct and fits_tiles(operation, unit)
 
 
 def read_conv(assembler: Assembler, operation: Operation) -> View:

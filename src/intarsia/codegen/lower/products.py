@@ -14,11 +14,13 @@ from intarsia.codegen.body import NOTHING, Apply, Body, Fused
 from intarsia.codegen.halves import SINGLE, rounded
 from intarsia.codegen.kernels import gemm
 from intarsia.codegen.kernels.gemm import Gemm, Panels, PanelSource
+from intarsia.codegen.kernels.tile_product import TileProduct
 from intarsia.codegen.lower.activations import with_activation
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import ANCHOR, Recipe, Source, fuse, over
+from intarsia.codegen.lower.tiles import tiled_product
 from intarsia.codegen.lower.views import View
 from intarsia.extents import Expression, UndecidedError, is_free, most
 from intarsia.graph.extract import constant_array
@@ -187,7 +189,7 @@ def pack_weights(
     weights: Array,
     name: str,
     half: str = "",
-) -> tuple[Gemm, View, View, str]:
+) -> tuple[Gemm | TileProduct, View, View, str]:
     """Return a product with constant weights as it is to run, both operands, and a note.
 
     Args:
@@ -201,6 +203,10 @@ def pack_weights(
     note = ""
     if not half:
         half, note = _half_weights(assembler, spec, weights, name)
+        if half == BFLOAT16 and assembler.unit.has_bf16_tiles:
+            tiled = tiled_product(assembler, spec, a, weights, name)
+            if tiled is not None:
+                return *tiled, "bfloat16 tiles"
     if half == BFLOAT16 and assembler.unit.has_bf16_dots and not is_free((spec.k,)):
         a = _as_bfloat16(assembler, a)
         panels = replace(spec.b, dtype=a.dtype)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a product of tiles is: a convolution or a matrix product of bfloat16 as tiles take it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from intarsia.codegen.body import NOTHING, Fused, Layout
+from intarsia.codegen.ir import TILE_ROWS
+from intarsia.codegen.kernels.tile_rows import ROW
+from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.extents import Size, is_free, typical
+
+_TURN_WORK = 1 << 22
+"""Products of a turn, at least: some microseconds."""
+_MOST_TURNS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """Taps of a window along one dimension: how many, and elements of the input between them."""
+
+    count: int = 1
+    stride: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TileProduct:
+    """`y[n, :, r, c] = epilogue(bias + sum of w[:, i, s, t] * x[n, i, r, c, s, t])`.
+
+    The input is as `TileRows` writes it: rows of 32 channels. A matrix product has its rows as
+    positions `c` and its columns as output channels, which lie in blocks of 16 in either case.
+
+    Attributes:
+        batch: Images.
+        in_channels: A multiple of 32.
+        out_channels: Any number.
+        rows: Of positions.
+        columns: Positions of a row; they may be free where there is one row.
+        x_strides: Elements of the input from an image, from 32 channels, from a row and from a
+            column of positions to the next.
+        x_size: Elements of the input's memory; behind what is meant there are as many as the
+            positions of a tile, less one, which may hold anything.
+        taps: Along rows and columns.
+        y: Over images, blocks of 16 output channels, rows, columns, channels of a block.
+        bias: Whether there is one, for whole blocks.
+        is_cut: Whether the last block ends with the last channel in memory.
+        epilogue: Over the domain of y.
+        unit: What it is shaped for.
+    """
+
+    batch: Size
+    in_channels: int
+    out_channels: int
+    rows: int
+    columns: Size
+    x_strides: tuple[Size, Size, int, int]
+    x_size: Size
+    taps: tuple[Taps, Taps]
+    y: Layout
+    bias: bool = False
+    is_cut: bool = False
+    epilogue: Fused = NOTHING
+    unit: VectorUnit = AVX512
+
+    def __post_init__(self) -> None:
+        """Check what the kernel relies on."""
+        assert self.in_channels % ROW == 0, f"{self.in_channels} channels"
+        assert self.rows == 1 or not is_free((self.columns,)), "several rows of free length"
+        assert len(self.y.strides) == len(self.domain), f"{self.y}"
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of output channels."""
+        return -(-self.out_channels // TILE_ROWS)
+
+    @property
+    def domain(self) -> tuple[Size, ...]:
+        """The extents of y."""
+        return (self.batch, self.blocks, self.rows, self.columns, TILE_ROWS)
+
+    @property
+    def steps(self) -> int:
+        """Tiles that are summed."""
+        return self.in_channels // ROW * math.prod(taps.count for taps in self.taps)
+
+    @property
+    def pitch(self) -> int:
+        """Positions from a row to the next if rows are read on through what is between; else 0."""
+        _, _, by_row, by_column = self.x_strides
+        return by_row // by_column if by_column and by_row % by_column == 0 else 0
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether tiles go on from row to row, through positions of no use between them."""
+        if self.rows == 1 or not self.pitch or is_free((self.columns,)):
+            return False
+        assert isinstance(self.columns, int)
+        flat = -(-((self.rows - 1) * self.pitch + self.columns) // TILE_ROWS)
+        return flat < self.rows * -(-self.columns // TILE_ROWS)
+
+
+@dataclass(frozen=True, slots=True)
+class TileSchedule:
+    """How a product is cut.
+
+    Attributes:
+        lines: Rows of positions that tiles do not leave: 1 where they go on from row to row.
+        length: Positions of such a line.
+        positions: Tiles of positions of a turn, at most.
+        pairs: Pairs of blocks of output channels of a turn, at most.
+    """
+
+    lines: int
+    length: Size
+    positions: int
+    pairs: int
+
+
+def schedule(spec: TileProduct) -> TileSchedule:
+    """Return how a product is cut."""
+    lines, length = spec.rows, spec.columns
+    if spec.is_flat:
+        lines, length = 1, (spec.rows - 1) * spec.pitch + spec.columns
+    tiles = lines * -(-typical(length) // TILE_ROWS)
+    pairs = -(-spec.blocks // 2)
+    row_bytes = TILE_ROWS * spec.in_channels * 2
+    # What of the input is read for each pair stays in the second cache.
+    most = max(2, spec.unit.l2_bytes // 2 // row_bytes // 2 * 2)
+    positions = min(tiles, most)
+    images = typical(spec.batch)
+    work = images * tiles * TILE_ROWS * spec.blocks * TILE_ROWS * spec.steps * ROW
+    wanted = min(_MOST_TURNS, max(1, work // _TURN_WORK))
+    have = images * -(-tiles // positions)
+    x_bytes, w_bytes = tiles * row_bytes, pairs * 2 * TILE_ROWS * spec.steps * ROW * 2
+    # Each turn reads its part of one operand and all of the other, so what is larger is cut.
+    shares = 1
+    if have < wanted:
+        if w_bytes > x_bytes:
+            shares = min(pairs, -(-wanted // have))
+        else:
+            positions = max(2, positions // (-(-wanted // have)) // 2 * 2)
+    return TileSchedule(lines, length, positions, -(-pairs // shares))
