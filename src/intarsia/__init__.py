@@ -14,6 +14,7 @@ from intarsia.garbage import fewer_collections
 if TYPE_CHECKING:
     from intarsia.compiler import compile, tune  # noqa: A004 - the name that users expect
     from intarsia.errors import IntarsiaError
+    from intarsia.files import ModelFile
     from intarsia.graph.annotate import on_device
     from intarsia.opening import load
     from intarsia.place.annotated_model import annotate
@@ -34,6 +35,7 @@ __all__ = [
     "Executable",
     "InferenceSession",
     "IntarsiaError",
+    "ModelFile",
     "PlacedTarget",
     "Target",
     "VirtualDevice",
@@ -53,6 +55,7 @@ _HOMES = {
     "Executable": ("intarsia.runtime.executor", "PlanExecutable"),
     "InferenceSession": ("intarsia.session", "InferenceSession"),
     "IntarsiaError": ("intarsia.errors", "IntarsiaError"),
+    "ModelFile": ("intarsia.files", "ModelFile"),
     "PlacedTarget": ("intarsia.target", "PlacedTarget"),
     "Target": ("intarsia.target", "Target"),
     "VirtualDevice": ("intarsia.target", "VirtualDevice"),

@@ -458,7 +458,8 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
     A model with free dimensions is compiled for sizes when they come for the first time.
 
     Args:
-        model: A path, the bytes of a `ModelProto`, a `ModelProto`, or an `onnx_ir.Model`.
+        model: A path, the bytes of a `ModelProto`, a `ModelProto`, or an `onnx_ir.Model`; with
+            external data outside of its folder, an `intarsia.ModelFile`.
         target: The machine, in any form of a target; several targets are in order of priority.
             None means what is found on this machine.
         host: The target that runs shapes and the plan itself; None means what the targets say.

@@ -6,8 +6,28 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import get_ident
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A model's file, and where its external data may lie beside the file's own folder.
+
+    Attributes:
+        path: The file.
+        data_root: A folder, in or below which data may lie; the user vouches for it.
+    """
+
+    path: Path
+    data_root: Path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
 
 
 def is_special(path: Path) -> bool:

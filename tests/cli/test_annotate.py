@@ -34,6 +34,37 @@ def test_external_data_is_read_into_the_annotated_model(call, folder, chain_mode
     assert call("run", "o/a.onnx", "-t", "reference").code == 0
 
 
+def test_external_data_elsewhere_needs_the_users_word(call, folder, chain_model):
+    model = onnx.ModelProto()
+    model.CopyFrom(chain_model)
+    (weights,) = model.graph.initializer
+    weights.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weights), weights.name))
+    onnx.save_model(
+        model, "apart.onnx", save_as_external_data=True, size_threshold=0, location="w.bin"
+    )
+    (folder / "models").mkdir()
+    (folder / "apart.onnx").rename(folder / "models" / "apart.onnx")
+    stored = folder / "store" / "w.bin"
+    stored.parent.mkdir()
+    (folder / "w.bin").rename(stored)
+    (folder / "models" / "w.bin").symlink_to(stored)
+    options = ("models/apart.onnx", "-t", "reference")
+    root = ("--external-data-root", "store")
+    answer = call("compile", *options)
+    assert answer.code == 2
+    assert "--external-data-root" in answer.err
+    assert call("compile", *options, *root, "--annotate", "o/a.onnx").code == 0
+    refused = call("run", *options)  # what was kept is not for those who do not vouch
+    assert refused.code == 2
+    assert call("run", *options, *root).code == 0
+    verified = call("verify", *options, *root, "--runs", "1")
+    assert verified.code == 0, verified.err
+    given = call("run", "apart.intarsia", *root)
+    assert "is compiled already" in given.err
+    stored.unlink()
+    assert call("run", "o/a.onnx", "-t", "reference").code == 0
+
+
 def test_a_place_that_cannot_be_written_is_an_error(call, model, folder):
     (folder / "file").write_text("x")
     answer = call("compile", model, "-t", "reference", "--annotate", "file/a.onnx")

@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from intarsia.errors import ModelError, PlacementError
+from intarsia.files import ModelFile
 from intarsia.graph.annotate import on_device
 from intarsia.graph.load import load, parse
 from intarsia.graph.metadata import DEVICE_KEY
@@ -309,6 +310,46 @@ def test_external_data_must_not_leave_through_a_link(tmp_path):
     path = external(tmp_path, data=None)
     (path.parent / "weights.bin").symlink_to(tmp_path / "secret")
     refuse(path, "'w'", "leaves the model's folder")
+
+
+def test_external_data_may_lie_in_a_folder_that_the_user_vouches_for(tmp_path):
+    data = b"skip" + np.float32([3, 4]).tobytes()
+    path = external(tmp_path, location="../shared/w.bin", data=None, offset=4, length=8)
+    store = tmp_path / "shared"
+    refuse(ModelFile(path, store), "there is no folder", "shared")
+    store.mkdir()
+    refuse(ModelFile(path, store), "'w'", "does not exist")
+    (store / "w.bin").write_bytes(data)
+    refuse(path, "'w'", "--external-data-root")
+    read = load(ModelFile(path, store)).graph.initializers["w"].const_value
+    assert read.numpy().tolist() == [3, 4]
+    other = tmp_path / "other"
+    other.mkdir()
+    refuse(ModelFile(path, other), "'w'", "leaves the model's folder", f"-root {store}")
+
+
+@pytest.mark.parametrize("place", ["link", "absolute", "below"])
+def test_external_data_below_the_users_folder_is_found_by_each_way_that_leads_there(
+    tmp_path, place
+):
+    store = tmp_path / "store" / "inner"
+    store.mkdir(parents=True)
+    (store / "blob").write_bytes(np.float32([5, 6]).tobytes())
+    location = {"link": "weights.bin", "absolute": str(store / "blob"), "below": "inner/blob"}
+    path = external(tmp_path, location=location[place], data=None)
+    if place == "link":
+        (path.parent / "weights.bin").symlink_to(store / "blob")
+    read = load(ModelFile(path, tmp_path / "store")).graph.initializers["w"].const_value
+    assert read.numpy().tolist() == [5, 6]
+
+
+def test_a_link_in_the_users_folder_must_not_leave_it(tmp_path):
+    (tmp_path / "secret").write_bytes(bytes(8))
+    path = external(tmp_path, location="../shared/w.bin", data=None)
+    store = tmp_path / "shared"
+    store.mkdir()
+    (store / "w.bin").symlink_to(tmp_path / "secret")
+    refuse(ModelFile(path, store), "'w'", "leaves the model's folder")
 
 
 def test_annotations_are_written_on_matching_nodes():

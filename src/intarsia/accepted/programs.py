@@ -513,7 +513,7 @@ def _contents(model: bytes | str | os.PathLike[str], settings: Settings) -> Iter
 
     yield digest([content(path)])
     if _of_file(path, "external", _names_others, settings):
-        others = _other_files(path)
+        others = _other_files(model)
         if others:
             yield digest(map(content, [path, *others]))
 
@@ -536,24 +536,13 @@ def _names_others(content: mmap.mmap) -> str:
     return "names others" if content.find(_EXTERNAL_KEY) >= 0 else ""
 
 
-def _other_files(path: Path) -> list[Path]:
-    """Return the files beside a model that hold its tensors."""
-    import onnx
-    from onnx.external_data_helper import ExternalDataInfo
-
-    from intarsia.graph.external import check_external_data
+def _other_files(model: str | os.PathLike[str]) -> list[Path]:
+    """Return the files that hold a model's tensors, beside it or where its user says."""
+    from intarsia.graph.external import check_external_data, root_of
     from intarsia.graph.read import read_file
-    from intarsia.graph.tensors import all_tensors
 
-    proto = read_file(path)
-    check_external_data(proto, path.parent)  # none leaves the folder
-    return sorted(
-        {
-            path.parent / ExternalDataInfo(tensor).location
-            for tensor in all_tensors(proto)
-            if tensor.data_location == onnx.TensorProto.EXTERNAL
-        }
-    )
+    files = check_external_data(read_file(model), Path(model).parent, root_of(model))
+    return sorted(set(files.values()))
 
 
 def _bytes_digest(content: bytes | mmap.mmap) -> str:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from intarsia.report.health import BackendHealth, Diagnosis
 
 
-@takes_choices(*MACHINE, "shape", "sizes")
+@takes_choices(*MACHINE, "shape", "sizes", "external_data_root")
 def check_command(
     file: FileArgument,
     *,

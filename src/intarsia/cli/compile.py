@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from intarsia.cli.files import writable, writable_folder
-from intarsia.cli.models import compile_file, make_request
+from intarsia.cli.models import compile_file, make_request, model_of
 from intarsia.cli.options import (
     BUCKETS,
     MACHINE,
@@ -39,7 +39,10 @@ class Emit(StrEnum):
     PTX = "ptx"
 
 
-_ALLOWED = ("--target", "--target-attr", "--shape", "--no-cache", "--no-probe", "--placement")
+_ALLOWED = (
+    *("--target", "--target-attr", "--shape", "--no-cache", "--no-probe", "--placement"),
+    "--external-data-root",
+)
 """Options that mean something for a program that needs no Python."""
 
 
@@ -88,7 +91,7 @@ def compile_command(
         from intarsia.place.annotated_model import annotate as write_back
         from intarsia.place.annotated_model import save_annotated
 
-        save_annotated(write_back(model, executable), annotate)
+        save_annotated(write_back(model_of(model, choices), executable), annotate)
     nbytes = file.stat().st_size
     explanation = executable.explain()
     if json:

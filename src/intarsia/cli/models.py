@@ -23,6 +23,7 @@ from intarsia.cli.options import (
 )
 from intarsia.cli.output import note
 from intarsia.errors import SettingError
+from intarsia.files import ModelFile
 from intarsia.settings import Settings
 
 if TYPE_CHECKING:
@@ -207,7 +208,13 @@ def make_request(file: Path, choices: Choices, threads: int | None, **more: Any)
         "cache": False if choices.no_cache else None,
         "probe": False if choices.no_probe else None,
     }
-    return Request(model=file, **(parts | more))
+    return Request(model=model_of(file, choices), **(parts | more))
+
+
+def model_of(file: Path, choices: Choices) -> Path | ModelFile:
+    """Return a model's file, with the folder in which its external data may lie if one is given."""
+    root = choices.external_data_root
+    return file if root is None else ModelFile(file, root)
 
 
 def prepare_file(file: Path, choices: Choices, threads: int | None, **more: Any) -> Setting:

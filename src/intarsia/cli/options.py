@@ -145,6 +145,15 @@ NoProbeOption: TypeAlias = Annotated[
         help="Time nothing: neither the choice of the default order nor the nodes on reference.",
     ),
 ]
+DataRootOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--external-data-root",
+        metavar="DIR",
+        help="Folder in which the model's external data may lie beside the model's own; you vouch "
+        "for it.",
+    ),
+]
 InputOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
@@ -219,6 +228,7 @@ class Choices:
     sizes: Sequence[str] | None = None
     bucket: Sequence[str] | None = None
     pad_value: Sequence[str] | None = None
+    external_data_root: Path | None = None
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -249,6 +259,7 @@ _OPTIONS: dict[str, tuple[Any, object]] = {
     "sizes": (SizesOption, None),
     "bucket": (BucketOption, None),
     "pad_value": (PadValueOption, None),
+    "external_data_root": (DataRootOption, None),
 }
 """By name, the option of each part of `Choices`, and its default; the parser reads target files."""
 
@@ -256,7 +267,7 @@ _SECONDS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 MACHINE = ("target", "target_file", "target_attr", "host")
 BUCKETS = ("bucket", "pad_value")
-NODES = ("shape", "sizes", "pin", "exclude", "layer")
+NODES = ("shape", "sizes", "pin", "exclude", "layer", "external_data_root")
 
 
 def takes_choices(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from intarsia.cli.files import writable
-from intarsia.cli.models import progress_bar
+from intarsia.cli.models import model_of, progress_bar
 from intarsia.cli.options import (
     Choices,
     JsonOption,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from intarsia.quantizing.quantize import QuantizationReport
 
 
-@takes_choices("shape")
+@takes_choices("shape", "external_data_root")
 def quantize_command(  # noqa: PLR0913 - an option each
     model: ModelArgument,
     *,
@@ -123,7 +123,7 @@ def quantize_command(  # noqa: PLR0913 - an option each
 
     with progress_bar() as progress:
         quantized = quantize(
-            model,
+            model_of(model, choices),
             to,
             calibrate=calibrate or None,
             validate=validate or None,

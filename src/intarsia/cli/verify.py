@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from intarsia.cli.files import readable_model, writable_folder
-from intarsia.cli.models import installed_backends, make_request
+from intarsia.cli.models import installed_backends, make_request, model_of
 from intarsia.cli.options import (
     MACHINE,
     NODES,
@@ -151,7 +151,7 @@ def verify_command(  # noqa: PLR0913 - an option each
         raise typer.Exit(1)
 
 
-@takes_choices("shape")
+@takes_choices("shape", "external_data_root")
 def reduce_command(  # noqa: PLR0913 - an option each
     model: Annotated[
         Path,
@@ -246,7 +246,7 @@ def _bisect(
     if feeds is None:
         note(f"no --input given: made-up values from seed {more['seed']}")
     return bisect(
-        str(model),
+        model_of(model, choices),
         check_side(suspect, backends),
         check_side(against, backends),
         feeds=feeds,

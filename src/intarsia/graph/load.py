@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import onnx
 import onnx_ir as ir
 import onnx_ir.external_data
+from onnx.external_data_helper import ExternalDataInfo
 
 from intarsia.errors import IntarsiaError, ModelError
 from intarsia.extents import Extent, evaluate, free_symbols
 from intarsia.graph.bodies import settle_loops
 from intarsia.graph.check import check_structure, nearest
-from intarsia.graph.external import check_external_data
+from intarsia.graph.external import check_external_data, root_of, set_location
 from intarsia.graph.free_sizes import (
     FreeSignature,
     FreeSizesError,
@@ -38,6 +39,7 @@ from intarsia.graph.operator_functions import define_functions
 from intarsia.graph.order import sort_nodes
 from intarsia.graph.read import read_bytes, read_file
 from intarsia.graph.snapshot import dtype_name, node_bodies
+from intarsia.graph.tensors import all_tensors
 from intarsia.graph.undeclared import define_undeclared
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model"
-"""Every form in which a model can be given; a path may be one of a GGUF file."""
+"""Every form in which a model can be given; a path may be one of a GGUF file, or a `ModelFile`."""
 
 Shapes: TypeAlias = "Mapping[str, Sequence[int] | int | str]"
 """By input, its shape; or by free dimension, its size, or its bounds as text: `1..8`."""
@@ -145,7 +147,7 @@ def _parse(model: ModelLike) -> tuple[ir.Model, onnx.ModelProto]:
     elif isinstance(model, str | os.PathLike) and is_gguf(model):
         parsed = read_gguf(model)
     elif isinstance(model, str | os.PathLike):
-        parsed = _from_proto(read_file(model), Path(model).parent)
+        parsed = _from_proto(read_file(model), Path(model).parent, root_of(model))
     else:
         inside = "model_proto" if hasattr(model, "model_proto") else ""  # torch.onnx.ONNXProgram
         raise ModelError(
@@ -163,14 +165,40 @@ def _parse(model: ModelLike) -> tuple[ir.Model, onnx.ModelProto]:
     return parsed, checked
 
 
-def _from_proto(proto: onnx.ModelProto, folder: Path | None) -> ir.Model:
+def _from_proto(proto: onnx.ModelProto, folder: Path | None, root: Path | None = None) -> ir.Model:
     check_structure(proto)
-    check_external_data(proto, folder)
+    files = check_external_data(proto, folder, root)
+    if root is not None:
+        _point_to(proto, files)
     model = ir.from_proto(proto)
     if folder is not None:
         ir.external_data.set_base_dir(model.graph, folder)
+    if root is not None and folder is not None:
+        _set_roots(model, folder.resolve(), root)
     _load_inner_tensors(model)
     return model
+
+
+def _point_to(proto: onnx.ModelProto, files: Mapping[str, Path]) -> None:
+    """Have every external tensor say the real path of its file."""
+    for tensor in all_tensors(proto):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            set_location(tensor, files[ExternalDataInfo(tensor).location])
+
+
+def _set_roots(model: ir.Model, folder: Path, root: Path) -> None:
+    """Say of each external tensor in which folder it must lie when it is read."""
+    for graph in (model.graph, *_bodies(model.graph)):
+        tensors: list[Any] = [value.const_value for value in graph.initializers.values()]
+        for node in graph:
+            for attribute in node.attributes.values():
+                if not attribute.is_ref():
+                    held = attribute.value
+                    tensors += held if isinstance(held, list | tuple) else [held]
+        for tensor in tensors:
+            if isinstance(tensor, ir.ExternalTensor):
+                is_beside = Path(tensor.location).is_relative_to(folder)
+                tensor.base_dir = folder if is_beside else root
 
 
 def _root_cause(error: BaseException) -> str:

@@ -18,8 +18,11 @@ import onnx
 import onnx_ir as ir
 
 from intarsia.errors import ModelError, PlacementError, SettingError
+from intarsia.files import ModelFile
+from intarsia.graph.external import check_external_data, read_in, root_of
 from intarsia.graph.load import ModelLike, parse
 from intarsia.graph.metadata import DEVICE_KEY, LAYER_KEY
+from intarsia.graph.read import read_file
 from intarsia.plan.placement import CONTROL_FLOW, Placement
 
 CONFIGURATION = "intarsia"
@@ -150,6 +153,10 @@ def _copy(model: ModelLike) -> onnx.ModelProto:
         return ir.to_proto(model)
     if isinstance(model, bytes):
         return onnx.load_from_string(model)
+    if isinstance(model, ModelFile):
+        proto = read_file(model)
+        read_in(proto, check_external_data(proto, model.path.parent, root_of(model)))
+        return proto
     if isinstance(model, str | os.PathLike):
         try:
             return onnx.load(model)  # its paths were checked when it was parsed

@@ -23,6 +23,7 @@ import onnx_ir as ir
 
 from intarsia.arrays import Array
 from intarsia.errors import BackendError, IntarsiaError, ReasonCode
+from intarsia.files import ModelFile
 from intarsia.graph.graph import Graph
 from intarsia.graph.load import load, parse
 from intarsia.plan.placement import PlacedRegion
@@ -209,10 +210,12 @@ def _spec(
     plug_ins: PlugIns,
 ) -> dict[str, Any]:
     """Return what the worker needs to know, as plain values."""
-    model, config = "", None
+    model, root, config = "", "", None
     if request is not None:
         model = str(request.model)
-        if not isinstance(request.model, str | Path):
+        if isinstance(request.model, ModelFile):
+            root = str(request.model.data_root)
+        elif not isinstance(request.model, str | Path):
             path = folder / "model.onnx"
             path.write_bytes(ir.to_proto(parse(request.model)).SerializeToString())
             model = str(path)
@@ -223,6 +226,7 @@ def _spec(
     return {
         "file": str(file) if is_package(file) else model,
         "model": model,
+        "data_root": root,
         "config": config,
         "shapes": None if asked is None or asked.shapes is None else dict(asked.shapes),
         "pins": None if asked is None else dict(asked.pins or {}),

@@ -20,6 +20,7 @@ from intarsia.arrays import Array
 from intarsia.backends.registry import Backends
 from intarsia.compiler import carry_out, read_setting
 from intarsia.errors import IntarsiaError, SettingError
+from intarsia.files import ModelFile
 from intarsia.graph.graph import Graph
 from intarsia.graph.load import load as load_model
 from intarsia.graph.stored import join_model
@@ -250,8 +251,9 @@ def open_in_worker(
     backends = load_all(msgspec.convert(spec["plug_ins"], PlugIns), Settings.from_environment())
     request = None
     if spec["model"]:
+        model, root = Path(spec["model"]), spec["data_root"]
         request = Request(
-            model=Path(spec["model"]),
+            model=ModelFile(model, Path(root)) if root else model,
             target=None if spec["config"] is None else CompilationConfig.from_json(spec["config"]),
             shapes=spec["shapes"],
             pins=spec["pins"],
