@@ -65,6 +65,23 @@ def test_the_first_node_and_the_fewest_that_show_it(model, here, tmp_path, fault
     assert again.fault.symptom is found.fault.symptom
 
 
+@pytest.mark.parametrize(
+    ("fault", "operators", "most"),
+    [
+        ("-fault=wrong -fault-ops=Softmax", ("Softmax",), 12),
+        ("-fault=wrong -fault-ops=Mul+Sin", ("Mul", "Sin"), 24),
+        ("-fault=layout -fault-ops=Tanh+Softmax+Mul", ("Tanh", "Softmax", "Mul"), 40),
+    ],
+)
+def test_few_nodes_are_tried_first_where_a_region_is_at_fault(model, here, fault, operators, most):
+    graph = Graph.from_model(load(model))
+    values = evaluate_all(graph, {"x": np.linspace(-1, 1, 48, dtype=np.float32).reshape(6, 8)})
+    trial = SideTrial(f"ours: fake {fault}")
+    reduced = Reducer(graph, values, trial.judge, is_direct=True).reduce()
+    assert reduced.operators == operators
+    assert trial.trials <= most
+
+
 def test_sides_that_agree_have_no_first_node(model, here, tmp_path):
     found = bisect(model, "openvino", "onnxruntime", out=tmp_path / "small")
     assert (found.fault, found.node, found.smallest) == (None, "", None)

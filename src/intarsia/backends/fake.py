@@ -136,8 +136,9 @@ _SCRAMBLE = 0xA5
 _KEYS = itertools.count()
 # Later than the run by which a probe is checked: in the middle of a race.
 _LATER_RUN, _SLOW_FACTOR = 3, 100.0
-_SLOW_SECONDS = 0.5
-"""Of the clock on the wall: a fault that whoever times a real run sees."""
+_SLOW_SECONDS, _SLOWNESS = 0.5, 15.0
+"""Of the clock on the wall, at least so long, and so many times what the evaluation takes: a fault
+that whoever times a real run sees."""
 
 _LEAK_BYTES = 64 << 20
 _OFF = 0.1
@@ -263,7 +264,10 @@ class FakeExecutable:
             if fault.startswith("later-"):
                 fault = fault.removeprefix("later-") if is_late else ""
             _fail(fault)
+            start = time.perf_counter()
             results = self._evaluate([device.fetch(buffer) for buffer in inputs])
+            if fault == "slow":
+                time.sleep(max(_SLOW_SECONDS, _SLOWNESS * (time.perf_counter() - start)))
             for buffer, result in zip(outputs, results, strict=True):
                 device.store(_spoil(result, fault), buffer)
 
@@ -279,8 +283,6 @@ def _fail(fault: str) -> None:
             time.sleep(1)
     if fault.endswith("segfault"):
         os.kill(os.getpid(), signal.SIGSEGV)
-    if fault == "slow":
-        time.sleep(_SLOW_SECONDS)
     if fault == "leak":
         # Bytes that were written: untouched pages would not be resident.
         _leaked.append(os.urandom(1) * _LEAK_BYTES)

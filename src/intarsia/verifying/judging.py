@@ -85,7 +85,7 @@ def judge_cost(
 
     Args:
         seconds: What each took so far, but for the first.
-        reference_seconds: What the reference took for the same at most.
+        reference_seconds: What the reference took for the same at best.
         grown: By how many bytes the process grew under each.
     """
     if len(grown) < COST_RUNS:

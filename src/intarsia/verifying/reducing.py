@@ -4,7 +4,8 @@
 A part is fed with what the reference makes of everything before it. The end is found by bisection:
 the shortest beginning of the model that shows the fault ends at the node where it is first seen.
 The start is found alike, then nodes in between are left out while the fault is still there (delta
-debugging), and at last dimensions are cut.
+debugging), and at last dimensions are cut. Of a region that is known to be at fault, single nodes
+are tried first.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ class Reducer:
         judge: Tells the fault.
         seconds: How long to go on; then the best so far is returned.
         symptom: Of the fault; None means that of the whole model.
+        is_direct: Whether one node alone, or two in a row, are tried before all else: most faults
+            are of an operator. Then `first` is where the fault is shown, not where it begins.
     """
 
     def __init__(
@@ -73,8 +76,11 @@ class Reducer:
         judge: Judge,
         seconds: float = math.inf,
         symptom: Symptom | None = None,
+        *,
+        is_direct: bool = False,
     ) -> None:
         self._graph, self._values, self._judge = graph, values, judge
+        self._is_direct = is_direct
         self._end = time.monotonic() + seconds
         self._kind = symptom
         self._best: ReducedModel | None = None
@@ -82,6 +88,9 @@ class Reducer:
     def reduce(self) -> ReducedModel | None:
         """Return the smallest model that shows a fault; None if the whole model shows none."""
         nodes = list(range(len(self._graph.nodes)))
+        if self._is_direct and self._shows_in_few(nodes):
+            assert self._best is not None
+            return self._with_smaller_shapes(self._best)
         if not self._shows(nodes):
             return None
         end = self._shortest(len(nodes), lambda count: self._shows(nodes[:count]))
@@ -90,6 +99,24 @@ class Reducer:
         nodes = self._without(nodes[-length:])
         assert self._best is not None
         return self._with_smaller_shapes(self._best)
+
+    def _shows_in_few(self, nodes: Sequence[int]) -> bool:
+        """Try a node of each operator alone, then two in a row; keep the first that shows it.
+
+        That costs little: what crashes or hangs does so once, where bisection would have it do so
+        at every other step.
+        """
+        for length in (1, 2):
+            tried: set[tuple[str, ...]] = set()
+            for start in range(len(nodes) - length + 1):
+                part = nodes[start : start + length]
+                operators = tuple(self._graph.nodes[i].op_type for i in part)
+                if operators in tried or self._is_over:
+                    continue
+                tried.add(operators)
+                if self._shows(part):
+                    return True
+        return False
 
     def _with_smaller_shapes(self, reduced: ReducedModel) -> ReducedModel:
         """Return the model with each size of its dimensions cut that can be."""

@@ -117,7 +117,7 @@ class RegionJudge:
             spent = self._spent.setdefault(position, [])
             spent.append((watched.seconds, seconds, watched.grown))
             ours, references, grown = zip(*spent, strict=True)
-            fault = fault or judge_cost(ours, max(references), grown)
+            fault = fault or judge_cost(ours, min(references), grown)
         if fault is not None and position not in {one.region for one in self.faults}:
             if not self.faults:
                 self.evidence = dict(watched.inputs)

@@ -265,7 +265,8 @@ def _find_smallest(
         graph = Graph.from_model(load(payload))
         values = evaluate_all(graph, feeds)
         seconds = options.reduce_seconds if options.reduce_seconds else math.inf
-        reduced = Reducer(graph, values, trial.judge, seconds, fault.fault.symptom).reduce()
+        symptom = fault.fault.symptom
+        reduced = Reducer(graph, values, trial.judge, seconds, symptom, is_direct=True).reduce()
     if reduced is None:
         options.out.mkdir(parents=True, exist_ok=True)
         for name in (REGION_MODEL, REGION_INPUTS):
