@@ -209,6 +209,8 @@ def _build(
     request = looked_up.request
     with listening() as warnings:
         setting = make_setting(request, looked_up.machine, tell)
+        if request.max_memory is not None:
+            return _build_within(request, setting, request.max_memory, tell, shared)
         with _choose(request, setting, options) as (choice, accepted):
             revise = _find_reviser(request, setting, choice)
             program = build_program(
@@ -223,6 +225,51 @@ def _build(
             is_accepted = accepted.verdict is not None
             kept = keep(looked_up, program, asked, warned)
             return Built(program, kept, is_accepted, setting.graph)
+
+
+def _build_within(
+    request: Request,
+    setting: Setting,
+    limit: int,
+    tell: Progress,
+    shared: SharedConstants | None,
+) -> Built:
+    """Return a program that needs no more memory than so many bytes: of one target, if need be.
+
+    Raises:
+        PlacementError: There is none; it says what each would need.
+        IntarsiaError: As `compile`.
+    """
+    from intarsia.place.build import build_program
+    from intarsia.place.memory_limit import check_weights, first_that_fits, mebibytes
+    from intarsia.place.setting import make_setting
+    from intarsia.target import DeviceType
+
+    targets = setting.config.without_tags().targets
+    if all(target.device_type == DeviceType.CPU for target in targets):
+        check_weights(setting.graph, limit)
+    graphs: dict[str | None, Graph] = {}
+
+    def build(target: str | None) -> tuple[PlanExecutable, Graph]:
+        asked, at = request, setting
+        if target is not None:
+            asked = replace(request, target=target)
+            at = make_setting(asked, asked.find_machine(), tell)
+        with _choose(asked, at, None) as (choice, _):
+            program = build_program(at, choice, strict=asked.strict, tell=tell, shared=shared)
+        graphs[target] = at.graph
+        return program, at.graph
+
+    is_open = setting.constraints.is_empty and request.lock is None and len(targets) > 1
+    whole = [str(target) for target in targets if target.target.kind.is_complete]
+    program, need = first_that_fits(build, whole if is_open else (), limit, request.sharing)
+    used = next(reversed(graphs))
+    if used is None:
+        is_ordered = not setting.config.reasons.is_detected
+        _say_shortfall(program, None, is_ordered=is_ordered)
+    else:
+        logger.warning("%s runs everything, to stay within %s: %s", used, mebibytes(limit), need)
+    return Built(program, None, False, graphs[used])
 
 
 def source_of(
@@ -452,6 +499,7 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
     buckets: Mapping[str, int | Sequence[int]] | None = None,
     pad_values: Mapping[str, bool | int | float] | None = None,
     isolate: Collection[str] = (),
+    max_memory: int | None = None,
 ) -> Program:
     """Compile an ONNX model for a machine, or find the program that was compiled before.
 
@@ -499,6 +547,9 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
         pad_values: What an input is padded with, by name; 0 where it is not said.
         isolate: Backends whose regions run in processes of their own (docs/isolation.md): what
             takes such a process is an error of one run. No such program is kept among the caches.
+        max_memory: Bytes of the host's memory that weights, tensors and workspace may take, as far
+            as they are known (docs/guide.md): the first plan that fits is built, and no more runs
+            go on at once than there is memory for.
 
     Raises:
         ModelError: The model is malformed.
@@ -506,7 +557,7 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
             out of bounds.
         TargetError: The target is unknown or malformed.
         PlacementError: A pin, exclusion or layer matches nothing, contradicts another, or is
-            impossible.
+            impossible; or no plan fits into `max_memory`.
         UnsupportedError: A node has no target; or, if `strict`, one fell back.
         BackendError: A backend is missing; or, if `strict`, failed.
         LockError: The lock file is damaged, or what the plan depends on has changed.
@@ -534,6 +585,7 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
         is_fixed=frozen is True,
         buckets=buckets or {},
         pad_values=pad_values or {},
+        max_memory=max_memory,
     )
     return carry_out(request, progress or quiet).program
 

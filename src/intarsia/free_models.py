@@ -434,12 +434,13 @@ def compile_free(
     from intarsia.runtime.loader import SharedConstants
 
     request = looked_up.request
-    own = replace(request, model=_own(request.model))
+    own = replace(request, model=_own(request.model), sharing=_shapes_kept(request))
     for some in request.sizes:  # what is wrong is said before anything is compiled
         signature.shapes_at(signature.nominal_sizes(some))
     source = FreeModel(own, signature, build, tell, options, shared=SharedConstants())
     with listening() as warnings:
-        generic = source.generic(signature)
+        # The program for all sizes needs as much memory as the next sizes ask for.
+        generic = source.generic(signature) if request.max_memory is None else None
     targets = tuple(map(str, looked_up.machine.config.without_tags().targets))
     if generic is not None:
         keep_generic(looked_up, signature, targets, generic, tuple(warnings))
@@ -503,7 +504,7 @@ def _free_program(
         signature,
         source,
         targets=targets,
-        max_shapes=request.max_shapes or request.settings.max_shapes,
+        max_shapes=_shapes_kept(request),
         is_frozen=request.is_fixed,
         programs=programs,
         generic=generic,
@@ -511,6 +512,12 @@ def _free_program(
     )
     executable.no_generic = source.no_generic
     return executable
+
+
+def _shapes_kept(request: Request) -> int:
+    """Return how many programs are kept, one for each sizes: with a memory limit as few as can."""
+    few = 1 if request.max_memory is not None else request.settings.max_shapes
+    return max(request.max_shapes or few, len(request.sizes))
 
 
 def _own(model: Any) -> Any:

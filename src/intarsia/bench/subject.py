@@ -136,6 +136,7 @@ def plain_options(
         "is_detected": is_detected,
         "buckets": dict(request.buckets),
         "pad_values": dict(request.pad_values),
+        **({} if request.max_memory is None else {"max_memory": request.max_memory}),
     }
 
 

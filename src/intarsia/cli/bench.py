@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from intarsia.place.request import Request
 
 
-@takes_choices(*MACHINE, "shape", "sizes", *BUCKETS, "pin", "exclude", "placement")
+@takes_choices(
+    *(*MACHINE, "shape", "sizes", *BUCKETS, "pin", "exclude", "placement", "max_memory"),
+)
 def bench_command(  # noqa: PLR0913 - an option each
     model: Annotated[
         Path,

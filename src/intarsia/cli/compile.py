@@ -46,7 +46,10 @@ _ALLOWED = (
 """Options that mean something for a program that needs no Python."""
 
 
-@takes_choices(*MACHINE, *NODES, *BUCKETS, "placement", "strict", "frozen", "no_cache", "no_probe")
+@takes_choices(
+    *(*MACHINE, *NODES, *BUCKETS, "placement", "strict", "frozen", "no_cache", "no_probe"),
+    "max_memory",
+)
 def compile_command(
     model: ModelArgument,
     *,

@@ -16,6 +16,7 @@ from intarsia.cli.options import (
     Choices,
     read_buckets,
     read_layers,
+    read_max_memory,
     read_pad_values,
     read_pins,
     read_shapes,
@@ -207,6 +208,7 @@ def make_request(file: Path, choices: Choices, threads: int | None, **more: Any)
         "lock": None if choices.frozen is None else read_lock(choices.frozen),
         "cache": False if choices.no_cache else None,
         "probe": False if choices.no_probe else None,
+        "max_memory": read_max_memory(choices.max_memory),
     }
     return Request(model=model_of(file, choices), **(parts | more))
 

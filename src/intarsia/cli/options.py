@@ -154,6 +154,15 @@ DataRootOption: TypeAlias = Annotated[
         "for it.",
     ),
 ]
+MaxMemoryOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--max-memory",
+        metavar="SIZE",
+        help="Memory that weights, tensors and workspace may take, as 512MiB: the first plan that "
+        "fits, or an error with figures.",
+    ),
+]
 InputOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
@@ -229,6 +238,7 @@ class Choices:
     bucket: Sequence[str] | None = None
     pad_value: Sequence[str] | None = None
     external_data_root: Path | None = None
+    max_memory: str | None = None
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -260,9 +270,21 @@ _OPTIONS: dict[str, tuple[Any, object]] = {
     "bucket": (BucketOption, None),
     "pad_value": (PadValueOption, None),
     "external_data_root": (DataRootOption, None),
+    "max_memory": (MaxMemoryOption, None),
 }
 """By name, the option of each part of `Choices`, and its default; the parser reads target files."""
 
+_SIZES = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 1 << 10,
+    "mi": 1 << 20,
+    "gi": 1 << 30,
+    "ti": 1 << 40,
+}
 _SECONDS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 MACHINE = ("target", "target_file", "target_attr", "host")
@@ -364,6 +386,23 @@ def read_pad_values(texts: Sequence[str] | None) -> dict[str, float]:
         is_whole = text.lstrip("+-").isdecimal()
         values[name] = int(text) if is_whole else float(text)
     return values
+
+
+def read_max_memory(text: str | None) -> int | None:
+    """Return the bytes of `512MiB`, `2GB` or `1000000`; None for none.
+
+    Raises:
+        SettingError: It is of another form, or 0.
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?", text.strip().lower())
+    nbytes = 0 if match is None else int(float(match[1]) * _SIZES[match[2] or ""])
+    if nbytes < 1:
+        raise SettingError(
+            f"--max-memory {text!r} is no amount of memory", hint="write for example 512MiB"
+        )
+    return nbytes
 
 
 def read_pins(texts: Sequence[str] | None) -> dict[str, str]:

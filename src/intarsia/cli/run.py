@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from intarsia.verifying.watching import VerifiedProgram
 
 
-@takes_choices(*MACHINE, *NODES, *BUCKETS, "placement", "strict", "no_cache", "no_probe")
+@takes_choices(
+    *(*MACHINE, *NODES, *BUCKETS, "placement", "strict", "no_cache", "no_probe", "max_memory"),
+)
 def run_command(  # noqa: PLR0913 - an option each
     file: FileArgument,
     *,

@@ -80,6 +80,9 @@ class Request:
         is_made: For a machine that is not here, whether code is made for it, and not only a plan.
         declared: For a machine that is not here, a file that says what kinds without a backend can
             do, beside those that come with Intarsia.
+        max_memory: Bytes of the host's memory that the program may need; None means no limit. Then
+            no program is kept among the caches, and nothing runs while it is compiled.
+        sharing: How many programs share that, one for each sizes of free dimensions.
         settings: Those of the environment.
 
     Raises:
@@ -120,6 +123,8 @@ class Request:
     is_here: bool = True
     is_made: bool = False
     declared: Path | None = None
+    max_memory: int | None = None
+    sharing: int = 1
     settings: Settings = field(default_factory=Settings.from_environment)
 
     def __post_init__(self) -> None:
@@ -145,6 +150,23 @@ class Request:
         if self.max_shapes is not None and self.max_shapes < 1:
             raise SettingError(
                 f"max_shapes={self.max_shapes} keeps no program", hint="give 1 or more"
+            )
+
+        if self.max_memory is not None:
+            self._check_max_memory(self.max_memory)
+
+    def _check_max_memory(self, limit: int) -> None:
+        if limit < 1:
+            raise SettingError(f"max_memory={limit} is no memory", hint="give bytes, 1 or more")
+        if self.placement == "collage":
+            raise SettingError(
+                "max_memory contradicts placement 'collage': measuring loads plans of any size",
+                hint="for a plan of little memory: intarsia tune --objective memory",
+            )
+        if self.buckets:
+            raise SettingError(
+                "max_memory contradicts buckets, each of which keeps a program",
+                hint="leave the buckets out",
             )
 
     @property
@@ -176,11 +198,15 @@ class Request:
     @property
     def is_kept(self) -> bool:
         """Whether its program is looked for among those that were compiled, and kept there."""
+        if self.max_memory is not None:
+            return False
         return self.settings.programs if self.cache is None else self.cache
 
     @property
     def may_run(self) -> bool:
         """Whether a program may run while it is compiled."""
+        if self.max_memory is not None:
+            return False
         return self.settings.probe if self.probe is None else self.probe
 
     def given_config(self) -> CompilationConfig | None:

@@ -183,6 +183,10 @@ class PlanExecutable:
         """Texts of the targets, in the user's order."""
         return self.plan.placement.targets
 
+    def limit_runs(self, most: int) -> None:
+        """Let no more than so many runs go on at once; more wait. Before the first run."""
+        self._memories.limit(most)
+
     @property
     def info(self) -> ModelInfo:
         """What the model says of itself; a package of an older version does not know it."""

@@ -65,6 +65,10 @@ class MemoryPool:
         self._turn = threading.Condition()
         _pools.add(self)
 
+    def limit(self, most: int) -> None:
+        """Let no more than so many runs go on at once, at least one; before the first one."""
+        self.most = max(1, min(self.most, most))
+
     def take(self) -> RunMemory:
         """Return memory, as soon as there is some."""
         try:
