@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from intarsia.graph.free_sizes import SizesLike
     from intarsia.graph.graph import Graph
     from intarsia.place.build import Revise
-    from intarsia.place.decide import PlanChoice
+    from intarsia.place.decide import PlanChoice, RegionTrial
     from intarsia.place.request import Exclusions
     from intarsia.place.setting import Setting
     from intarsia.plan.lock import Lock
@@ -211,7 +211,11 @@ def _build(
         setting = make_setting(request, looked_up.machine, tell)
         if request.max_memory is not None:
             return _build_within(request, setting, request.max_memory, tell, shared)
-        with _choose(request, setting, options) as (choice, accepted):
+        with (
+            _choose(request, setting, options) as (chosen, accepted),
+            _trials(request, setting, chosen) as trial,
+        ):
+            choice = replace(chosen, trial=trial)
             revise = _find_reviser(request, setting, choice)
             program = build_program(
                 setting, choice, strict=request.strict, tell=tell, revise=revise, shared=shared
@@ -255,7 +259,11 @@ def _build_within(
         if target is not None:
             asked = replace(request, target=target)
             at = make_setting(asked, asked.find_machine(), tell)
-        with _choose(asked, at, None) as (choice, _):
+        with (
+            _choose(asked, at, None) as (chosen, _),
+            _trials(asked, at, chosen) as trial,
+        ):
+            choice = replace(chosen, trial=trial)
             program = build_program(at, choice, strict=asked.strict, tell=tell, shared=shared)
         graphs[target] = at.graph
         return program, at.graph
@@ -438,6 +446,20 @@ def _choose(
         yield PlanChoice(Policy(request.placement)), Accepted()
 
 
+@contextmanager
+def _trials(request: Request, setting: Setting, choice: PlanChoice) -> Iterator[RegionTrial | None]:
+    """Yield what tries regions in a worker before this process compiles them, if that is wanted."""
+    if not request.careful:
+        yield None
+    elif choice.trial is not None:  # of the tuner, which has tried most of them
+        yield choice.trial
+    else:
+        from intarsia.tuning.laboratory.trials import RegionTrials
+
+        with RegionTrials(setting.whole) as trials:
+            yield trials
+
+
 def _find_reviser(request: Request, setting: Setting, choice: PlanChoice) -> Revise | None:
     """Return what times a plan; None if that was forbidden, or nodes were pinned or excluded."""
     is_open = setting.config.reasons.is_detected and request.way == BY_COST and not request.strict
@@ -500,6 +522,7 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
     pad_values: Mapping[str, bool | int | float] | None = None,
     isolate: Collection[str] = (),
     max_memory: int | None = None,
+    careful: bool = False,
 ) -> Program:
     """Compile an ONNX model for a machine, or find the program that was compiled before.
 
@@ -550,6 +573,8 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
         max_memory: Bytes of the host's memory that weights, tensors and workspace may take, as far
             as they are known (docs/guide.md): the first plan that fits is built, and no more runs
             go on at once than there is memory for.
+        careful: Whether each region is compiled and run for the first time in a worker, so that a
+            library that aborts, hangs or computes nonsense costs its region a place; remembered.
 
     Raises:
         ModelError: The model is malformed.
@@ -586,6 +611,7 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
         buckets=buckets or {},
         pad_values=pad_values or {},
         max_memory=max_memory,
+        careful=careful,
     )
     return carry_out(request, progress or quiet).program
 
@@ -612,6 +638,7 @@ def tune(  # noqa: PLR0913 - as `compile`
     target_host: Any = None,
     sizes: SizesLike | None = None,
     requests: RequestsLike | None = None,
+    careful: bool = True,
 ) -> Program:
     """Find the fastest plan by measuring, and compile it.
 
@@ -649,6 +676,7 @@ def tune(  # noqa: PLR0913 - as `compile`
             unless given. The budget is for all of them together.
         requests: Instead of `sizes` a file of real requests, one a line as JSON, or these as
             mappings: `{"batch": 1, "seq": 37, "count": 12}`. A few sizes stand for all.
+        careful: As in `compile`: what was not measured is tried in a worker too.
 
     Raises:
         IntarsiaError: As `compile`.
@@ -679,6 +707,7 @@ def tune(  # noqa: PLR0913 - as `compile`
         is_resumed=resume,
         cache=cache,
         sizes=asked.sizes,
+        careful=careful,
     )
     return carry_out(request, options=Options(budget, aim, feeds, progress, asked.text)).program
 

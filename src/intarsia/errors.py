@@ -229,6 +229,21 @@ class ExecutionError(BackendError):
     """A backend failed while running, or returned what it must not."""
 
 
+class TrialError(ExecutionError):
+    """A region failed in a process of its own, where it was tried first.
+
+    Args:
+        message: How.
+        code: Why it is to go elsewhere.
+        backend: Name of the backend.
+    """
+
+    def __init__(self, message: str, *, code: ReasonCode, backend: str) -> None:
+        hint = "`intarsia cache clear` forgets the verdict"
+        super().__init__(message, backend=backend, hint=hint)
+        self.code = code
+
+
 class RunTimeoutError(ExecutionError, TimeoutError):
     """A run took longer than its caller wanted to wait."""
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from intarsia.errors import ReasonCode, SettingError
-from intarsia.process.workers import Limits, Worker, resident_bytes
+from intarsia.process.workers import Limits, Worker, own_seconds, resident_bytes
 
 FUNCTIONS = """
 import ctypes, os, sys, time
@@ -281,3 +281,20 @@ def test_a_worker_ends_when_its_owner_is_killed(environment, tmp_path):
 def test_memory_of_a_process_can_be_told():
     assert resident_bytes() > 1 << 20
     assert resident_bytes(2**31 - 1) == 0
+
+
+def test_a_threads_own_clock_counts_what_it_computes_and_what_it_sleeps():
+    begin, computed = own_seconds(), time.thread_time()
+    while time.thread_time() - computed < 0.02:
+        pass
+    time.sleep(0.05)
+    assert own_seconds() - begin >= 0.07 - 1e-3
+
+
+def test_without_facts_of_the_scheduler_the_clock_is_an_ordinary_one(monkeypatch):
+    def refuse(*_):
+        raise FileNotFoundError
+
+    monkeypatch.setattr("builtins.open", refuse)
+    before = time.perf_counter()
+    assert before <= own_seconds() <= time.perf_counter()

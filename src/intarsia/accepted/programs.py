@@ -391,6 +391,8 @@ def _file_of(request: Request, here: str | None) -> Path | None:
         str(request.probe),
         *(() if request.regions is None else (str(request.regions),)),
         *request.sums,
+        # What was tuned was tried, and is found by whoever asks for the plan that was accepted.
+        *(("careful",) if request.careful and request.placement != "collage" else ()),
     )
     folder, file = request.settings.cache_folder() / FOLDER_NAME, None
     try:

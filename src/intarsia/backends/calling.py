@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from traceback import walk_tb
 from typing import TYPE_CHECKING
 
-from intarsia.errors import BackendError, IntarsiaError, ReasonCode
+from intarsia.errors import BackendError, IntarsiaError, ReasonCode, TrialError
 
 if TYPE_CHECKING:
     from intarsia.backends.values import BuildContext
@@ -53,6 +53,8 @@ def failure_code(error: IntarsiaError) -> ReasonCode:
     Args:
         error: What `calling` raised.
     """
+    if isinstance(error, TrialError):
+        return error.code
     cause = error.__cause__
     if isinstance(error, BackendError) and isinstance(cause, _MISTAKES):
         frames = [frame for frame, _ in walk_tb(cause.__traceback__)]

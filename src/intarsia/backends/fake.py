@@ -30,6 +30,7 @@ from intarsia.backends.values import Artifact, Detection, FusedGroup, Refusal, R
 from intarsia.cost.cost import Cost, CostSource
 from intarsia.errors import BackendError, ExecutionError, ReasonCode, TargetError
 from intarsia.graph.region import Region
+from intarsia.process.workers import own_seconds
 from intarsia.target import Target
 
 if TYPE_CHECKING:
@@ -264,10 +265,10 @@ class FakeExecutable:
             if fault.startswith("later-"):
                 fault = fault.removeprefix("later-") if is_late else ""
             _fail(fault)
-            start = time.perf_counter()
+            start = own_seconds()
             results = self._evaluate([device.fetch(buffer) for buffer in inputs])
             if fault == "slow":
-                time.sleep(max(_SLOW_SECONDS, _SLOWNESS * (time.perf_counter() - start)))
+                time.sleep(max(_SLOW_SECONDS, _SLOWNESS * (own_seconds() - start)))
             for buffer, result in zip(outputs, results, strict=True):
                 device.store(_spoil(result, fault), buffer)
 

@@ -48,7 +48,7 @@ _ALLOWED = (
 
 @takes_choices(
     *(*MACHINE, *NODES, *BUCKETS, "placement", "strict", "frozen", "no_cache", "no_probe"),
-    "max_memory",
+    *("max_memory", "careful"),
 )
 def compile_command(
     model: ModelArgument,

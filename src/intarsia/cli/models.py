@@ -208,6 +208,7 @@ def make_request(file: Path, choices: Choices, threads: int | None, **more: Any)
         "lock": None if choices.frozen is None else read_lock(choices.frozen),
         "cache": False if choices.no_cache else None,
         "probe": False if choices.no_probe else None,
+        "careful": choices.careful,
         "max_memory": read_max_memory(choices.max_memory),
     }
     return Request(model=model_of(file, choices), **(parts | more))

@@ -154,6 +154,14 @@ DataRootOption: TypeAlias = Annotated[
         "for it.",
     ),
 ]
+CarefulOption: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--careful/--no-careful",
+        help="Compile and run each region for the first time in a worker: a library that aborts "
+        "costs its region a place. Remembered.",
+    ),
+]
 MaxMemoryOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -239,6 +247,7 @@ class Choices:
     pad_value: Sequence[str] | None = None
     external_data_root: Path | None = None
     max_memory: str | None = None
+    careful: bool = False
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -271,6 +280,7 @@ _OPTIONS: dict[str, tuple[Any, object]] = {
     "pad_value": (PadValueOption, None),
     "external_data_root": (DataRootOption, None),
     "max_memory": (MaxMemoryOption, None),
+    "careful": (CarefulOption, False),
 }
 """By name, the option of each part of `Choices`, and its default; the parser reads target files."""
 

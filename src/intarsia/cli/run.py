@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 @takes_choices(
     *(*MACHINE, *NODES, *BUCKETS, "placement", "strict", "no_cache", "no_probe", "max_memory"),
+    "careful",
 )
 def run_command(  # noqa: PLR0913 - an option each
     file: FileArgument,

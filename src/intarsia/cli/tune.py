@@ -23,6 +23,7 @@ from intarsia.cli.options import (
     MACHINE,
     NODES,
     BudgetOption,
+    CarefulOption,
     Choices,
     InputOption,
     JsonOption,
@@ -89,6 +90,7 @@ def tune_command(  # noqa: PLR0913 - an option each
             "--streams", metavar="N", min=1, help="Concurrent runs when the result is timed."
         ),
     ] = 1,
+    careful: CarefulOption = True,
     threads: ThreadsOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -121,6 +123,7 @@ def tune_command(  # noqa: PLR0913 - an option each
         is_resumed=resume,
         may_measure=not frozen,
         sizes=asked.sizes,
+        careful=careful,
     )
     with _progress() as (tell, tell_moment):
         options = Options(seconds, aim, feeds, tell_moment, asked.text)

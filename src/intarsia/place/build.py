@@ -23,12 +23,13 @@ from intarsia.errors import (
     InternalError,
     ReasonCode,
     SettingError,
+    TrialError,
     UnsupportedError,
 )
 from intarsia.graph.region import Region
 from intarsia.place.assign import Policy
 from intarsia.place.bodies import control_artifact
-from intarsia.place.decide import Decision, PlanChoice, decide
+from intarsia.place.decide import Decision, PlanChoice, RegionTrial, decide
 from intarsia.place.request import Progress, quiet
 from intarsia.place.schedule import (
     AssignedRegion,
@@ -102,7 +103,9 @@ def build_program(
     if setting.bodies and shared is None:  # what is outside and inside has the same constants
         shared = SharedConstants()
     is_strict = strict or is_frozen
-    builder = RegionBuilder(setting, is_strict, tell, choice.store, is_frozen, shared, inner)
+    builder = RegionBuilder(
+        setting, is_strict, tell, choice.store, is_frozen, shared, inner, choice.trial
+    )
     while True:
         decision = decide(setting, choice)
         if revise is not None:
@@ -198,6 +201,7 @@ class RegionBuilder:
         is_frozen: Whether nothing that was measured here may change what is compiled.
         shared: The constants that the program shares with others; None means that it is alone.
         inner: How the bodies of If, Loop and Scan are placed.
+        trial: Tries regions elsewhere before they are compiled here; None tries nothing.
     """
 
     setting: Setting
@@ -207,6 +211,7 @@ class RegionBuilder:
     is_frozen: bool = False
     shared: SharedConstants | None = None
     inner: PlanChoice = field(default_factory=PlanChoice)
+    trial: RegionTrial | None = None
     _done: dict[_Key, _Built] = field(default_factory=dict)
     _loaders: dict[ThreadOptions, RegionLoader] = field(default_factory=dict)
 
@@ -286,6 +291,10 @@ class RegionBuilder:
     ) -> _Built:
         candidate, runs = self.setting.pipeline.rewrite(wanted)
         backend = capability.backend
+        refused = None if self.trial is None else self.trial.refusal(capability, wanted.region)
+        if refused is not None:
+            message = f"tried in a process of its own: {refused[1]}"
+            raise TrialError(message, code=refused[0], backend=backend.name)
         kept = str(capability.target), wanted.region.bits, border_text(wanted)
         artifact = None if self.store is None else self.store.read(*kept)
         with calling(backend.name, capability.context, "on a region"):

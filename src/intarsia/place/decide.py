@@ -6,11 +6,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from intarsia.backends.calling import calling
 from intarsia.backends.values import Piece
-from intarsia.errors import IntarsiaError, InternalError
+from intarsia.errors import IntarsiaError, InternalError, ReasonCode
 from intarsia.graph.late_sizes import ends_regions
 from intarsia.place.assign import (
     Assignment,
@@ -20,12 +20,13 @@ from intarsia.place.assign import (
     target_order,
 )
 from intarsia.place.pipeline import MERGE_REGIONS, broken_by
-from intarsia.place.setting import Setting
+from intarsia.place.setting import Capability, Setting
 from intarsia.plan.plan import PassRun
 from intarsia.target.pipeline import Stage
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
+    from intarsia.graph.region import Region
     from intarsia.place.build import RegionStore
     from intarsia.plan.lock import Lock
     from intarsia.plan.tuning import TuningReport
@@ -64,6 +65,13 @@ class Decision:
         return tuple((positions[piece.target], tuple(sorted(piece.nodes))) for piece in self.pieces)
 
 
+class RegionTrial(Protocol):
+    """Compiles and runs a region in another process, or knows what came of that."""
+
+    def refusal(self, capability: Capability, region: Region) -> tuple[ReasonCode, str] | None:
+        """Return why the region must not be compiled and run here; None if it may be."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlanChoice:
     """Which plan is meant: one that was found before, or what a policy finds.
@@ -75,6 +83,7 @@ class PlanChoice:
         lock: The lock file that has them: this plan, or an error.
         store: Artifacts that were compiled while they were found, if any were.
         steps: Of a plan with regions, ids of the nodes that it runs itself.
+        trial: Tries regions elsewhere before they are compiled here; None tries nothing.
     """
 
     policy: Policy = Policy.GREEDY
@@ -83,6 +92,7 @@ class PlanChoice:
     lock: Lock | None = None
     store: RegionStore | None = None
     steps: frozenset[int] = frozenset()
+    trial: RegionTrial | None = None
 
     def reused(self) -> PlanChoice:
         """Return the choice with a report that says that it was accepted before."""

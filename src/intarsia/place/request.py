@@ -83,6 +83,7 @@ class Request:
         max_memory: Bytes of the host's memory that the program may need; None means no limit. Then
             no program is kept among the caches, and nothing runs while it is compiled.
         sharing: How many programs share that, one for each sizes of free dimensions.
+        careful: Whether each region is compiled and run for the first time in a worker.
         settings: Those of the environment.
 
     Raises:
@@ -125,6 +126,7 @@ class Request:
     declared: Path | None = None
     max_memory: int | None = None
     sharing: int = 1
+    careful: bool = False
     settings: Settings = field(default_factory=Settings.from_environment)
 
     def __post_init__(self) -> None:

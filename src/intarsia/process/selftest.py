@@ -285,7 +285,7 @@ def _has_failed(verdict: SelfTestVerdict) -> bool:
 
 
 @cache
-def _machine() -> str:
+def machine_text() -> str:
     """Return what a verdict depends on beside the code: the CPU, Python and our version."""
     from importlib.metadata import PackageNotFoundError, version
 
@@ -296,7 +296,7 @@ def _machine() -> str:
 
 
 def _digest(test: SelfTest) -> str:
-    parts = (test.name, test.function, json.dumps(test.arguments), _machine(), *test.identity)
+    parts = (test.name, test.function, json.dumps(test.arguments), machine_text(), *test.identity)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

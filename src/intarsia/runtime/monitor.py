@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 from intarsia.arrays import Array, from_blocks
 from intarsia.graph.state import BLOCKS
 from intarsia.plan.plan import RegionStep
-from intarsia.process.workers import resident_bytes
+from intarsia.process.workers import own_seconds, resident_bytes
 from intarsia.runtime.context import Context
 from intarsia.runtime.executor import PlanExecutable
 from intarsia.runtime.feeds import check_feeds
@@ -25,7 +24,7 @@ class WatchedRegion:
         region: Its position in the placement.
         inputs: What it read, by name, as it was before the call; plain arrays of the host.
         outputs: What it made of that, likewise.
-        seconds: How long the call took.
+        seconds: How long the call took, but for waiting for a CPU.
         grown: By how many bytes the process grew under it; 0 where the system does not tell.
     """
 
@@ -83,9 +82,9 @@ class RunMonitor:
                     continue
                 inputs = _read(part, step.inputs)
                 self._begin(step.region, inputs)
-                before, start = resident_bytes(), perf_counter()
+                before, start = resident_bytes(), own_seconds()
                 part.call(position, call)
-                seconds = perf_counter() - start
+                seconds = own_seconds() - start
                 grown = resident_bytes() - before
                 watch(WatchedRegion(step.region, inputs, _read(part, step.outputs), seconds, grown))
         return context.read_outputs()

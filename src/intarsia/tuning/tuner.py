@@ -35,6 +35,7 @@ from intarsia.tuning.finalists import RIVAL, FinalRound
 from intarsia.tuning.kernels.tuning import tune_model_layers
 from intarsia.tuning.laboratory.laboratory import Laboratory
 from intarsia.tuning.laboratory.model_worker import preparing_limits
+from intarsia.tuning.laboratory.trials import RegionTrials
 from intarsia.tuning.laboratory.values import OutOfTimeError
 from intarsia.tuning.objectives.latency import LATENCY
 from intarsia.tuning.objectives.packages import Packages
@@ -373,7 +374,8 @@ def tuned_choice(
                 tuner.budget.seconds *= 1 - SHARE
             tuner.run()
             calls, report = conclude(tuner)
-            choice = PlanChoice(Policy.COLLAGE, calls, report, store=tuner.store)
+            trial = RegionTrials(setting, tuner.whole.runner.lab)
+            choice = PlanChoice(Policy.COLLAGE, calls, report, store=tuner.store, trial=trial)
             if setting.bodies:
                 choice = place_bodies(setting, tuner, choice)
                 calls, report = choice.calls or calls, choice.report or report
@@ -382,7 +384,8 @@ def tuned_choice(
                 verdict = make_verdict(setting.complete, calls, report, tuner.table.session)
                 database.save_verdict(key, verdict)
                 accepted = Accepted(key, verdict)
-            yield choice, accepted
+            with trial:
+                yield choice, accepted
 
 
 def _tune_layers(setting: Setting, options: Options) -> Options:

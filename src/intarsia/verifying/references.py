@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from intarsia.errors import BackendError, IntarsiaError
 from intarsia.graph.extract import extract
 from intarsia.graph.region import Region
 from intarsia.measure.divergence import WorstElement, compare_value, find_worst
+from intarsia.process.workers import own_seconds
 from intarsia.target import PlacedTarget
 from intarsia.verifying.judging import judge_cost, judge_outputs
 from intarsia.verifying.values import Fault, RegionAgreement, RegionFault
@@ -97,13 +97,13 @@ class RegionJudge:
         if missing:
             self._references[position] = f"the program does not hand it {missing[0]!r}"
             return None
-        start = time.perf_counter()
+        start = own_seconds()
         try:
             expected = reference(watched.inputs)
         except IntarsiaError as error:
             self._references[position] = f"the reference failed: {error.message}"
             return None
-        seconds = time.perf_counter() - start
+        seconds = own_seconds() - start
         fault, found = judge_outputs(
             watched.inputs,
             expected,

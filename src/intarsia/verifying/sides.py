@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -23,7 +22,7 @@ from intarsia.backends.evaluator import make_evaluator
 from intarsia.backends.registry import Backends
 from intarsia.compiler import compile as compile_model
 from intarsia.errors import InputError, IntarsiaError, ReasonCode
-from intarsia.process.workers import CallOutcome, Limits, Worker, resident_bytes
+from intarsia.process.workers import CallOutcome, Limits, Worker, own_seconds, resident_bytes
 from intarsia.settings import Settings
 from intarsia.target import CompilationConfig
 from intarsia.tuning.laboratory.plug_ins import PlugIns, load_all
@@ -68,6 +67,12 @@ def _with_fallback(target: str) -> str:
     return target
 
 
+def worker_variables(threads: int | None) -> dict[str, str]:
+    """Return the variables of a worker: the reference has as many threads as what it judges."""
+    variables = {"INTARSIA_LOG": "error"}
+    return variables if threads is None else {**variables, "OPENBLAS_NUM_THREADS": str(threads)}
+
+
 class SideTrial:
     """Tells what a suspect does otherwise, on models of any size, in a worker process.
 
@@ -99,7 +104,7 @@ class SideTrial:
         self._seconds = seconds
         self._longest = 0.0
         self._plug_ins = msgspec.to_builtins(plug_ins or PlugIns())
-        self._worker = Worker({"INTARSIA_LOG": "error"})
+        self._worker = Worker(worker_variables(threads))
 
     def close(self) -> None:
         """End the worker."""
@@ -323,7 +328,7 @@ class Side:
         Raises:
             IntarsiaError: It failed.
         """
-        start = time.perf_counter()
+        start = own_seconds()
         try:
             with np.errstate(all="ignore"):
                 outputs = self._run()
@@ -332,7 +337,7 @@ class Side:
         except Exception as error:  # of a library: they raise what they like
             text = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise IntarsiaError(f"{type(error).__name__}: {text}") from error
-        self.seconds = time.perf_counter() - start
+        self.seconds = own_seconds() - start
         return {
             name: np.asarray(value) if isinstance(value, np.generic) else value
             for name, value in outputs.items()

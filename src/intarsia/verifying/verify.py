@@ -35,7 +35,7 @@ from intarsia.verifying.bisecting import SIDE_SECONDS
 from intarsia.verifying.reducing import Reducer
 from intarsia.verifying.references import evaluate_all, region_fault
 from intarsia.verifying.repro import write_repro
-from intarsia.verifying.sides import OURS, REFERENCE, SideTrial, fault_of
+from intarsia.verifying.sides import OURS, REFERENCE, SideTrial, fault_of, worker_variables
 from intarsia.verifying.values import (
     RegionAgreement,
     RegionFault,
@@ -136,7 +136,7 @@ class _Watcher:
         self.threads = threads if request is None else request.num_threads
         self.plug_ins = _plug_ins(request)
         self._spec = _spec(file, request, options, folder, self.threads, self.plug_ins)
-        self._worker = Worker({"INTARSIA_LOG": "error"})
+        self._worker = Worker(worker_variables(self.threads))
         self.unchecked = ""
 
     def close(self) -> None:
