@@ -4,7 +4,9 @@
 import itertools
 import mmap
 import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 
@@ -26,6 +28,8 @@ from intarsia.testing.blocks import to_blocks
 LEAKED = []
 HIDDEN = {}
 COUNTER = itertools.count()
+RELEASED = threading.Event()
+POOL = ThreadPoolExecutor(1)
 
 
 class Wrapped:
@@ -143,6 +147,66 @@ class SharesState(ReferenceBackend):
 class LeaksWhenLoaded(ReferenceBackend):
     def load(self, artifact, device):
         leak(1 << 20)
+        return super().load(artifact, device)
+
+
+class KeepsFilesOpen(ReferenceBackend):
+    def load(self, artifact, device):
+        LEAKED.append(os.memfd_create("kept"))
+        return super().load(artifact, device)
+
+
+class KeepsThreads(ReferenceBackend):
+    def load(self, artifact, device):
+        if next(COUNTER) % 50 == 0:
+            threading.Thread(target=RELEASED.wait, daemon=True).start()
+        return super().load(artifact, device)
+
+
+class LeaksALittle(ReferenceBackend):
+    def load(self, artifact, device):
+        leak(1 << 14)
+        return super().load(artifact, device)
+
+
+class UsesAnotherThread(Stepwise):
+    def around(self, step, inputs, outputs):
+        def spin():
+            end = time.thread_time() + 0.01
+            while time.thread_time() < end:
+                pass
+
+        other = POOL.submit(spin)
+        step()
+        other.result()
+
+
+class CountsInSixteenBits(Stepwise):
+    def around(self, step, inputs, outputs):
+        step()
+        for array in outputs:
+            if array.ndim:
+                array[0x10000:] = 0
+
+
+class FailsOnManyOperands(ReferenceBackend):
+    def load(self, artifact, device):
+        if len(artifact.inputs) > 100:
+            raise OverflowError("too many descriptors")
+        return super().load(artifact, device)
+
+
+class DiesOfDamage(ReferenceBackend):
+    def load(self, artifact, device):
+        if not artifact.payload:
+            os.abort()
+        return super().load(artifact, device)
+
+
+class RaisesOfDamage(ReferenceBackend):
+    def load(self, artifact, device):
+        if not artifact.payload.strip(b"\0"):
+            raise KeyError("model")
         return super().load(artifact, device)
 
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each check fails on a backend that breaks what it promises, and says what is wrong."""
 
+import os
 import re
+import threading
 
 import pytest
 
@@ -42,6 +44,14 @@ SABOTAGE = [
     ("StampsArtifacts", "artifacts", "deterministic", "gives two values of metadata"),
     ("LeaksWhenRun", "memory", "200_runs", "200 runs grow resident memory .* bound is 8 MiB"),
     ("LeaksWhenLoaded", "memory", "20_loads", "20 times loading and unloading grow"),
+    ("KeepsFilesOpen", "loads", "1000_loads", "leave 1000 more open files"),
+    ("KeepsThreads", "loads", "1000_loads", "leave 20 more threads"),
+    ("LeaksALittle", "loads", "1000_loads", "grow resident memory by .* bound is 8 MiB"),
+    ("UsesAnotherThread", "limits", "one_thread", "with one thread, another one computes for"),
+    ("CountsInSixteenBits", "limits", "Add-rows-0", "output 'y0' .* largest error"),
+    ("FailsOnManyOperands", "limits", "Concat-operands-5", "load raised OverflowError"),
+    ("DiesOfDamage", "faults", "damaged-empty", r"artifact \(empty\) took the process: .*SIGABRT"),
+    ("RaisesOfDamage", "faults", "damaged-zeros", "raised KeyError: 'model'; raise a BackendError"),
     (
         "BreaksElsewhere",
         "processes",
@@ -87,7 +97,12 @@ def leaks_are_freed():
     yield
     import saboteurs
 
+    for kept in saboteurs.LEAKED:
+        if isinstance(kept, int):
+            os.close(kept)
     saboteurs.LEAKED.clear()
+    saboteurs.RELEASED.set()
+    saboteurs.RELEASED = threading.Event()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from intarsia.backends.backend import Backend
 from intarsia.errors import SettingError
-from intarsia.testing import away, contract, oddities, programs, regions
+from intarsia.testing import away, contract, endurance, oddities, programs, regions
 from intarsia.testing.case import OperatorCase
 from intarsia.testing.cases import CASES
 from intarsia.testing.judging import NotApplicable
@@ -81,6 +81,21 @@ _CHECKS = (
         "memory",
         "200 runs, and 20 times loading and unloading, do not grow resident memory by 8 MiB.",
         lambda _: programs.memory_trials(),
+    ),
+    ConformanceCheck(
+        "loads",
+        "1,000 loads leave no memory, no open files, no threads and no maps of memory behind.",
+        lambda _: endurance.load_trials(),
+    ),
+    ConformanceCheck(
+        "limits",
+        "70,000 rows and 130 operands are refused or computed; one thread is one thread.",
+        lambda _: endurance.limit_trials(),
+    ),
+    ConformanceCheck(
+        "faults",
+        "To load a damaged artifact that is data is an error of ours, and takes no process.",
+        lambda _: endurance.fault_trials(),
     ),
     ConformanceCheck(
         "devices",

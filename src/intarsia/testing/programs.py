@@ -205,7 +205,7 @@ def memory_trials() -> Iterator[Trial]:
 
 def run_often(subject: Subject) -> None:
     """Run one bound region `RUNS` times a round."""
-    problem, region = _first_taken(subject, LIGHT)
+    problem, region = first_taken(subject, LIGHT)
     bound = subject.bind(subject.build(region, problem.title), problem.title)
     bound.write(problem.values[0])
 
@@ -219,7 +219,7 @@ def run_often(subject: Subject) -> None:
 
 def load_often(subject: Subject) -> None:
     """Load, run and drop one artifact `LOADS` times a round."""
-    problem, region = _first_taken(subject, HEAVY)
+    problem, region = first_taken(subject, HEAVY)
     artifact = subject.compile(region, problem.title)
 
     def cycle(times: int) -> None:
@@ -233,9 +233,12 @@ def load_often(subject: Subject) -> None:
     _bounded(lambda: cycle(LOADS), f"{problem.title}: {LOADS} times loading and unloading")
 
 
-def _first_taken(
-    subject: Subject, cases: tuple[OperatorCase, ...]
-) -> tuple[EvaluatedModel, Region]:
+def first_taken(subject: Subject, cases: tuple[OperatorCase, ...]) -> tuple[EvaluatedModel, Region]:
+    """Return the first of these cases that the backend takes.
+
+    Raises:
+        NotApplicable: It takes none, or the system does not report memory.
+    """
     if not resident_bytes():
         raise NotApplicable("this system does not report resident memory")
     for operator_case in cases:
