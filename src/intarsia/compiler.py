@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from intarsia.accepted.programs import Lookup, copy_package, keep, listening, look_up
-from intarsia.errors import InputError
+from intarsia.errors import InputError, SettingError
 from intarsia.free_models import (
     Built,
     FreeModel,
@@ -87,13 +87,25 @@ class Compiled:
     file: Path | None = None
     graph: Graph | None = None
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, *, has_model: bool = True) -> None:
         """Write its package; one that is kept is copied, so that equal requests give equal files.
+
+        Args:
+            path: The file.
+            has_model: Whether the model is in it where it has code.
 
         Raises:
             PackageError: It cannot be written.
+            SettingError: It needs the model.
         """
         program = self.program.latest
+        if not has_model:
+            if program is not self.program:
+                raise SettingError(
+                    "a package of a model with free dimensions needs the model, for other sizes",
+                    hint="fix the dimensions (--shape), or leave --no-model out",
+                )
+            program.source = None
         if program is self.program and program.source is not None:
             stored = program.source(program)
             if stored is not None:  # which no kept package has

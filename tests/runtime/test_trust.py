@@ -131,6 +131,40 @@ def test_the_user_may_say_that_it_is_trusted(package, stranger, loads, caplog):
     assert not caplog.records
 
 
+def test_check_and_a_session_load_what_the_user_trusts(package, stranger, loads, caplog):
+    report = check_package(package, load_backends(Settings.from_environment()), 1, trust=True)
+    assert "compiled again" not in str(report.findings)
+    assert len(loads) == 1
+    intarsia.InferenceSession(package, trust=True, num_threads=1)
+    assert len(loads) == 2
+    assert not caplog.records
+    with pytest.raises(PackageError, match="no key that you trust signed it"):
+        intarsia.InferenceSession(package, require_signature=True)
+
+
+def test_a_session_of_a_model_asks_for_no_trust(model):
+    bytes_ = model.SerializeToString()
+    session = intarsia.InferenceSession(bytes_, targets="reference", trust=True, cache=False)
+    assert session.run(None, {"x": X})[0].shape == (4, 64)
+
+
+def test_a_package_may_leave_the_model_out(model, stranger, tmp_path):
+    from intarsia.compiler import carry_out
+    from intarsia.place.request import Request
+
+    made = carry_out(Request(model=model, target="llvm", num_threads=1, cache=False))
+    made.save(tmp_path / "whole.intarsia")
+    made.save(tmp_path / "code.intarsia", has_model=False)
+    assert read_package(tmp_path / "whole.intarsia").source is not None
+    assert read_package(tmp_path / "code.intarsia").source is None
+    free = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 20]> g (float[n] x) => (float[n] y) { y = Relu(x) }'
+    )
+    made = carry_out(Request(model=free, target="reference", cache=False))
+    with pytest.raises(SettingError, match="needs the model"):
+        made.save(tmp_path / "free.intarsia", has_model=False)
+
+
 def test_a_seal_of_another_package_is_none(package, model, tmp_path):
     intarsia.compile(model, "llvm -mattr=-avx2", num_threads=1).save(tmp_path / "b.intarsia")
     seal = bytes(open_archive(tmp_path / "b.intarsia").contents[SEAL])

@@ -170,6 +170,8 @@ class LeaksALittle(ReferenceBackend):
 
 
 class UsesAnotherThread(Stepwise):
+    own_threads = ""
+
     def around(self, step, inputs, outputs):
         def spin():
             end = time.thread_time() + 0.01

@@ -50,8 +50,18 @@ SABOTAGE = [
     ("UsesAnotherThread", "limits", "one_thread", "with one thread, another one computes for"),
     ("CountsInSixteenBits", "limits", "Add-rows-0", "output 'y0' .* largest error"),
     ("FailsOnManyOperands", "limits", "Concat-operands-5", "load raised OverflowError"),
-    ("DiesOfDamage", "faults", "damaged-empty", r"artifact \(empty\) took the process: .*SIGABRT"),
-    ("RaisesOfDamage", "faults", "damaged-zeros", "raised KeyError: 'model'; raise a BackendError"),
+    (
+        "DiesOfDamage",
+        "faults",
+        "damaged_artifacts",
+        r"artifact \(empty\) took the process: .*SIGABRT",
+    ),
+    (
+        "RaisesOfDamage",
+        "faults",
+        "damaged_artifacts",
+        "raised KeyError: 'model'; raise a BackendError",
+    ),
     (
         "BreaksElsewhere",
         "processes",

@@ -15,7 +15,7 @@ from intarsia.backends.device import Buffer, ValueSlot
 from intarsia.backends.index_checks import border_checks
 from intarsia.backends.values import Artifact, ArtifactConstant, Refusal, TensorSpec
 from intarsia.decoding import decode_json
-from intarsia.errors import ExecutionError, ModelError, PackageError, ReasonCode
+from intarsia.errors import BackendError, ExecutionError, ModelError, PackageError, ReasonCode
 
 if TYPE_CHECKING:
     import onnx
@@ -272,6 +272,39 @@ def check_payload(artifact: Artifact) -> None:
                 f"tensor {name!r} of a region refers to external data: {locations}",
                 hint="do not use this package; compile the model again",
             )
+
+
+def fact_of(artifact: Artifact, name: str) -> str:
+    """Return what an artifact says of itself under a name.
+
+    Raises:
+        BackendError: It says nothing: it is damaged.
+    """
+    try:
+        return artifact.metadata[name]
+    except KeyError:
+        raise BackendError(
+            f"a region of {artifact.backend} does not say its {name}: it is damaged",
+            backend=artifact.backend,
+            hint="compile the model again",
+        ) from None
+
+
+def whole_fact_of(artifact: Artifact, name: str) -> int:
+    """Return a number that an artifact says of itself under a name.
+
+    Raises:
+        BackendError: It says none: it is damaged.
+    """
+    text = fact_of(artifact, name)
+    try:
+        return int(text)
+    except ValueError:
+        raise BackendError(
+            f"a region of {artifact.backend} has {name} {text!r}: it is damaged",
+            backend=artifact.backend,
+            hint="compile the model again",
+        ) from None
 
 
 def fill(buffer: Buffer, result: Any, spec: TensorSpec, backend: str) -> None:

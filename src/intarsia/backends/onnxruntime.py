@@ -19,10 +19,12 @@ from intarsia.backends.artifact import (
     Verdict,
     check_payload,
     combine,
+    fact_of,
     first_line,
     onnx_artifact,
     probe_nodes,
     refuse,
+    whole_fact_of,
 )
 from intarsia.backends.backend import ConfiguredBackend
 from intarsia.backends.defects import refuse_defects
@@ -173,9 +175,9 @@ class OnnxRuntimeBackend(ConfiguredBackend):
         """
         self._require()
         check_payload(artifact)
-        own_threads = int(artifact.metadata["num_threads"])
+        own_threads = whole_fact_of(artifact, "num_threads")
         options = ThreadOptions(own_threads or device.options.num_threads, device.options.is_shared)
-        level = artifact.metadata["graph_optimization"]
+        level = fact_of(artifact, "graph_optimization")
         session = make_session(artifact, options, level)
         return OrtExecutable(artifact, session, has_threads=options.num_threads > 1)
 

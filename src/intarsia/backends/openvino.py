@@ -24,10 +24,12 @@ from intarsia.backends.artifact import (
     Verdict,
     check_payload,
     combine,
+    fact_of,
     first_line,
     onnx_artifact,
     probe_nodes,
     read_free_border,
+    whole_fact_of,
 )
 from intarsia.backends.backend import ConfiguredBackend
 from intarsia.backends.device import Buffer, Device, HostDevice, Step, ThreadOptions
@@ -181,7 +183,7 @@ def compile_model(artifact: Artifact, num_threads: int) -> Any:
         # One request runs at a time: more streams would share the threads out among requests that
         # never come.
         "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": artifact.metadata["precision"],
+        "INFERENCE_PRECISION_HINT": fact_of(artifact, "precision"),
         "INFERENCE_NUM_THREADS": num_threads,
         "NUM_STREAMS": "1",
     }
@@ -413,7 +415,7 @@ class OpenVinoBackend(ConfiguredBackend):
         """
         self.ready()
         check_payload(artifact)
-        own_threads = int(artifact.metadata["num_threads"])
+        own_threads = whole_fact_of(artifact, "num_threads")
         num_threads = own_threads or device.options.num_threads
         return OpenVinoExecutable(artifact, compile_model(artifact, num_threads))
 

@@ -49,6 +49,7 @@ class ReferenceBackend:
 
     name = "reference"
     kinds = ("reference",)
+    own_threads = "numpy's library for matrices takes the threads that the environment says"
 
     def version(self) -> str:
         """Return the version of the `onnx` package."""

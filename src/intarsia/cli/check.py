@@ -18,6 +18,7 @@ from intarsia.cli.options import (
     FileArgument,
     JsonOption,
     ThreadsOption,
+    TrustOption,
     takes_choices,
 )
 from intarsia.cli.output import show, show_json, size_text, write
@@ -34,6 +35,7 @@ def check_command(
     file: FileArgument,
     *,
     choices: Choices,
+    trust: TrustOption = False,
     threads: ThreadsOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -42,7 +44,7 @@ def check_command(
     A package is read, compared with what is installed here, and loaded, but not run; of a model,
     the targets that take its nodes are asked. Exit code 1 if it does not work.
     """
-    report = _check(file, choices, threads)
+    report = _check(file, choices, threads, trust=trust)
     if json:
         show_json(report)
     else:
@@ -60,7 +62,7 @@ _WORDS = {
 }
 
 
-def _check(file: Path, choices: Choices, threads: int | None) -> CheckReport:
+def _check(file: Path, choices: Choices, threads: int | None, *, trust: bool) -> CheckReport:
     from intarsia.plan.checking import CheckFinding, CheckReport, CheckVerdict
     from intarsia.runtime.package import is_package
 
@@ -68,7 +70,7 @@ def _check(file: Path, choices: Choices, threads: int | None) -> CheckReport:
         refuse_choices(file, choices)
         from intarsia.runtime.check import check_package
 
-        return check_package(file, installed_backends(), threads)
+        return check_package(file, installed_backends(), threads, trust=trust)
     from intarsia.place.setting import check_setting
 
     try:

@@ -71,6 +71,14 @@ def compile_command(
             "object, a shared library or a program, with a header; or the kernels as PTX.",
         ),
     ] = Emit.PACKAGE,
+    no_model: Annotated[
+        bool,
+        typer.Option(
+            "--no-model",
+            help="Leave the model out of a package with code: it then runs only where somebody "
+            "vouches for it.",
+        ),
+    ] = False,
     threads: ThreadsOption = None,
     annotate: Annotated[
         Path | None,
@@ -81,6 +89,8 @@ def compile_command(
     """Compile an ONNX model and write a package, or a program that needs no Python."""
     from intarsia.runtime.package import PACKAGE_SUFFIX
 
+    if no_model and emit is not Emit.PACKAGE:
+        raise SettingError("--no-model is for packages", hint="leave it out")
     if emit is not Emit.PACKAGE:
         _write_program(model, emit, output, choices, threads, json=json)
         return
@@ -88,7 +98,7 @@ def compile_command(
     if annotate is not None:
         writable(annotate, is_made=True)
     compiled = compile_file(model, choices, threads)
-    compiled.save(file)
+    compiled.save(file, has_model=not no_model)
     executable = compiled.program
     if annotate is not None:
         from intarsia.place.annotated_model import annotate as write_back

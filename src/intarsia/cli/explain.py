@@ -16,6 +16,7 @@ from intarsia.cli.options import (
     FileArgument,
     JsonOption,
     ThreadsOption,
+    TrustOption,
     takes_choices,
 )
 from intarsia.cli.output import show, show_json, write
@@ -65,6 +66,7 @@ def explain_command(  # noqa: PLR0913 - an option each
             help="Time each region and copy in RUNS runs on made-up inputs.",
         ),
     ] = 0,
+    trust: TrustOption = False,
     choices: Choices,
     threads: ThreadsOption = None,
     json: JsonOption = False,
@@ -79,7 +81,7 @@ def explain_command(  # noqa: PLR0913 - an option each
     explanation = (
         explain_absent_file(file, choices, threads)
         if absent
-        else explain_file(file, choices, threads, profile)
+        else explain_file(file, choices, threads, profile, trust=trust)
     )
     if not_on is not None:
         _explain_absence(explanation, not_on, as_json=json, complete=complete)

@@ -82,7 +82,12 @@ def open_executable(
 
 
 def explain_file(
-    file: Path, choices: Choices, threads: int | None, profile_runs: int = 0
+    file: Path,
+    choices: Choices,
+    threads: int | None,
+    profile_runs: int = 0,
+    *,
+    trust: bool = False,
 ) -> Explanation:
     """Explain a package, for which no backend is needed, or a model, which is compiled.
 
@@ -91,6 +96,7 @@ def explain_file(
         choices: What was given for compiling.
         threads: Threads that one run may use.
         profile_runs: How many runs on made-up inputs are timed; 0 times nothing.
+        trust: Whether a package's code runs for that whoever wrote it.
 
     Raises:
         SettingError: Options of compiling are given for a package.
@@ -99,7 +105,7 @@ def explain_file(
     from intarsia.runtime.package import is_package
 
     if profile_runs:
-        executable = open_executable(file, choices, threads, makes_inputs=True)
+        executable = open_executable(file, choices, threads, makes_inputs=True, trust=trust)
         feeds = executable.sample_feeds(sizes=next(iter(read_sizes(choices.sizes)), None))
         profile = executable.profile(feeds, profile_runs)
         return executable.explain(profile)

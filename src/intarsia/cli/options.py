@@ -154,6 +154,10 @@ DataRootOption: TypeAlias = Annotated[
         "for it.",
     ),
 ]
+IsolateOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--isolate", metavar="BACKEND", help="Run its regions in a process of their own."),
+]
 CarefulOption: TypeAlias = Annotated[
     bool,
     typer.Option(

@@ -19,6 +19,7 @@ from intarsia.cli.options import (
     Choices,
     FileArgument,
     InputOption,
+    IsolateOption,
     JsonOption,
     SignatureOption,
     ThreadsOption,
@@ -71,12 +72,7 @@ def run_command(  # noqa: PLR0913 - an option each
     ] = False,
     trust: TrustOption = False,
     require_signature: SignatureOption = False,
-    isolate: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--isolate", metavar="BACKEND", help="Run its regions in a process of their own."
-        ),
-    ] = None,
+    isolate: IsolateOption = None,
     choices: Choices,
     threads: ThreadsOption = None,
     json: JsonOption = False,

@@ -19,6 +19,7 @@ from intarsia.cli.options import (
     Choices,
     FileArgument,
     InputOption,
+    IsolateOption,
     JsonOption,
     ThreadsOption,
     TrustOption,
@@ -98,6 +99,7 @@ def verify_command(  # noqa: PLR0913 - an option each
         typer.Option("--out", "-o", metavar="DIR", help="Where the smallest model goes."),
     ] = None,
     trust: TrustOption = False,
+    isolate: IsolateOption = None,
     choices: Choices,
     threads: ThreadsOption = None,
     json: JsonOption = False,
@@ -138,6 +140,7 @@ def verify_command(  # noqa: PLR0913 - an option each
         out=out,
         seed=seed,
         trust=trust,
+        isolate=tuple(isolate or ()),
     )
     verification = verify(
         file,

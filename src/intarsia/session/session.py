@@ -76,6 +76,11 @@ class AssignedSubgraph:
         return list(self.nodes)
 
 
+_OF_TRUST = ("trust", "require_signature")
+_OF_PACKAGES = ("num_threads", "backends", "frozen", "max_shapes", "isolate", *_OF_TRUST)
+"""Options that mean something for a package; those of trust mean nothing for a model."""
+
+
 class InferenceSession:
     """A compiled model with the shape of `onnxruntime.InferenceSession`.
 
@@ -131,8 +136,7 @@ class InferenceSession:
             compiling = [
                 name
                 for name, value in arguments.items()
-                if value is not None
-                and name not in ("num_threads", "backends", "frozen", "max_shapes")
+                if value is not None and name not in _OF_PACKAGES
             ]
             compiling += changes_of(self._session_options)
             if compiling:
@@ -142,6 +146,8 @@ class InferenceSession:
                 )
             self._chosen = None
             return load(source, **options)
+        for name in _OF_TRUST:  # a model's code is made here
+            options.pop(name, None)
         self._chosen = self._choose(providers, provider_options)
         target = self._targets if self._chosen is None else self._chosen.targets
         attrs = self._attributes()

@@ -66,6 +66,7 @@ class VerifyOptions:
         out: The folder for it; None makes none.
         seed: Of inputs that are made up.
         trust: Whether a package's code runs whoever wrote it.
+        isolate: Backends whose regions run in processes of their own.
     """
 
     runs: int = RUNS
@@ -75,6 +76,7 @@ class VerifyOptions:
     out: Path | None = None
     seed: int = 0
     trust: bool = False
+    isolate: tuple[str, ...] = ()
 
 
 def verify(
@@ -236,6 +238,7 @@ def _spec(
         "threads": threads,
         "seed": options.seed,
         "trust": options.trust,
+        "isolate": list(options.isolate),
         "seconds": options.run_seconds,
         "plug_ins": msgspec.to_builtins(plug_ins),
         "folder": str(folder),

@@ -8,7 +8,7 @@ that it leaves tells under which region.
 from __future__ import annotations
 
 import faulthandler
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -153,6 +153,7 @@ def open_verified(  # noqa: PLR0913 - what the commands ask for
     seed: int = 0,
     threads: int | None = None,
     trust: bool = False,
+    isolate: Collection[str] = (),
     begin: Begin | None = None,
     backends: Backends | None = None,
     sizes: Mapping[str, int] | None = None,
@@ -167,6 +168,7 @@ def open_verified(  # noqa: PLR0913 - what the commands ask for
         seed: Of inputs that are made up.
         threads: Threads of one run of a package.
         trust: Whether a package's code runs whoever wrote it.
+        isolate: Backends whose regions run in processes of their own.
         begin: As of a `RunMonitor`.
         backends: The backends to use; None means all that are installed.
         sizes: Of free dimensions, for inputs that are made up.
@@ -178,11 +180,13 @@ def open_verified(  # noqa: PLR0913 - what the commands ask for
     program: Program
     graph: Graph | None = None
     if is_package(file):
-        program = load_package(file, num_threads=threads, backends=backends, trust=trust)
+        program = load_package(
+            file, num_threads=threads, backends=backends, trust=trust, isolate=isolate
+        )
         request = _request_of(file, program, request)
     else:
         assert request is not None
-        compiled = carry_out(replace(request, cache=False))
+        compiled = carry_out(replace(request, cache=False, isolate=isolate))
         program, graph = compiled.program, compiled.graph
     inputs = program.sample_feeds(seed, sizes) if feeds is None else feeds
     plain = program.program_for(inputs)
@@ -280,6 +284,7 @@ def open_in_worker(
         seed=spec["seed"],
         threads=spec["threads"],
         trust=spec["trust"],
+        isolate=spec["isolate"],
         begin=begin,
         backends=backends,
     )
