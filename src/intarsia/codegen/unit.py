@@ -56,6 +56,14 @@ class VectorUnit:
         return {256: "avx2", 512: "avx512bw"}.get(self.bits) in self.dots
 
     @property
+    def divides_slowly(self) -> bool:
+        """Whether a division of float32 takes much longer than a product and a multiply-add.
+
+        16 cycles for a register of 512 bits on Intel's, where these two take one.
+        """
+        return self.bits == _ZMM_BITS and self.has_fma
+
+    @property
     def has_bf16_dots(self) -> bool:
         """Whether an instruction multiplies pairs of bfloat16 into float32."""
         is_evex = "avx512bf16" in self.dots and (self.bits == _ZMM_BITS or "avx512vl" in self.dots)

@@ -10,6 +10,8 @@ import numpy as np
 from intarsia.codegen.body import Apply
 from intarsia.codegen.lower.conversions import FITS, convert_step
 from intarsia.codegen.lower.operation import Array, Operation
+from intarsia.codegen.lower.reciprocals import reciprocals
+from intarsia.codegen.scalar_ops.arithmetic import MULTIPLY_ADD
 
 Operand: TypeAlias = "int | tuple[str, Array]"
 """The id of a value, or a named array that is made when compiling."""
@@ -160,12 +162,18 @@ def dequantized(operation: Operation) -> Array | None:
     return (difference.astype(np.float32) * scale).astype(np.float32)
 
 
-def quantize(operation: Operation) -> Steps:
-    """Return `x / scale`, moved by the zero point and saturated; for integers rounded to even."""
+def quantize(operation: Operation, *, has_reciprocals: bool = False) -> Steps:
+    """Return `x / scale`, moved by the zero point and saturated; for integers rounded to even.
+
+    Args:
+        operation: A QuantizeLinear.
+        has_reciprocals: Whether quotients by known scales are products, of the same bits.
+    """
     dtype = operation.output.dtype
     limits = _LIMITS.get(dtype)
     if limits is not None:
-        return _quantize_to_integers(operation, dtype, limits)
+        multiplied = _multiply_to_integers(operation, dtype, limits) if has_reciprocals else None
+        return multiplied or _quantize_to_integers(operation, dtype, limits)
     draft, zero_point = _start(operation, "float32")
     x = draft.append(Apply("Div", (0, _SCALE), (), "float32"))
     if zero_point is not None:
@@ -212,5 +220,46 @@ def _quantize_to_integers(operation: Operation, dtype: str, limits: tuple[float,
     y = draft.append(convert_step(y, "float32", "int32"))
     if code is not None:
         y = draft.append(Apply("Add", (y, code), (), "int32"))
+    draft.append(convert_step(y, "int32", dtype, FITS))
+    return draft.finish()
+
+
+def _multiply_to_integers(
+    operation: Operation, dtype: str, limits: tuple[float, float]
+) -> Steps | None:
+    """Return steps with the same results that multiply by parts of the scale's reciprocal.
+
+    Limits are those of the number, so that no product is of infinities: the float32 next to a
+    limit's multiple of the scale is rounded to the limit. None where the scale is not known, or
+    has no such parts.
+    """
+    scale, value = operation.value(_SCALE), operation.value(_ZERO_POINT)
+    zero_point = _parameter(operation, _ZERO_POINT, "zero_point")
+    if scale is None or scale.constant is None or isinstance(zero_point, int):
+        return None
+    divisors = _spread(operation, operation.array(_SCALE))
+    parts = reciprocals(divisors)
+    if parts is None:
+        return None
+    codes = np.zeros((1,) * len(operation.shape()), np.int32)
+    if zero_point is not None:
+        codes = zero_point[1].astype(np.int32)
+    name = "no zero point" if value is None else value.name
+    bounds = [(limit - codes).astype(np.float32) * divisors for limit in limits]
+    of = f"{scale.name} over {divisors.shape}"
+    named = [
+        (f"{role} {dtype} with {name} times {of}", array.astype(np.float32))
+        for role, array in zip(_BOUNDS, bounds, strict=True)
+    ]
+    factors = [(f"reciprocal of {of}", parts.head), (f"rest of the reciprocal of {of}", parts.rest)]
+    moved = [(f"zero_point {name} over {codes.shape} as int32", codes)] if codes.any() else []
+    draft = _StepList(operation.node.inputs[0], *named, *factors, *moved)
+    x = draft.append(Apply("Clip", (0, 1, 2), (("nan", "least"),), "float32"))
+    product = draft.append(Apply("Mul", (x, 4), (), "float32"))
+    y = draft.append(Apply(MULTIPLY_ADD, (x, 3, product), (), "float32"))
+    y = draft.append(Apply("Round", (y,), (), "float32"))
+    y = draft.append(convert_step(y, "float32", "int32"))
+    if moved:
+        y = draft.append(Apply("Add", (y, 5), (), "int32"))
     draft.append(convert_step(y, "int32", dtype, FITS))
     return draft.finish()

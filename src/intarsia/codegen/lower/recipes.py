@@ -31,6 +31,7 @@ from intarsia.codegen.lower.views import CHANNELS, View
 from intarsia.codegen.scalar_ops import SCALAR_OPS, supported_dtypes
 from intarsia.codegen.scalar_ops.narrow import NARROW, storage_of
 from intarsia.codegen.scalar_ops.operator import FLOATS
+from intarsia.codegen.unit import VectorUnit
 from intarsia.extents import is_free, typical
 from intarsia.graph.extract import constant_array
 from intarsia.graph.graph import Graph
@@ -85,8 +86,15 @@ def _is_plain(operation: Operation) -> bool:
     return is_known and not is_training and (shape is None or len(shape) > CHANNELS)
 
 
-def recipe(operation: Operation) -> Recipe:
-    """Return the steps of an elementwise operator."""
+def recipe(operation: Operation, unit: VectorUnit | None = None) -> Recipe:
+    """Return the steps of an elementwise operator.
+
+    Args:
+        operation: It.
+        unit: What its kernel is shaped for, which may prefer other steps to the same bits.
+    """
+    if operation.op_type == "QuantizeLinear" and unit is not None:
+        return Recipe(*quantize(operation, has_reciprocals=unit.divides_slowly))
     special = _SPECIAL.get(operation.op_type)
     if special is not None:
         return special(operation)
@@ -388,7 +396,7 @@ def fuse(
     """
     result = group.anchor.node.outputs[0]
     items = [(result, first or Recipe((ANCHOR,), ()))]
-    items += [(member.node.outputs[0], recipe(member)) for member in group.chain]
+    items += [(member.node.outputs[0], recipe(member, assembler.unit)) for member in group.chain]
     chain = make_chain(assembler.graph, items, dtype)
     block = assembler.plan.blocks.get(group.result, 0)
     shape = group.anchor.output_shape
@@ -446,7 +454,7 @@ def lower_pointwise(assembler: Assembler, group: KernelGroup) -> None:
         return
     shape = group.anchor.output_shape
     target = assembler.target(group.result)
-    items = [(member.node.outputs[0], recipe(member)) for member in group.members]
+    items = [(member.node.outputs[0], recipe(member, assembler.unit)) for member in group.members]
     chain = make_chain(assembler.graph, items)
     views = [operand(assembler, source, shape, target.block) for source in chain.sources]
     codes = _codes_of(chain.body, views, target)

@@ -143,11 +143,15 @@ def _sign(b: Builder, x: IrValue) -> IrValue:
     return b.select(b.unary("isnan", x), x, result) if x.type.is_float else result
 
 
+MULTIPLY_ADD = "MultiplyAdd"
+"""A product and a sum that are rounded once; ONNX has no such operator."""
+
 ARITHMETIC = {
     "Add": binary(Builder.add, NUMBERS),
     "Sub": binary(Builder.sub, NUMBERS),
     "Mul": binary(Builder.mul, NUMBERS),
     "Div": binary(divide, NUMBERS),
+    MULTIPLY_ADD: ScalarOp(lambda b, x, attrs, dtype: b.fma(x[0], x[1], x[2]), FLOATS),
     "Mod": ScalarOp(_mod, NUMBERS),
     "Pow": ScalarOp(_pow, NUMBERS),
     "Neg": unary(lambda b, x: b.unary("neg", x), NUMBERS),
