@@ -187,7 +187,7 @@ def test_convolutions_keep_weights_as_bfloat16(backends):
     feeds = feeds_of(model)
     exact, narrow = (
         intarsia.compile(model, f"llvm{text}", num_threads=1, backends=backends)
-        for text in ("", " -precision=bf16")
+        for text in ("", " -mattr=-amx-bf16 -precision=bf16")
     )
     sizes = [
         sum(item.data.nbytes for item in exe.artifacts[0].constants) for exe in (exact, narrow)

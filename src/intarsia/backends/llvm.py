@@ -280,11 +280,25 @@ class LlvmBackend(ConfiguredBackend):
         return native_groups(region, target_cpu(context.target.target)[1])
 
     def identity(self, context: BuildContext) -> CodeIdentity:
-        """Return what generates the code, and the schedules that were measured here."""
+        """Return what generates the code, the schedules measured here, and tiles that it may use."""
         from intarsia.native.schedule_table import find_table
 
-        digest = find_table(context.target.target, context.num_threads, self.settings).digest()
-        return CodeIdentity(_GENERATORS, f"schedules {digest}" if digest else "")
+        target = context.target.target
+        digest = find_table(target, context.num_threads, self.settings).digest()
+        facts = [f"schedules {digest}"] if digest else []
+        facts += self._tiles(target)
+        return CodeIdentity(_GENERATORS, ", ".join(facts))
+
+    def _tiles(self, target: Target) -> tuple[str, ...]:
+        """Return the features of tiles that kernels for a target may use: of this machine alone."""
+        # Of bytes nothing is lowered so.
+        if target.attrs.get("precision") != "bf16" or target.attrs.get("runner"):
+            return ()
+        from intarsia.native.native_target import target_cpu, target_features, why_not_here
+
+        if why_not_here(target_cpu(target)[0]):
+            return ()
+        return usable_tiles(target_features(target), self.settings.cache_folder())
 
     def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
         """Return what the kernels take by the description of the target's CPU, if there is one."""
@@ -307,7 +321,6 @@ class LlvmBackend(ConfiguredBackend):
         from intarsia.native.native_target import (
             lowering_options,
             target_cpu,
-            target_features,
             target_threads,
             why_not_here,
         )
@@ -319,9 +332,8 @@ class LlvmBackend(ConfiguredBackend):
         options = lowering_options(target)
         is_here = not target.attrs.get("runner") and not why_not_here(cpu)
         unit = options.unit
-        if options.is_bf16 and is_here:
-            tiles = usable_tiles(target_features(target), self.settings.cache_folder())
-            unit = replace(unit, tiles=tiles)
+        if is_here:
+            unit = replace(unit, tiles=self._tiles(target))
         blocks = (0, unit.lanes())
         borders = read_borders(candidate, self.name, blocks)
         dumped: dict[str, str] = {}

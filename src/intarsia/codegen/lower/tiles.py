@@ -41,7 +41,7 @@ _LEAST_ROWS = 8
 """Of a product: fewer are bound by reading the weights, and leave most of a tile empty."""
 _MOST_STRIDE = 4
 _SPARE = TILE_ROWS * ROW * _MOST_STRIDE
-"""Elements behind an operand that tiles may read: of positions beyond the last one."""
+"""Elements behind an image that tiles may read: of positions beyond the last one."""
 _FEW_SETS = 512
 """Rows a multiple of so many numbers apart share few sets of the first cache."""
 _TILES, _VECTORS = "tiles", "vectors"
@@ -115,7 +115,7 @@ def _rows_of(assembler: Assembler, a: View, pitch: int) -> View:
     *rows, k = a.shape
 
     def make() -> tuple[View, ...]:
-        x = assembler.scratch(_DTYPE, (prod(rows) * pitch,), spare=_SPARE)
+        x = assembler.scratch(_DTYPE, (prod(rows) * pitch,), spare=TILE_ROWS * pitch)
         steps = tuple(step * pitch for step in row_major(tuple(rows)))
         assert isinstance(k, int)
         spec = TileRows(

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`-precision=bf16` by products of tiles: in the interpreter, and where this CPU has tiles, on it.
+
+What is wanted is computed in float64 of operands that were rounded to bfloat16 before.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from onnx import numpy_helper
+from tests.backends.test_llvm_free_bits import Sketch, check
+from tests.codegen.lower.small_models import feeds_of, small_model
+from tests.codegen.lower.test_interpreted import run_program
+
+import intarsia
+from intarsia.arrays import np_dtype
+from intarsia.backends.float64 import evaluate
+from intarsia.codegen.interpreter import interpret
+from intarsia.codegen.ir import TileDot, walk
+from intarsia.codegen.lower.region import lower_region
+from intarsia.codegen.unit import AVX2, AVX512
+from intarsia.errors import BackendError
+from intarsia.graph.load import load
+from intarsia.graph.region import Region
+from intarsia.graph.snapshot import snapshot
+from intarsia.native.tiles import why_no_tiles
+from intarsia.settings import Settings
+
+TILES = replace(AVX512, tiles=("amx-bf16",))
+CONV = "y = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1]{}>(x, w, b)"
+
+
+def conv(text, x, w, **more):
+    return small_model("y", text, {"x": x}, {"w": w, "b": w[:1]} | more)
+
+
+MODELS = {
+    "product": small_model("y", "y = MatMul(x, w)", {"x": (33, 96)}, {"w": (96, 32)}),
+    "columns that fill no tile": small_model(
+        "y", "h = MatMul(x, w) y = Add(h, b)", {"x": (2, 17, 32)}, {"w": (32, 41), "b": (41,)}
+    ),
+    "fewer columns than a tile": small_model(
+        "y", "y = MatMul(x, w)", {"x": (8, 64)}, {"w": (64, 5)}
+    ),
+    "rows that share sets": small_model(
+        "y", "y = MatMul(x, w)", {"x": (20, 512)}, {"w": (512, 16)}
+    ),
+    "turned weights": small_model(
+        "y",
+        "y = Gemm<transB = 1, alpha = 0.5>(x, w, b)",
+        {"x": (40, 64)},
+        {"w": (24, 64), "b": (24,)},
+    ),
+    "epilogue": small_model(
+        "y",
+        "h = MatMul(x, w) s = Add(h, r) y = Relu(s)",
+        {"x": (1, 19, 64), "r": (1, 19, 48)},
+        {"w": (64, 48)},
+    ),
+    "one copy for two": small_model(
+        "y",
+        "g = MatMul(x, w) h = MatMul(x, v) y = Mul(g, h)",
+        {"x": (9, 32)},
+        {"w": (32, 16), "v": (32, 16)},
+    ),
+    "1x1": conv("y = Conv(x, w, b)", (1, 64, 5, 7), (48, 64, 1, 1)),
+    "1x1 by 2": conv("y = Conv<strides = [2, 2]>(x, w, b)", (2, 32, 9, 6), (32, 32, 1, 1)),
+    "3x3 of a small image": conv(CONV.format(""), (1, 32, 7, 7), (16, 32, 3, 3)),
+    "3x3 of a wide image": conv(CONV.format(""), (1, 32, 2, 31), (24, 32, 3, 3)),
+    "3x3 by 2": conv(CONV.format(", strides = [2, 2]"), (2, 64, 9, 8), (24, 64, 3, 3)),
+    "3x3 by 2 and 1": conv(CONV.format(", strides = [2, 1]"), (1, 32, 8, 20), (16, 32, 3, 3)),
+    "taps apart": conv(
+        "y = Conv<kernel_shape = [3, 3], dilations = [2, 2], pads = [2, 2, 2, 2]>(x, w, b)",
+        *((1, 32, 9, 9), (16, 32, 3, 3)),
+    ),
+    "padded on one side": conv(
+        "y = Conv<kernel_shape = [2, 3], pads = [0, 0, 1, 2]>(x, w, b)",
+        (1, 32, 6, 6),
+        (40, 32, 2, 3),
+    ),
+    "one dimension": conv(
+        "y = Conv<kernel_shape = [3], pads = [1, 1], strides = [2]>(x, w, b)",
+        (2, 32, 37),
+        (16, 32, 3),
+    ),
+    "one input, two windows": small_model(
+        "y",
+        "g = Conv(x, w) h = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(x, v) y = Add(g, h)",
+        {"x": (1, 32, 6, 6)},
+        {"w": (16, 32, 1, 1), "v": (16, 32, 3, 3)},
+    ),
+    "residual": small_model(
+        "y",
+        "h = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(x, w) s = Add(h, x) y = Relu(s)",
+        {"x": (1, 32, 7, 9)},
+        {"w": (32, 32, 3, 3)},
+    ),
+}
+
+
+def rounded(array):
+    return array.astype(np_dtype("bfloat16")).astype(array.dtype)
+
+
+def wanted(model, feeds):
+    """The result of operands that are rounded; what is added is not."""
+    exact, given = type(model).FromString(model.SerializeToString()), dict(feeds)
+    for tensor in exact.graph.initializer:
+        array = numpy_helper.to_array(tensor)
+        if tensor.name in "wv":
+            factor = np.float32(0.5 if any(n.op_type == "Gemm" for n in model.graph.node) else 1)
+            array = rounded(array * factor) / factor
+        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    return evaluate(exact, given | {"x": rounded(given["x"])})[0]
+
+
+def close(found, want, rtol=3e-6):
+    np.testing.assert_allclose(found, want, rtol=0, atol=rtol * np.abs(want).max())
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "residual"])
+def test_what_kernels_of_tiles_compute(name):
+    """In the interpreter, which leaves no buffer, with an arena of 0xA5 that nobody may count."""
+    model, feeds = MODELS[name], feeds_of(MODELS[name])
+    graph = snapshot(load(model))
+    region = Region.of(graph, range(len(graph.nodes)))
+    program = lower_region(region, TILES, is_bf16=True)
+    products = [node for node in model.graph.node if node.op_type in ("Conv", "MatMul", "Gemm")]
+    assert program.summary().endswith(f"{len(products)} x bfloat16 tiles")
+
+    def run(call, arrays):
+        interpret(program.kernels[call.kernel], arrays)
+
+    close(run_program(program, region, feeds, run)["y"], wanted(model, feeds))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_this_cpu_computes_with_tiles(name, backends):
+    problem = why_no_tiles(Settings.from_environment().cache_folder())
+    if problem:
+        pytest.skip(f"no tiles here: {problem}")
+    model, feeds = MODELS[name], feeds_of(MODELS[name])
+    exe = intarsia.compile(model, "llvm -precision=bf16", num_threads=2, backends=backends)
+    assert "x bfloat16 tiles" in str(exe.explain())
+    found = exe.run(feeds)["y"]
+    np.testing.assert_array_equal(exe.run(feeds)["y"], found)
+    if name == "residual":  # what is added there is not rounded
+        close(found, evaluate(model, feeds)[0], 2.0**-7)
+    else:
+        close(found, wanted(model, feeds))
+
+
+def test_sizes_that_are_free_give_the_same_bits():
+    problem = why_no_tiles(Settings.from_environment().cache_folder())
+    if problem:
+        pytest.skip(f"no tiles here: {problem}")
+    sketch = Sketch()
+    value = sketch.add("MatMul", "x", sketch.weight(64, 96, scale=0.1))
+    value = sketch.add("Gelu", value)
+    value = sketch.add("MatMul", value, sketch.weight(96, 40, scale=0.1))
+    model = sketch.model({"x": ["batch", "seq", 64]}, [value])
+    sizes = [{"batch": b, "seq": n} for b, n in ((1, 1), (1, 9), (2, 16), (3, 33))]
+    check(model, sizes, target="llvm -precision=bf16")
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("product", replace(AVX2, tiles=("amx-bf16",))),
+        ("product", replace(TILES, tiles=("amx-int8",))),
+        ("product", AVX512),
+        ("1x1", AVX512),
+    ],
+)
+def test_others_have_no_tiles(name, unit):
+    graph = snapshot(load(MODELS[name]))
+    region = Region.of(graph, range(len(graph.nodes)))
+    kernels = lower_region(region, unit, is_bf16=True).kernels
+    is_tiled = any(isinstance(item, TileDot) for kernel in kernels for item in walk(kernel.body))
+    assert is_tiled == ("amx-bf16" in unit.tiles)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        small_model(
+            "y", "y = MatMul(x, w)", {"x": (33, 96)}, {"w": np.full((96, 32), 3.4e38, "f")}
+        ),
+        small_model("y", "y = MatMul(x, w)", {"x": (4, 96)}, {"w": (96, 32)}),
+        small_model("y", "y = MatMul(x, w)", {"x": (33, 90)}, {"w": (90, 32)}),
+        conv("y = Conv<group = 2>(x, w, b)", (1, 64, 5, 7), (32, 32, 1, 1)),
+        conv("y = Conv(x, w, b)", (1, 48, 5, 7), (32, 48, 1, 1)),
+    ],
+    ids=["weights that it does not hold", "few rows", "terms", "groups", "channels"],
+)
+def test_what_does_not_fit_tiles_stays_as_it_was(model):
+    graph = snapshot(load(model))
+    region = Region.of(graph, range(len(graph.nodes)))
+    kernels = lower_region(region, TILES, is_bf16=True).kernels
+    assert not any(kernel.tiles for kernel in kernels)
+
+
+def test_code_with_tiles_is_refused_where_a_process_cannot_have_them(backends, monkeypatch):
+    problem = why_no_tiles(Settings.from_environment().cache_folder())
+    if problem:
+        pytest.skip(f"no tiles here: {problem}")
+    model = MODELS["product"]
+    exe = intarsia.compile(model, "llvm -precision=bf16", num_threads=1, backends=backends)
+    monkeypatch.setattr("intarsia.backends.llvm.why_no_tiles", lambda _: "no more of them")
+    with pytest.raises(BackendError, match=r"products of tiles .*: no more of them"):
+        backends.by_kind["llvm"].value.load(exe.artifacts[0], exe.artifacts[0])
