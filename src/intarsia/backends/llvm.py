@@ -280,7 +280,7 @@ class LlvmBackend(ConfiguredBackend):
         return native_groups(region, target_cpu(context.target.target)[1])
 
     def identity(self, context: BuildContext) -> CodeIdentity:
-        """Return what generates the code, the schedules measured here, and tiles that it may use."""
+        """Return what generates the code, schedules that were measured, and tiles it may use."""
         from intarsia.native.schedule_table import find_table
 
         target = context.target.target

@@ -99,6 +99,24 @@ MODELS = {
 }
 
 
+CHAINS = {
+    "a result that tiles alone read": (
+        "h = Conv(x, w) r = Relu(h) y = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(r, v)",
+        False,
+    ),
+    "a result that is added too": (
+        "h = Conv(x, w) r = Relu(h) g = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(r, v)"
+        " y = Add(g, r)",
+        True,
+    ),
+    "a result with two windows": (
+        "h = Conv(x, w) r = Relu(h) g = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(r, v)"
+        " k = Conv<strides = [2, 2]>(r, w) m = GlobalAveragePool(k) y = Add(g, m)",
+        False,
+    ),
+}
+
+
 def rounded(array):
     return array.astype(np_dtype("bfloat16")).astype(array.dtype)
 
@@ -133,6 +151,37 @@ def test_what_kernels_of_tiles_compute(name):
         interpret(program.kernels[call.kernel], arrays)
 
     close(run_program(program, region, feeds, run)["y"], wanted(model, feeds))
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_results_are_written_as_bfloat16_where_tiles_read_them(name):
+    """Rounded once, by who makes them; kept as float32 where others read them too."""
+    body, is_kept = CHAINS[name]
+    model = small_model("y", body, {"x": (2, 32, 6, 5)}, {"w": (32, 32, 1, 1), "v": (32, 32, 3, 3)})
+    feeds, graph = feeds_of(model), snapshot(load(model))
+    region = Region.of(graph, range(len(graph.nodes)))
+    program = lower_region(region, TILES, is_bf16=True)
+    first = program.kernels[next(c for c in program.calls if "tiles" in c.note).kernel]
+    written = {buffer.name for buffer in first.buffers if buffer.is_written}
+    assert written == ({"y", "narrow"} if is_kept else {"narrow"})
+    copies = [call for call in program.calls if call.note == "as bfloat16"]
+    assert len(copies) == 1  # of the input
+
+    def run(call, arrays):
+        interpret(program.kernels[call.kernel], arrays)
+
+    found = run_program(program, region, feeds, run)["y"]
+    arrays = {t.name: rounded(numpy_helper.to_array(t)) for t in model.graph.initializer}
+    inner = small_model("r", "h = Conv(x, w) r = Relu(h)", {"x": (2, 32, 6, 5)}, {"w": arrays["w"]})
+    between = evaluate(inner, {"x": rounded(feeds["x"])})[0].astype(np.float32)
+    rest = body.partition("Relu(h)")[2]
+    tail = small_model("y", rest, {"r": (2, 32, 6, 5)}, arrays)
+    want = evaluate(tail, {"r": rounded(between)})[0]
+    if is_kept:
+        want = want - rounded(between) + between
+    # One number in a hundred may be rounded the other way where it lies in the middle.
+    close(found, want, 2.0**-10)
+    assert np.mean(np.abs(found - want) > 3e-6 * np.abs(want).max()) < 0.1
 
 
 @pytest.mark.parametrize("name", MODELS)

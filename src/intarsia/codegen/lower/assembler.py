@@ -101,6 +101,19 @@ class _FreeArguments:
     turns: Expression | None
 
 
+@dataclass(frozen=True, slots=True)
+class TiledReads:
+    """How convolutions that are products of tiles read a value.
+
+    Attributes:
+        pads: A border that is wide enough for all of them.
+        is_all: Whether nothing else reads it.
+    """
+
+    pads: Pads
+    is_all: bool
+
+
 @dataclass(slots=True)
 class Assembler:
     """A program that is being made.
@@ -124,6 +137,7 @@ class Assembler:
         sums: The same of this program, if its sizes are free.
         halves: Of values that are float32 in the graph: the half that they are in the model.
         is_sketch: Whether nobody runs it: panels of weights are not made.
+        tiled: Of values that products of tiles read: how.
     """
 
     graph: Graph
@@ -143,6 +157,7 @@ class Assembler:
     sums: dict[str, str] = field(default_factory=dict)
     halves: Mapping[int, str] = field(default_factory=dict)
     is_sketch: bool = False
+    tiled: Mapping[int, TiledReads] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
     _storages: list[MemoryBlock] = field(default_factory=list)
     _calls: list[Call] = field(default_factory=list)

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, partial, reduce
 from typing import TypeAlias
 
 import numpy as np
@@ -31,9 +31,9 @@ from intarsia.codegen.kernels.winograd import Winograd
 from intarsia.codegen.kernels.winograd.schedules import choose_winograd, fits_winograd
 from intarsia.codegen.kernels.winograd.transform import LIMIT, OUTPUTS, error_ratio
 from intarsia.codegen.lower.activations import refuse_activation, with_activation
-from intarsia.codegen.lower.assembler import Assembler
+from intarsia.codegen.lower.assembler import Assembler, TiledReads
 from intarsia.codegen.lower.groups import KernelGroup
-from intarsia.codegen.lower.layouts import Wish
+from intarsia.codegen.lower.layouts import Wish, widest
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.products import bfloat16_weights
 from intarsia.codegen.lower.recipes import ANCHOR, Recipe, fuse, over
@@ -155,6 +155,34 @@ def _takes_tiles(assembler: Assembler, group: KernelGroup) -> bool:
     if assembler.plan.blocks.get(group.result, 0) != assembler.lanes:
         return False
     return bool(bfloat16_weights(operation.array(1))[0])
+
+
+def find_tiled_reads(
+    assembler: Assembler, groups: Sequence[KernelGroup]
+) -> Mapping[int, TiledReads]:
+    """Return how convolutions that are products of tiles read values, by value id.
+
+    Args:
+        assembler: Of the program.
+        groups: Those of the region that are lowered by themselves.
+    """
+    if not assembler.unit.has_bf16_tiles:
+        return {}
+    readers: dict[int, dict[int, Pads]] = {}
+    for group in groups:
+        operation = group.anchor
+        if operation.op_type in ("Conv", FUSED) and _takes_tiles(assembler, group):
+            by_node = readers.setdefault(operation.inputs[0].id, {})
+            by_node[operation.node.id] = _pads(operation)
+    graph, outputs, parents = assembler.graph, assembler.region.outputs, assembler.plan.parents
+    found = {}
+    for value_id, by_node in readers.items():
+        first, *others = by_node.values()
+        is_once = all(graph.nodes[node].inputs.count(value_id) == 1 for node in by_node)
+        is_all = is_once and set(graph.values[value_id].consumers) == by_node.keys()
+        is_seen = value_id in outputs or value_id in parents
+        found[value_id] = TiledReads(reduce(widest, others, first), is_all and not is_seen)
+    return found
 
 
 def _may_take_tiles(operation: Operation, unit: VectorUnit) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from intarsia.codegen.ir import Function
 from intarsia.codegen.lower.assembler import Assembler, ignore
+from intarsia.codegen.lower.convolution import find_tiled_reads
 from intarsia.codegen.lower.free import (
     has_free_entries,
     touches_free,
@@ -113,6 +114,9 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
         is_sketch=is_sketch,
         halves=halves,
     )
+    chained = {group.result for chain in fused.chains.values() for group in chain.groups}
+    single = [group for group in fused.groups if group.result not in chained]
+    assembler.tiled = find_tiled_reads(assembler, single)
     inner = {group.result for chain in fused.chains.values() for group in chain.groups[:-1]}
     for group in fused.groups:
         value = region.graph.values[group.result]

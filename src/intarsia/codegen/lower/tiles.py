@@ -206,8 +206,13 @@ def append_tiled(
     assert isinstance(problem.weights, np.ndarray)
     x = _image_rows(assembler, group.anchor.node.inputs[0], problem.x, pads)
     layouts = (problem.y.layout, *problem.epilogue.operands)
+    narrow = _narrow_result(assembler, group.result, problem.y)
+    if narrow is not None:
+        layouts = (*layouts, narrow.layout)
     at = _Positions.of(problem.window, x, layouts)
     y, *operands = at.layouts
+    narrow_layout = operands.pop() if narrow is not None else None
+    is_kept = narrow is None or not assembler.tiled[group.result].is_all
     biases = [] if problem.bias is None else [problem.bias]
     tiled = TileProduct(
         problem.x.shape[0],
@@ -222,10 +227,28 @@ def append_tiled(
         bias=bool(biases),
         epilogue=problem.epilogue.over(operands),
         unit=assembler.unit,
+        narrow=narrow_layout,
+        is_kept=is_kept,
     )
     weights = _packed(assembler, tiled, problem.weights, f"{problem.key}/")
-    arguments = (x, weights, *biases, problem.y, *problem.operands)
+    written = [problem.y] * is_kept + [item for item in (narrow,) if item is not None]
+    arguments = (x, weights, *biases, *written, *problem.operands)
     assembler.call(tiled, arguments, group.names, "bfloat16 tiles")
+
+
+def _narrow_result(assembler: Assembler, value_id: int, y: View) -> View | None:
+    """Return where a result is written for the products of tiles that read it; None for nowhere."""
+    reads = assembler.tiled.get(value_id)
+    if reads is None or y.shape[CHANNELS] % ROW or y.half:
+        return None
+    made: list[View] = []
+
+    def make(border: Pads | None) -> View:
+        made.append(assembler.scratch(_DTYPE, y.shape, ROW, border, spare=_SPARE))
+        return made[0]
+
+    assembler.read_as((value_id, _TILES), ROW, reads.pads, make)
+    return made[0]
 
 
 def _image_rows(assembler: Assembler, value_id: int, x: View, pads: Pads) -> View:

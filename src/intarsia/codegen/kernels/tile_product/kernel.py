@@ -18,10 +18,10 @@ import numpy as np
 from intarsia.arrays import Array
 from intarsia.codegen.body import store_lanes
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import TILE_ROWS, Buffer, Function, Index
+from intarsia.codegen.ir import TILE_ROWS, Buffer, Function, Index, IrValue
 from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.kernels.tile_product.spec import TileProduct, schedule
-from intarsia.codegen.kernels.tile_rows import ROW
+from intarsia.codegen.kernels.tile_rows import ROW, bfloat16_bits
 from intarsia.graph.arena import aligned_bytes
 
 _TILE = TILE_ROWS * ROW
@@ -63,7 +63,11 @@ def packing(spec: TileProduct) -> str:
 
 
 def build(spec: TileProduct) -> Function:
-    """Return the kernel; its arguments are x, weights, bias if any, y, fused operands."""
+    """Return the kernel.
+
+    Its arguments are x, weights, bias if any, y if it is kept, the narrow one if any, and fused
+    operands.
+    """
     return _TileKernel(spec).function()
 
 
@@ -79,7 +83,14 @@ class _TileKernel:
         self.bias: Buffer | None = None
         if spec.bias:
             self.bias = b.argument("bias", "float32", (spec.blocks * TILE_ROWS,), align=4)
-        self.y = spec.y.declare(b, "y", spec.domain, is_written=True)
+        self.y: Buffer | None = None
+        if spec.is_kept:
+            self.y = spec.y.declare(b, "y", spec.domain, is_written=True)
+        self.narrow: Buffer | None = None
+        if spec.narrow is not None:
+            images, blocks, *positions, _ = spec.domain
+            domain = (images, blocks // 2, *positions, ROW)
+            self.narrow = spec.narrow.declare(b, "narrow", domain, is_written=True)
         self.epilogue = spec.epilogue.bind(b, spec.domain)
         self.sums = b.local("sums", "float32", (4 * _SUMS,))
         self.lefts = [b.tile(f"x{i}", "uint16") for i in range(2)]
@@ -191,6 +202,7 @@ class _TileKernel:
         """Write the results of a position."""
         b = self.b
         image, line, column = place
+        values: dict[int, IrValue] = {}
 
         def write(number: int) -> None:
             block = pair * 2 + number
@@ -199,6 +211,12 @@ class _TileKernel:
             if self.bias is not None:
                 value = b.add(value, b.load(self.bias, block * TILE_ROWS, TILE_ROWS))
             count = counts[number]
-            store_lanes(b, self.epilogue(value, at, count), self.y, at, count)
+            values[number] = self.epilogue(value, at, count)
+            if self.y is not None:
+                store_lanes(b, values[number], self.y, at, count)
 
         b.interleave(partial(write, number) for number in range(len(counts)))
+        if self.narrow is not None:
+            halves = [bfloat16_bits(b, values[number]) for number in range(2)]
+            row = b.shuffle(*halves, range(ROW))
+            b.store(row, self.narrow, (image, pair, line, column, 0))

@@ -48,6 +48,9 @@ class TileProduct:
         is_cut: Whether the last block ends with the last channel in memory.
         epilogue: Over the domain of y.
         unit: What it is shaped for.
+        narrow: Where results are written as bfloat16 too, for products of tiles to read: over
+            images, 32 channels, rows, columns, channels; None for nowhere.
+        is_kept: Whether y is written.
     """
 
     batch: Size
@@ -63,12 +66,17 @@ class TileProduct:
     is_cut: bool = False
     epilogue: Fused = NOTHING
     unit: VectorUnit = AVX512
+    narrow: Layout | None = None
+    is_kept: bool = True
 
     def __post_init__(self) -> None:
         """Check what the kernel relies on."""
         assert self.in_channels % ROW == 0, f"{self.in_channels} channels"
         assert self.rows == 1 or not is_free((self.columns,)), "several rows of free length"
         assert len(self.y.strides) == len(self.domain), f"{self.y}"
+        assert self.is_kept or self.narrow is not None, "nothing is written"
+        is_whole = self.out_channels % ROW == 0
+        assert self.narrow is None or is_whole, f"{self.out_channels} channels"
 
     @property
     def blocks(self) -> int:
