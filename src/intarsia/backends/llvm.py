@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from intarsia.native.pool import Team, ThreadPool
     from intarsia.target import Target, VirtualDevice
 
+_BFLOAT16_TILES = "amx-bf16"
 _LARGE_SCORES = 16 << 20
 """From this many bytes on, a Softmax's result is in memory rather than in a cache."""
 
@@ -291,14 +292,15 @@ class LlvmBackend(ConfiguredBackend):
 
     def _tiles(self, target: Target) -> tuple[str, ...]:
         """Return the features of tiles that kernels for a target may use: of this machine alone."""
-        # Of bytes nothing is lowered so.
-        if target.attrs.get("precision") != "bf16" or target.attrs.get("runner"):
+        if target.attrs.get("runner"):
             return ()
         from intarsia.native.native_target import target_cpu, target_features, why_not_here
 
         if why_not_here(target_cpu(target)[0]):
             return ()
-        return usable_tiles(target_features(target), self.settings.cache_folder())
+        tiles = usable_tiles(target_features(target), self.settings.cache_folder())
+        is_bf16 = target.attrs.get("precision") == "bf16"  # bytes lose nothing, so nobody is asked
+        return tuple(name for name in tiles if is_bf16 or name != _BFLOAT16_TILES)
 
     def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
         """Return what the kernels take by the description of the target's CPU, if there is one."""

@@ -256,6 +256,26 @@ class Assembler:
             lambda border: self._widen(value_id, zero, dtype, block, border),
         )
 
+    def read_inside(self, value_id: int, block: int, pads: Pads, outside: int) -> View:
+        """Return codes with a border that is one of them; one copy is for all readers.
+
+        Args:
+            value_id: Of the codes.
+            block: Channels of a block, or 0 for a plain tensor.
+            pads: The border.
+            outside: What it is.
+        """
+
+        def make(border: Pads | None) -> View:
+            known = [form.view for form in self._forms.get(value_id, ())]
+            has_blocks = block and any(view.block == block for view in known)
+            source = self.read(value_id, block if has_blocks else 0)
+            view = self.scratch(source.dtype, source.shape, block, border, outside=outside)
+            self.copy(source, view, (), f"{self.graph.values[value_id].name} inside {outside}")
+            return view
+
+        return self.read_as((value_id, "inside", outside), block, pads, make)
+
     def read_as(
         self, key: Hashable, block: int, pads: Pads, make: Callable[[Pads | None], View]
     ) -> View:
@@ -427,12 +447,13 @@ class Assembler:
         pads: Pads | None = None,
         half: str = "",
         spare: int = 0,
+        outside: float = 0,
     ) -> View:
-        """Return memory for something in between, inside a border of zeros if it is to have one.
+        """Return memory for something in between, inside a border if it is to have one.
 
-        Behind it there are `spare` elements that hold anything.
+        The border is `outside`. Behind it there are `spare` elements that hold anything.
         """
-        return self._allocate(dtype, tuple(shape), block, pads, half, spare)
+        return self._allocate(dtype, tuple(shape), block, pads, half, spare, outside)
 
     def is_written_once(self, view: View) -> bool:
         """Tell whether nothing else is in a view's memory while somebody reads it."""
@@ -461,6 +482,7 @@ class Assembler:
         pads: Pads | None,
         half: str = "",
         spare: int = 0,
+        outside: float = 0,
     ) -> View:
         outer_shape = padded(shape, pads)
         elements = prod(domain_of(outer_shape, block)) + spare
@@ -468,11 +490,11 @@ class Assembler:
         storage = self._storage(StorageKind.SCRATCH, 0, nbytes)
         view = dense_view(storage, dtype, shape, block, pads, half)
         if pads is not None:
-            self._clear_border(view, pads)
+            self._clear_border(view, pads, outside)
         return view
 
-    def _clear_border(self, view: View, pads: Pads) -> None:
-        """Write zeros around a tensor."""
+    def _clear_border(self, view: View, pads: Pads, outside: float = 0) -> None:
+        """Write zeros around a tensor, or another number."""
         whole = outer(view, pads)
         spans = [
             (before, extent - after)
@@ -480,7 +502,7 @@ class Assembler:
         ]
         extents = whole.domain
         inner = ((0, extents[0]), (0, extents[1]), *spans, *[(0, view.block)] * bool(view.block))
-        spec = Fill(extents, inner, whole.layout, unit=self.unit)
+        spec = Fill(extents, inner, whole.layout, outside, self.unit)
         entries = prod(extents) - prod(end - start for start, end in inner)
         moved = entries * view.item_bytes
         self.call(spec, (whole,), (), "border", moved, is_border=True)

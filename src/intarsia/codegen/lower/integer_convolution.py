@@ -56,6 +56,7 @@ from intarsia.codegen.lower.integer_products import BYTES
 from intarsia.codegen.lower.layouts import Wish
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import ANCHOR, Recipe, Source, fuse
+from intarsia.codegen.lower.tiles import TiledResult, append_tiled_codes, fits_tiles_of_codes
 from intarsia.codegen.lower.views import CHANNELS, Pads, View
 from intarsia.codegen.lower.windows import read_window
 from intarsia.codegen.unit import VectorUnit, WinogradMode
@@ -152,6 +153,8 @@ def wish_integer_conv(operation: Operation, unit: VectorUnit) -> Wish:
     problem = _Reading.of(operation, unit)
     if problem.kind is ConvKind.PLAIN:
         return Wish()
+    if problem.is_tiled or problem.has_border:  # its copy has the border
+        return Wish("blocked")
     borders = ((operation.node.inputs[0], problem.pads),) if problem.dtype in BYTES else ()
     return Wish("blocked", borders=borders)
 
@@ -166,6 +169,8 @@ class _Reading:
         weights: Without their zero points, in the least dtype that holds them.
         dtype: Of the input as the kernel reads it: its own, or a wide one without zero points.
         is_small: Whether a plain kernel widens both as it reads them.
+        is_tiled: Whether it is a product of tiles.
+        has_border: Whether its padding is a zero point that is not 0: its copy has that.
     """
 
     kind: ConvKind
@@ -173,6 +178,8 @@ class _Reading:
     weights: Array
     dtype: str
     is_small: bool = False
+    is_tiled: bool = False
+    has_border: bool = False
 
     @classmethod
     def of(cls, operation: Operation, unit: VectorUnit) -> _Reading:
@@ -183,17 +190,24 @@ class _Reading:
         kind = choose(groups, inputs, outputs, unit)
         if unit.is_small or unit.lanes() < max(DOT_GROUPS.values()):  # a block holds no group
             kind = ConvKind.PLAIN
-        pads = read_window(operation, weights.shape[_SPATIAL:]).pads
+        window = read_window(operation, weights.shape[_SPATIAL:])
+        pads = window.pads
         is_small = unit.is_small
         has_bytes = kind is ConvKind.DEPTHWISE or (unit.has_byte_dots and weights.dtype == np.int8)
         has_bytes = has_bytes or is_small
         is_known = operation.value(at.zero) is None or operation.is_constant(at.zero)
+        may_tile = kind is ConvKind.DIRECT and is_known and weights.dtype == np.int8
+        if may_tile and weights.size and fits_tiles_of_codes(operation, window, unit):
+            return cls(kind, pads, weights, operation.inputs[0].dtype, is_tiled=True)
         is_zero = is_known and not _zero(operation, at)
-        is_read = has_bytes and (is_zero or (is_known and not any(map(any, pads))))
+        has_border = any(map(any, pads)) and not is_zero
+        # A copy as bytes, with a border that is no zeros, is half of one as int16.
+        is_copied = is_known and unit.has_byte_dots and kind is not ConvKind.PLAIN
+        is_read = has_bytes and is_known and (not has_border or is_copied)
         wide = _SUM if kind is ConvKind.PLAIN and not is_small else _WIDE
         is_read = is_read and (is_small or kind is not ConvKind.PLAIN)
         dtype = operation.inputs[0].dtype if is_read else wide
-        return cls(kind, pads, weights, dtype, is_small)
+        return cls(kind, pads, weights, dtype, is_small, has_border=is_read and has_border)
 
     @property
     def weight_dtype(self) -> str:
@@ -408,18 +422,24 @@ def _append(
     weights, name = reading.weights, operation.node.name
     window = read_window(operation, weights.shape[_SPATIAL:]).at(operation.output_shape[_SPATIAL:])
     has_winograd = _has_winograd(assembler, operation, reading, window)
-    steps = None if has_winograd else _steps_of_pairs(assembler, operation, reading)
+    steps = (
+        None if has_winograd or reading.is_tiled else _steps_of_pairs(assembler, operation, reading)
+    )
     if steps is not None:
         reading = replace(reading, dtype=_PAIRED)
-    before = None if bias is None else bias.astype(np.int32)
-    if reading.dtype in BYTES and _zero(operation, at):
-        sums = weights.astype(np.int32).reshape(len(weights), -1).sum(-1, dtype=np.int32)
-        before = (0 if before is None else before) - sums * np.int32(_zero(operation, at))
+    before = _before(operation, at, reading, bias)
     first = recipe(name, len(operation.output_shape), before)
     fused, operands = fuse(assembler, group, _SUM, first)
     y = assembler.target(group.result)
     value = operation.value(at.weights)
     assert value is not None
+    if reading.is_tiled:
+        placed = TiledResult(window, y, fused, operands)
+        append_tiled_codes(
+            *(assembler, group, placed, reading.pads, _zero(operation, at), weights),
+            f"{value.name}/less {name}",
+        )
+        return
     make: Callable[..., _ConvSpec]
     if steps is not None:
         lies = _Lying(window, y.layout, fused).in_a_row(reading)
@@ -462,6 +482,18 @@ def _append(
         operands = [*operands, assembler.packed(f"{key}/places {strides}", make_places)]
         note += " by twos"
     assembler.call(spec, (x, packed, y, *operands), group.names, note)
+
+
+def _before(
+    operation: Operation, at: _Places, reading: _Reading, bias: Array | None
+) -> Array | None:
+    """Return what is added to the sums of each channel, int32; None for nothing."""
+    before: Array | None = None if bias is None else bias.astype(np.int32)
+    if reading.dtype in BYTES and _zero(operation, at):
+        weights = reading.weights
+        sums = weights.astype(np.int32).reshape(len(weights), -1).sum(-1, dtype=np.int32)
+        before = (0 if before is None else before) - sums * np.int32(_zero(operation, at))
+    return before
 
 
 _ConvSpec: TypeAlias = Winograd | Conv | PairConv | Depthwise | PlainConv
@@ -607,6 +639,8 @@ def _read(assembler: Assembler, operation: Operation, reading: _Reading) -> View
     """Return the codes of the input, with their padding, as the kernel reads them."""
     value, at = operation.inputs[0], _places(operation)
     block = _block(assembler, operation, reading)
+    if reading.has_border:
+        return assembler.read_inside(value.id, block, reading.pads, _zero(operation, at))
     if reading.dtype in BYTES:
         return assembler.read(value.id, block, reading.pads)
     zero = operation.value(at.zero)

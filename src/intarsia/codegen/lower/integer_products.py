@@ -30,6 +30,7 @@ from intarsia.codegen.lower.fixed_point import Steps, bias_of, factors_of
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import ANCHOR, Recipe, Source, fuse, operand, over
+from intarsia.codegen.lower.tiles import tiled_product
 from intarsia.codegen.lower.views import View
 from intarsia.codegen.unit import VectorUnit
 
@@ -201,7 +202,7 @@ def _along_columns(array: Array) -> Array:
 
 def _append(assembler: Assembler, group: KernelGroup, at: _Places, first: Recipe) -> None:
     """Append a product whose sums are what a recipe begins with."""
-    operation = group.anchor
+    operation, name = group.anchor, group.anchor.node.name
     a_value = operation.inputs[at.a]
     weights, kept = _centred(operation, at)
     is_row, is_column = len(a_value.shape or ()) == 1, weights.ndim == 1
@@ -234,13 +235,20 @@ def _append(assembler: Assembler, group: KernelGroup, at: _Places, first: Recipe
         over(fused, views[1:]),
         assembler.unit,
     )
+    b_value = operation.value(at.b)
+    assert b_value is not None
+    if form is _Form.BYTES and assembler.unit.has_byte_tiles:
+        tiled = tiled_product(assembler, spec, a, weights, f"{b_value.name}/less {name}/")
+        if tiled is not None:
+            product, rows, packed = tiled
+            note = f"{a.dtype} times {kept}, tiles"
+            assembler.call(product, (rows, packed, c, *views[1:]), group.names, note)
+            return
     spec = assembler.choose(spec)
     if form is _Form.SMALL_PAIRS:
         split = gemm.count_split(spec, weights)
         spec = replace(spec, b=Panels(kept, weights.shape[:-2], split))
-    b_value = operation.value(at.b)
-    assert b_value is not None
-    key = f"{b_value.name}/less {operation.node.name}/{gemm.packing(spec)}"
+    key = f"{b_value.name}/less {name}/{gemm.packing(spec)}"
     b = assembler.packed(key, partial(gemm.pack, spec, weights))
     note = f"{a.dtype} times {kept}"
     assembler.call(spec, (a, b, c, *views[1:]), group.names, note)

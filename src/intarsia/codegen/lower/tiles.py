@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products and convolutions of bfloat16 as products of tiles, where the CPU has these.
+"""Products and convolutions of bfloat16 and of codes as products of tiles, where the CPU has these.
 
-What is multiplied is copied as bfloat16 first, once for all that read it so.
+What is multiplied is copied to rows of tiles first, once for all that read it so: as bfloat16, or
+codes as they are. A border of codes is their zero point, so that what it adds to a sum is that of
+all positions. Of few channels, as images have, a row of a tile has all taps along a row.
 """
 
 from __future__ import annotations
@@ -14,21 +16,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.codegen.body import Layout
+from intarsia.codegen.body import Fused, Layout
 from intarsia.codegen.halves import rounded
-from intarsia.codegen.ir import TILE_ROWS, row_major
+from intarsia.codegen.ir import DOT_GROUPS, TILE_ROWS, row_major
 from intarsia.codegen.kernels import tile_product
 from intarsia.codegen.kernels.gemm import Gemm, merged
 from intarsia.codegen.kernels.tile_product import Taps, TileProduct
-from intarsia.codegen.kernels.tile_rows import ROW, TileRows
+from intarsia.codegen.kernels.tile_rows import NARROW_ROW, PIECE, TileRows, row_of
 from intarsia.codegen.kernels.window import Window
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.views import CHANNELS, Pads, View
-from intarsia.codegen.lower.windows import read_conv_window
+from intarsia.codegen.lower.windows import WindowAttributes, read_conv_window
 from intarsia.codegen.unit import VectorUnit
 from intarsia.extents import Size, is_free, typical
+from intarsia.graph.graph import Value
 
 if TYPE_CHECKING:
     from intarsia.codegen.lower.convolution import ConvProblem
@@ -40,11 +43,16 @@ _DTYPE = "uint16"
 _LEAST_ROWS = 8
 """Of a product: fewer are bound by reading the weights, and leave most of a tile empty."""
 _MOST_STRIDE = 4
-_SPARE = TILE_ROWS * ROW * _MOST_STRIDE
-"""Elements behind an image that tiles may read: of positions beyond the last one."""
 _FEW_SETS = 512
 """Rows a multiple of so many numbers apart share few sets of the first cache."""
 _TILES, _VECTORS = "tiles", "vectors"
+_LEAST_CHANNELS = 16
+"""Of codes, where a row of a tile has one tap: of fewer, it would hold little but zeros."""
+
+
+def _spare(dtype: str) -> int:
+    """Return how many elements behind an operand tiles may read: of positions beyond the last."""
+    return TILE_ROWS * row_of(dtype) * _MOST_STRIDE
 
 
 def tiled_product(
@@ -60,12 +68,14 @@ def tiled_product(
         name: Of the weights.
     """
     *batch, k, n = weights.shape
-    is_fit = prod(batch) == 1 and k > 0 and k % ROW == 0 and n > 0 and not a.block
+    dtype = _DTYPE if a.dtype == "float32" else a.dtype
+    row = row_of(dtype)
+    is_fit = prod(batch) == 1 and k > 0 and k % row == 0 and n > 0 and not a.block
     strides = zip(a.strides, a.shape, strict=True)
     is_fit = is_fit and a.strides[-1] == 1 and all(step or n == 1 for step, n in strides)
     if not is_fit or is_free((spec.k, a.strides[-2])):
         return None
-    pitch = k if k % _FEW_SETS else k + ROW
+    pitch = k if k % (_FEW_SETS * row // row_of(_DTYPE)) else k + row
     rows = tuple(step * pitch for step in row_major(a.shape[:-1]))
     product = merged(replace(spec, a=Layout(spec.a.dtype, (*rows, 1))))
     if product.batch:
@@ -76,7 +86,7 @@ def tiled_product(
 
     if (assembler.settle(f"tiles of {name}", own) or own()) != _TILES:
         return None
-    x = _rows_of(assembler, a, pitch)
+    x = _rows_of(assembler, a, dtype, pitch)
     operands = [_in_blocks(layout) for layout in product.epilogue.operands]
     tiled = TileProduct(
         1,
@@ -84,13 +94,15 @@ def tiled_product(
         n,
         1,
         product.m,
-        (0, ROW, 0, pitch),
+        (0, row, 0, pitch),
         assembler.elements_from(x),
         (Taps(), Taps()),
         _in_blocks(product.c),
         is_cut=True,
         epilogue=product.epilogue.over(operands),
         unit=spec.unit,
+        x_dtype=dtype,
+        w_dtype=_DTYPE if dtype == _DTYPE else weights.dtype.name,
     )
     return tiled, x, _packed(assembler, tiled, weights.reshape(k, n).T, name)
 
@@ -99,7 +111,9 @@ def _packed(assembler: Assembler, tiled: TileProduct, weights: Array, name: str)
     """Return weights (out_channels, in_channels, *taps) as a product of tiles reads them."""
 
     def pack() -> Array:
-        return tile_product.pack(tiled, rounded(weights, "bfloat16").view(_DTYPE))
+        is_rounded = tiled.w_dtype == _DTYPE
+        items = rounded(weights, "bfloat16").view(_DTYPE) if is_rounded else weights
+        return tile_product.pack(tiled, items)
 
     return assembler.panels(f"{name}{tile_product.packing(tiled)}", pack)
 
@@ -110,21 +124,23 @@ def _in_blocks(layout: Layout) -> Layout:
     return replace(layout, strides=(0, by_column * TILE_ROWS, 0, by_row, by_column))
 
 
-def _rows_of(assembler: Assembler, a: View, pitch: int) -> View:
+def _rows_of(assembler: Assembler, a: View, dtype: str, pitch: int) -> View:
     """Return a left operand as rows of tiles, each `pitch` elements from the one before."""
     *rows, k = a.shape
+    row = row_of(dtype)
 
     def make() -> tuple[View, ...]:
-        x = assembler.scratch(_DTYPE, (prod(rows) * pitch,), spare=TILE_ROWS * pitch)
+        x = assembler.scratch(dtype, (prod(rows) * pitch,), spare=TILE_ROWS * pitch)
         steps = tuple(step * pitch for step in row_major(tuple(rows)))
         assert isinstance(k, int)
         spec = TileRows(
-            (*rows, k // ROW),
-            replace(a.layout, strides=(*a.strides[:-1], ROW)),
-            ROW // 2,
-            replace(x.layout, strides=(*steps, ROW)),
+            (*rows, k // row),
+            replace(a.layout, strides=(*a.strides[:-1], row)),
+            PIECE,
+            replace(x.layout, strides=(*steps, row)),
+            row // PIECE,
         )
-        assembler.call(spec, (a, x), (), "as bfloat16")
+        assembler.call(spec, (a, x), (), "as bfloat16" if dtype == _DTYPE else "rows of tiles")
         return (x,)
 
     if not assembler.is_written_once(a):
@@ -182,17 +198,40 @@ def _joined(layout: Layout) -> Layout:
 
 def fits_tiles(operation: Operation, unit: VectorUnit) -> bool:
     """Tell whether a convolution with constant weights may be a product of tiles of bfloat16."""
+    has_rows = operation.shape()[CHANNELS] % row_of(_DTYPE) == 0
+    window = read_conv_window(operation)
+    return unit.has_bf16_tiles and has_rows and _is_window_of_tiles(operation, window, unit)
+
+
+def fits_tiles_of_codes(operation: Operation, window: WindowAttributes, unit: VectorUnit) -> bool:
+    """Tell whether a convolution of codes by constant int8 may be a product of tiles."""
+    channels = operation.shape()[CHANNELS]
+    has_rows = channels >= _LEAST_CHANNELS or _shares_rows(channels, window)
+    return unit.has_byte_tiles and has_rows and _is_window_of_tiles(operation, window, unit)
+
+
+def _shares_rows(channels: int, window: WindowAttributes | Window) -> bool:
+    """Tell whether a row of a tile holds the channels of all taps along a row."""
+    is_next = window.dilations[-1] == 1 or window.kernel[-1] == 1
+    return is_next and window.kernel[-1] * _block_of_few(channels) <= row_of("uint8")
+
+
+def _block_of_few(channels: int) -> int:
+    """Return in blocks of how many bytes few channels lie for products of tiles."""
+    group = DOT_GROUPS["uint8"]
+    return group if channels <= group else -(-channels // PIECE) * PIECE
+
+
+def _is_window_of_tiles(operation: Operation, window: WindowAttributes, unit: VectorUnit) -> bool:
     shape, out = operation.shape(), operation.output_shape
     spatial = (*shape[_SPATIAL:], *out[_SPATIAL:])
     return (
-        unit.has_bf16_tiles
-        and unit.lanes() == TILE_ROWS
+        unit.lanes() == TILE_ROWS
         and len(shape) - _SPATIAL in (1, 2)
-        and shape[CHANNELS] % ROW == 0
         and operation.attribute("group", 1) == 1
         and not is_free(spatial)
         and 0 not in (shape[CHANNELS], out[CHANNELS], *spatial)
-        and max(read_conv_window(operation).strides) <= _MOST_STRIDE
+        and max(window.strides) <= _MOST_STRIDE
     )
 
 
@@ -205,66 +244,176 @@ def append_tiled(
     """Append a convolution that `fits_tiles`; `x` of the problem is its input without padding."""
     assert isinstance(problem.weights, np.ndarray)
     x = _image_rows(assembler, group.anchor.node.inputs[0], problem.x, pads)
-    layouts = (problem.y.layout, *problem.epilogue.operands)
+    biases = () if problem.bias is None else (problem.bias,)
     narrow = _narrow_result(assembler, group.result, problem.y)
+    placed = TiledResult(problem.window, problem.y, problem.epilogue, problem.operands)
+    _append(assembler, group, x, placed, problem.weights, problem.key, biases, narrow)
+
+
+def append_tiled_codes(
+    assembler: Assembler,
+    group: KernelGroup,
+    placed: TiledResult,
+    pads: Pads,
+    zero: int,
+    weights: Array,
+    key: str,
+) -> None:
+    """Append a convolution of codes that `fits_tiles_of_codes`.
+
+    Args:
+        assembler: Of the program.
+        group: What the convolution anchors.
+        placed: What it writes.
+        pads: Its padding.
+        zero: The zero point of its input.
+        weights: Without their zero points, int8.
+        key: Names them.
+    """
+    value, lanes = group.anchor.inputs[0], assembler.lanes
+    few = lanes if assembler.plan.blocks.get(value.id) else _block_of_few(weights.shape[1])
+    kernel = placed.window.kernel
+    if weights.shape[1] <= few and _shares_rows(few, placed.window):
+        x = _few_channels(assembler, value, few, pads, zero)
+        outside = [(0, 0), (0, few - weights.shape[1]), *[(0, 0)] * (weights.ndim - 2)]
+        taps = np.moveaxis(np.pad(weights, outside), -1, 1)
+        weights = taps.reshape(len(weights), few * kernel[-1], *kernel[:-1], 1)
+        placed = replace(placed, window=replace(placed.window, kernel=(*kernel[:-1], 1)))
+    else:
+        x = _image_rows(assembler, value.id, assembler.read(value.id, lanes), pads, zero)
+    missing = -weights.shape[1] % row_of(x.dtype)
+    weights = np.pad(weights, [(0, 0), (0, missing), *[(0, 0)] * (weights.ndim - 2)])
+    _append(assembler, group, x, placed, weights, key)
+
+
+def _few_channels(assembler: Assembler, value: Value, block: int, pads: Pads, zero: int) -> View:
+    """Return an input of few channels of codes, in one block of these, with its padding."""
+
+    def make(border: Pads | None) -> View:
+        source = assembler.read(value.id, block if assembler.plan.blocks.get(value.id) else 0)
+        spare = TILE_ROWS * _MOST_STRIDE * block + row_of(value.dtype)
+        x = assembler.scratch(value.dtype, source.shape, block, border, spare=spare, outside=zero)
+        assembler.copy(source, x, (), f"{value.name} for tiles")
+        return x
+
+    return assembler.read_as((value.id, _TILES, "few", zero), block, pads, make)
+
+
+@dataclass(frozen=True, slots=True)
+class TiledResult:
+    """What a convolution writes.
+
+    Attributes:
+        window: Its positions.
+        y: Where.
+        epilogue: What is done with sums.
+        operands: Of that.
+    """
+
+    window: Window
+    y: View
+    epilogue: Fused
+    operands: Sequence[View]
+
+
+def _append(
+    assembler: Assembler,
+    group: KernelGroup,
+    x: View,
+    placed: TiledResult,
+    weights: Array,
+    key: str,
+    biases: Sequence[View] = (),
+    narrow: View | None = None,
+) -> None:
+    """Append a product of tiles.
+
+    Args:
+        assembler: Of the program.
+        group: What the convolution anchors.
+        x: Its input as rows of tiles, with its padding.
+        placed: What it writes.
+        weights: (out_channels, in_channels, *taps), with as many channels as rows have.
+        key: Names them.
+        biases: One, or none.
+        narrow: Where results are written as bfloat16 too; None for nowhere.
+    """
+    y = placed.y
+    layouts = (y.layout, *placed.epilogue.operands)
     if narrow is not None:
         layouts = (*layouts, narrow.layout)
-    at = _Positions.of(problem.window, x, layouts)
-    y, *operands = at.layouts
+    at = _Positions.of(placed.window, x, layouts)
+    layout, *operands = at.layouts
     narrow_layout = operands.pop() if narrow is not None else None
     is_kept = narrow is None or not assembler.tiled[group.result].is_all
-    biases = [] if problem.bias is None else [problem.bias]
     tiled = TileProduct(
-        problem.x.shape[0],
-        problem.x.shape[CHANNELS],
-        problem.y.shape[CHANNELS],
+        y.shape[0],
+        weights.shape[1],
+        y.shape[CHANNELS],
         at.rows,
         at.columns,
         at.x_strides,
         assembler.elements_from(x),
         at.taps,
-        y,
+        layout,
         bias=bool(biases),
-        epilogue=problem.epilogue.over(operands),
+        epilogue=placed.epilogue.over(operands),
         unit=assembler.unit,
+        x_dtype=x.dtype,
+        w_dtype=_DTYPE if x.dtype == _DTYPE else weights.dtype.name,
         narrow=narrow_layout,
         is_kept=is_kept,
     )
-    weights = _packed(assembler, tiled, problem.weights, f"{problem.key}/")
-    written = [problem.y] * is_kept + [item for item in (narrow,) if item is not None]
-    arguments = (x, weights, *biases, *written, *problem.operands)
-    assembler.call(tiled, arguments, group.names, "bfloat16 tiles")
+    packed = _packed(assembler, tiled, weights, f"{key}/")
+    note = "bfloat16 tiles" if x.dtype == _DTYPE else f"{x.dtype} times {tiled.w_dtype}, tiles"
+    written = [y] * is_kept + [item for item in (narrow,) if item is not None]
+    assembler.call(tiled, (x, packed, *biases, *written, *placed.operands), group.names, note)
 
 
 def _narrow_result(assembler: Assembler, value_id: int, y: View) -> View | None:
     """Return where a result is written for the products of tiles that read it; None for nowhere."""
     reads = assembler.tiled.get(value_id)
-    if reads is None or y.shape[CHANNELS] % ROW or y.half:
+    if reads is None or y.shape[CHANNELS] % NARROW_ROW or y.half:
         return None
     made: list[View] = []
 
     def make(border: Pads | None) -> View:
-        made.append(assembler.scratch(_DTYPE, y.shape, ROW, border, spare=_SPARE))
+        made.append(assembler.scratch(_DTYPE, y.shape, NARROW_ROW, border, spare=_spare(_DTYPE)))
         return made[0]
 
-    assembler.read_as((value_id, _TILES), ROW, reads.pads, make)
+    assembler.read_as((value_id, _TILES, 0), NARROW_ROW, reads.pads, make)
     return made[0]
 
 
-def _image_rows(assembler: Assembler, value_id: int, x: View, pads: Pads) -> View:
-    """Return an input in blocks of 16 channels as bfloat16 in blocks of 32, with its padding."""
+def _image_rows(assembler: Assembler, value_id: int, x: View, pads: Pads, zero: int = 0) -> View:
+    """Return an input in blocks of 16 channels in blocks as long as rows, with its padding.
+
+    Numbers are copied as bfloat16. Channels that fill the last block of codes up are anything.
+    """
+    is_float = x.dtype == "float32"
+    dtype = _DTYPE if is_float else x.dtype
+    row = row_of(dtype)
 
     def make(border: Pads | None) -> View:
-        rows = assembler.scratch(_DTYPE, x.shape, ROW, border, spare=_SPARE)
+        rows = assembler.scratch(dtype, x.shape, row, border, spare=_spare(dtype), outside=zero)
         images, blocks, *spatial, _ = x.domain
         by_image, by_block, *steps, _ = x.strides
-        spec = TileRows(
-            (images, blocks // 2, *spatial),
-            replace(x.layout, strides=(by_image, 2 * by_block, *steps)),
-            by_block,
-            replace(rows.layout, strides=rows.strides[:-1]),
-        )
-        assembler.call(spec, (x, rows), (), "as bfloat16")
+        whole, rest = divmod(blocks, row // PIECE)
+        for first, count, pieces in ((0, whole, row // PIECE), (whole, 1, rest)):
+            if not count or not pieces:
+                continue
+            item, part = (
+                view.at((0, number, *[0] * (len(view.strides) - 2)))
+                for view, number in ((x, first * (row // PIECE)), (rows, first))
+            )
+            spec = TileRows(
+                (images, count, *spatial),
+                replace(item.layout, strides=(by_image, row // PIECE * by_block, *steps)),
+                by_block,
+                replace(part.layout, strides=part.strides[:-1]),
+                pieces,
+            )
+            assembler.call(spec, (item, part), (), "as bfloat16" if is_float else "rows of tiles")
         return rows
 
-    return assembler.read_as((value_id, _TILES), ROW, pads, make)
+    return assembler.read_as((value_id, _TILES, zero), row, pads, make)

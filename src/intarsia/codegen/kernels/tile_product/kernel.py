@@ -21,11 +21,9 @@ from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import TILE_ROWS, Buffer, Function, Index, IrValue
 from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.kernels.tile_product.spec import TileProduct, schedule
-from intarsia.codegen.kernels.tile_rows import ROW, bfloat16_bits
+from intarsia.codegen.kernels.tile_rows import NARROW_ROW, bfloat16_bits
 from intarsia.graph.arena import aligned_bytes
 
-_TILE = TILE_ROWS * ROW
-"""Numbers of a tile of weights."""
 _SUMS = TILE_ROWS * TILE_ROWS
 _LINE_BYTES = 64
 
@@ -34,22 +32,24 @@ Counts: TypeAlias = "tuple[int | None, ...]"
 
 
 def pack(spec: TileProduct, weights: Array) -> Array:
-    """Return weights (out_channels, in_channels, *taps), bits of bfloat16, as `build` reads them.
+    """Return weights (out_channels, in_channels, *taps), bits of bfloat16 or codes, as read.
 
     In order: pairs of blocks of output channels, taps, rows of input channels, the blocks of a
-    pair, pairs of input channels, output channels, the input channels of a pair. Output channels
+    pair, groups of input channels, output channels, the input channels of a group. Output channels
     that fill the last block are zero.
     """
     outputs, inputs = weights.shape[:2]
+    row, group = spec.row, spec.group
+    tile = TILE_ROWS * row
     taps = math.prod(taps.count for taps in spec.taps)
-    packed = aligned_bytes(spec.blocks * spec.steps * _TILE * weights.itemsize)
+    packed = aligned_bytes(spec.blocks * spec.steps * tile * weights.itemsize)
     rest = packed.view(weights.dtype)
-    rows = weights.reshape(outputs, inputs // ROW, TILE_ROWS, 2, taps)
+    rows = weights.reshape(outputs, inputs // row, TILE_ROWS, group, taps)
     for first in range(0, spec.blocks, 2):
         size = min(2, spec.blocks - first)
         part = rows[first * TILE_ROWS : (first + size) * TILE_ROWS]
-        place, rest = np.split(rest, [size * spec.steps * _TILE])
-        shape = (taps, inputs // ROW, size, TILE_ROWS, TILE_ROWS, 2)
+        place, rest = np.split(rest, [size * spec.steps * tile])
+        shape = (taps, inputs // row, size, TILE_ROWS, TILE_ROWS, group)
         by_block = place.reshape(shape)
         for block in range(size):
             some = part[block * TILE_ROWS : (block + 1) * TILE_ROWS]
@@ -59,7 +59,7 @@ def pack(spec: TileProduct, weights: Array) -> Array:
 
 def packing(spec: TileProduct) -> str:
     """Name the order of packed weights."""
-    return f"tiles of {spec.blocks} by {spec.steps}"
+    return f"tiles of {spec.w_dtype} {spec.blocks} by {spec.steps}"
 
 
 def build(spec: TileProduct) -> Function:
@@ -77,9 +77,10 @@ class _TileKernel:
     def __init__(self, spec: TileProduct) -> None:
         self.spec, self.plan = spec, schedule(spec)
         self.b = b = Builder("tile_product")
-        self.x = b.argument("x", "uint16", (spec.x_size,), align=_LINE_BYTES)
-        count = spec.blocks * spec.steps * _TILE
-        self.w = b.argument("w", "uint16", (count,), align=_LINE_BYTES)
+        self.x = b.argument("x", spec.x_dtype, (spec.x_size,))
+        self.tile = TILE_ROWS * spec.row
+        count = spec.blocks * spec.steps * self.tile
+        self.w = b.argument("w", spec.w_dtype, (count,), align=_LINE_BYTES)
         self.bias: Buffer | None = None
         if spec.bias:
             self.bias = b.argument("bias", "float32", (spec.blocks * TILE_ROWS,), align=4)
@@ -89,13 +90,13 @@ class _TileKernel:
         self.narrow: Buffer | None = None
         if spec.narrow is not None:
             images, blocks, *positions, _ = spec.domain
-            domain = (images, blocks // 2, *positions, ROW)
+            domain = (images, blocks // 2, *positions, NARROW_ROW)
             self.narrow = spec.narrow.declare(b, "narrow", domain, is_written=True)
         self.epilogue = spec.epilogue.bind(b, spec.domain)
-        self.sums = b.local("sums", "float32", (4 * _SUMS,))
-        self.lefts = [b.tile(f"x{i}", "uint16") for i in range(2)]
-        self.rights = [b.tile(f"w{i}", "uint16") for i in range(2)]
-        self.totals = [[b.tile(f"s{i}{j}", "float32") for j in range(2)] for i in range(2)]
+        self.sums = b.local("sums", spec.sum_dtype, (4 * _SUMS,))
+        self.lefts = [b.tile(f"x{i}", spec.x_dtype) for i in range(2)]
+        self.rights = [b.tile(f"w{i}", spec.w_dtype) for i in range(2)]
+        self.totals = [[b.tile(f"s{i}{j}", spec.sum_dtype) for j in range(2)] for i in range(2)]
 
     def function(self) -> Function:
         b, spec, plan = self.b, self.spec, self.plan
@@ -157,8 +158,8 @@ class _TileKernel:
         b, spec = self.b, self.spec
         rows, columns = spec.taps
         by_group, by_column = spec.x_strides[1], spec.x_strides[3]
-        groups = spec.in_channels // ROW
-        first = pair * (2 * spec.steps * _TILE)
+        groups = spec.in_channels // spec.row
+        first = pair * (2 * spec.steps * self.tile)
         with (
             b.serial(0, rows.count) as r,
             b.serial(0, columns.count) as c,
@@ -169,8 +170,8 @@ class _TileKernel:
             for i, start in enumerate(starts):
                 b.tile_load(self.lefts[i], self.x, start + tap, by_column)
             for j in range(size):
-                place = first + step * (size * _TILE) + j * _TILE
-                b.tile_load(self.rights[j], self.w, place, ROW)
+                place = first + step * (size * self.tile) + j * self.tile
+                b.tile_load(self.rights[j], self.w, place, spec.row)
             for i in range(2):
                 for j in range(size):
                     b.tile_dot(self.totals[i][j], self.lefts[i], self.rights[j])
@@ -218,5 +219,5 @@ class _TileKernel:
         b.interleave(partial(write, number) for number in range(len(counts)))
         if self.narrow is not None:
             halves = [bfloat16_bits(b, values[number]) for number in range(2)]
-            row = b.shuffle(*halves, range(ROW))
+            row = b.shuffle(*halves, range(NARROW_ROW))
             b.store(row, self.narrow, (image, pair, line, column, 0))

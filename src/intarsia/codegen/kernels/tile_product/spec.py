@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a product of tiles is: a convolution or a matrix product of bfloat16 as tiles take it."""
+"""What a product of tiles is: a convolution or a matrix product of bfloat16 or codes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass
 
 from intarsia.codegen.body import NOTHING, Fused, Layout
-from intarsia.codegen.ir import TILE_ROWS
-from intarsia.codegen.kernels.tile_rows import ROW
+from intarsia.codegen.ir import DOT_GROUPS, DOT_SUMS, TILE_BYTES, TILE_ROWS
+from intarsia.codegen.kernels.tile_rows import NARROW_ROW, row_of
 from intarsia.codegen.unit import AVX512, VectorUnit
 from intarsia.extents import Size, is_free, typical
 
@@ -29,17 +29,19 @@ class Taps:
 class TileProduct:
     """`y[n, :, r, c] = epilogue(bias + sum of w[:, i, s, t] * x[n, i, r, c, s, t])`.
 
-    The input is as `TileRows` writes it: rows of 32 channels. A matrix product has its rows as
-    positions `c` and its columns as output channels, which lie in blocks of 16 in either case.
+    The input is as `TileRows` writes it: rows of 32 channels, of codes of 64. Few channels of codes
+    lie side by side with those of the next columns: all taps along a row are then the channels of
+    one. A matrix product has its rows as positions `c` and its columns as output channels, which
+    lie in blocks of 16 in either case.
 
     Attributes:
         batch: Images.
-        in_channels: A multiple of 32.
+        in_channels: A multiple of those of a row.
         out_channels: Any number.
         rows: Of positions.
         columns: Positions of a row; they may be free where there is one row.
-        x_strides: Elements of the input from an image, from 32 channels, from a row and from a
-            column of positions to the next.
+        x_strides: Elements of the input from an image, from a row's channels, from a row and from
+            a column of positions to the next.
         x_size: Elements of the input's memory; behind what is meant there are as many as the
             positions of a tile, less one, which may hold anything.
         taps: Along rows and columns.
@@ -48,6 +50,8 @@ class TileProduct:
         is_cut: Whether the last block ends with the last channel in memory.
         epilogue: Over the domain of y.
         unit: What it is shaped for.
+        x_dtype: Of the input.
+        w_dtype: Of the weights.
         narrow: Where results are written as bfloat16 too, for products of tiles to read: over
             images, 32 channels, rows, columns, channels; None for nowhere.
         is_kept: Whether y is written.
@@ -66,17 +70,35 @@ class TileProduct:
     is_cut: bool = False
     epilogue: Fused = NOTHING
     unit: VectorUnit = AVX512
+    x_dtype: str = "uint16"
+    w_dtype: str = "uint16"
     narrow: Layout | None = None
     is_kept: bool = True
 
     def __post_init__(self) -> None:
         """Check what the kernel relies on."""
-        assert self.in_channels % ROW == 0, f"{self.in_channels} channels"
+        assert self.in_channels % self.row == 0, f"{self.in_channels} channels"
+        assert not self.bias or self.sum_dtype == "float32", "codes have their bias in the epilogue"
         assert self.rows == 1 or not is_free((self.columns,)), "several rows of free length"
         assert len(self.y.strides) == len(self.domain), f"{self.y}"
         assert self.is_kept or self.narrow is not None, "nothing is written"
-        is_whole = self.out_channels % ROW == 0
+        is_whole = self.out_channels % NARROW_ROW == 0
         assert self.narrow is None or is_whole, f"{self.out_channels} channels"
+
+    @property
+    def row(self) -> int:
+        """Channels of a row of a tile."""
+        return row_of(self.x_dtype)
+
+    @property
+    def group(self) -> int:
+        """Channels that lie side by side for each output channel."""
+        return DOT_GROUPS[self.x_dtype]
+
+    @property
+    def sum_dtype(self) -> str:
+        """What products are summed in: the first input of the epilogue."""
+        return DOT_SUMS[self.x_dtype]
 
     @property
     def blocks(self) -> int:
@@ -91,7 +113,7 @@ class TileProduct:
     @property
     def steps(self) -> int:
         """Tiles that are summed."""
-        return self.in_channels // ROW * math.prod(taps.count for taps in self.taps)
+        return self.in_channels // self.row * math.prod(taps.count for taps in self.taps)
 
     @property
     def pitch(self) -> int:
@@ -133,15 +155,15 @@ def schedule(spec: TileProduct) -> TileSchedule:
         lines, length = 1, (spec.rows - 1) * spec.pitch + spec.columns
     tiles = lines * -(-typical(length) // TILE_ROWS)
     pairs = -(-spec.blocks // 2)
-    row_bytes = TILE_ROWS * spec.in_channels * 2
+    row_bytes = TILE_ROWS * spec.in_channels * TILE_BYTES // spec.row
     # What of the input is read for each pair stays in the second cache.
     most = max(2, spec.unit.l2_bytes // 2 // row_bytes // 2 * 2)
     positions = min(tiles, most)
     images = typical(spec.batch)
-    work = images * tiles * TILE_ROWS * spec.blocks * TILE_ROWS * spec.steps * ROW
+    work = images * tiles * TILE_ROWS * spec.blocks * TILE_ROWS * spec.steps * spec.row
     wanted = min(_MOST_TURNS, max(1, work // _TURN_WORK))
     have = images * -(-tiles // positions)
-    x_bytes, w_bytes = tiles * row_bytes, pairs * 2 * TILE_ROWS * spec.steps * ROW * 2
+    x_bytes, w_bytes = tiles * row_bytes, pairs * 2 * spec.steps * TILE_ROWS * TILE_BYTES
     # Each turn reads its part of one operand and all of the other, so what is larger is cut.
     shares = 1
     if have < wanted:
