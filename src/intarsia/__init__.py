@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from intarsia.graph.annotate import on_device
     from intarsia.opening import load
     from intarsia.place.annotated_model import annotate
+    from intarsia.provider.library import onnxruntime_library
     from intarsia.quantizing.quantize import quantize
     from intarsia.runtime.device_array import DeviceArray
     from intarsia.runtime.executor import PlanExecutable as Executable
@@ -44,6 +45,7 @@ __all__ = [
     "from_torch",
     "load",
     "on_device",
+    "onnxruntime_library",
     "quantize",
     "tune",
 ]
@@ -64,6 +66,7 @@ _HOMES = {
     "from_torch": ("intarsia.torch.exported", "from_torch"),
     "load": ("intarsia.opening", "load"),
     "on_device": ("intarsia.graph.annotate", "on_device"),
+    "onnxruntime_library": ("intarsia.provider.library", "onnxruntime_library"),
     "quantize": ("intarsia.quantizing.quantize", "quantize"),
     "tune": ("intarsia.compiler", "tune"),
 }

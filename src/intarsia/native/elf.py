@@ -33,18 +33,18 @@ _PROGBITS, _SYMTAB, _RELA, _UNWIND = 1, 2, 4, 0x70000001
 _WRITE, _ALLOC, _TLS = 1, 2, 0x400
 _UNDEFINED, _SPECIAL = 0, 0xFF00
 
-_ABSOLUTE, _RELATIVE, _CALL = 1, 2, 4
-_TABLE = frozenset((9, 41, 42))  # GOTPCREL, GOTPCRELX, REX_GOTPCRELX
+ABSOLUTE, RELATIVE, CALL = 1, 2, 4
+TABLE = frozenset((9, 41, 42))  # GOTPCREL, GOTPCRELX, REX_GOTPCRELX
 _JUMP = b"\xff\x25\x00\x00\x00\x00"
 """`jmp *0(%rip)`: to the address that follows."""
 _TABLE_ALIGNMENT = 16
-_PAGE = 4096
+PAGE = 4096
 _FRAMES, _ADDRESSES = b".eh_frame\0", b".data.rel.ro"
 """Of sections: for exceptions; constants that have addresses."""
 
 
-class _UnknownError(Exception):
-    """Something that only LLVM links."""
+class NotLinkedError(Exception):
+    """Something that only LLVM links, or another linker."""
 
 
 class _Section(NamedTuple):
@@ -61,7 +61,7 @@ class _Section(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Image:
+class Image:
     """What will be in memory, at offsets from its start.
 
     Attributes:
@@ -73,6 +73,7 @@ class _Image:
     absolute: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, content: bytes, alignment: int) -> int:
+        """Put something behind what there is, and return its offset."""
         self.content += bytes(-len(self.content) % max(alignment, 1))
         offset = len(self.content)
         self.content += content
@@ -88,7 +89,7 @@ class LinkedImage:
 
     __slots__ = ("_memory", "addresses")
 
-    def __init__(self, image: _Image, entries: Mapping[str, int]) -> None:
+    def __init__(self, image: Image, entries: Mapping[str, int]) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._memory = mmap.mmap(-1, max(len(image.content), 1), flags)
         start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
@@ -114,12 +115,12 @@ def link_objects(
     """
     if not can_link():
         return None
-    image, entries = _Image(), {}
+    image, entries = Image(), {}
     try:
         for name, code in objects.items():
-            entries[name] = _Object(code, symbols or {}).place(image, name)
+            entries[name] = ObjectFile(code, symbols or {}).place(image, name)
         return LinkedImage(image, entries)
-    except (_UnknownError, struct.error, IndexError, KeyError, ValueError, OSError):
+    except (NotLinkedError, struct.error, IndexError, KeyError, ValueError, OSError):
         return None  # LLVM does it, or says what is wrong
 
 
@@ -128,7 +129,7 @@ def can_link() -> bool:
     return sys.platform == "linux" and platform.machine() == "x86_64" and sys.maxsize > 1 << 32
 
 
-class _Object:
+class ObjectFile:
     """One object file.
 
     Args:
@@ -141,7 +142,7 @@ class _Object:
         head = _HEADER.unpack_from(code)
         magic, kind, machine, start, count = head[0], head[1], head[2], head[6], head[12]
         if not magic.startswith(_MAGIC) or (kind, machine) != (_RELOCATABLE, _X86_64):
-            raise _UnknownError
+            raise NotLinkedError
         self._sections = [
             _Section(*_SECTION.unpack_from(code, start + number * _SECTION.size))
             for number in range(count)
@@ -152,15 +153,24 @@ class _Object:
         (self._names,) = (section for section in self._sections if section.kind == _SYMTAB)
         self._strings = self._sections[self._names.link].offset
 
-    def place(self, image: _Image, name: str) -> int:
+    def place(self, image: Image, name: str) -> int:
         """Put the object into an image, and return where its function of this name is."""
+        self.lay(image)
+        return self.offset_of(name)
+
+    def lay(self, image: Image) -> None:
+        """Put the object into an image.
+
+        Raises:
+            NotLinkedError: It has what only LLVM links.
+        """
         for number, section in enumerate(self._sections):
             if not section.flags & _ALLOC or self._is_unwinding(section):
                 continue
             if section.flags & _WRITE and not self._is_called(section, _ADDRESSES):
-                raise _UnknownError
-            if section.kind != _PROGBITS or section.flags & _TLS or section.alignment > _PAGE:
-                raise _UnknownError
+                raise NotLinkedError
+            if section.kind != _PROGBITS or section.flags & _TLS or section.alignment > PAGE:
+                raise NotLinkedError
             content = self._code[section.offset : section.offset + section.size]
             self._places[number] = image.add(content, section.alignment)
         for section in self._sections:
@@ -168,11 +178,18 @@ class _Object:
                 for offset, info, addend in self._relocations(section):
                     place = self._places[section.info] + offset
                     self._relocate(image, place, info & 0xFFFFFFFF, info >> 32, addend)
+
+    def offset_of(self, name: str) -> int:
+        """Return where a function is in the image.
+
+        Raises:
+            NotLinkedError: There is none of this name.
+        """
         for number in range(self._names.size // _SYMBOL.size):
             label, _, _, section_number, value, _ = self._symbol(number)
             if section_number in self._places and self._text(label) == name:
                 return self._places[section_number] + int(value)
-        raise _UnknownError
+        raise NotLinkedError
 
     def _is_unwinding(self, section: _Section) -> bool:
         """Tell whether a section is for exceptions; nothing throws any through our code."""
@@ -193,32 +210,32 @@ class _Object:
         start = self._strings + label
         return self._code[start : self._code.index(b"\0", start)].decode()
 
-    def _relocate(self, image: _Image, place: int, kind: int, number: int, addend: int) -> None:
+    def _relocate(self, image: Image, place: int, kind: int, number: int, addend: int) -> None:
         label, _, _, section, value, _ = self._symbol(number)
         if section >= _SPECIAL:
-            raise _UnknownError
+            raise NotLinkedError
         inside = None if section == _UNDEFINED else self._places[section] + value
-        if kind == _ABSOLUTE and inside is not None:
+        if kind == ABSOLUTE and inside is not None:
             image.absolute.append((place, inside + addend))
             return
-        if kind in _TABLE:
+        if kind in TABLE:
             where = self._table.get(number)
             if where is None:
                 where = self._table[number] = image.add(bytes(8), _TABLE_ALIGNMENT)
                 self._fill(image, where, inside, label)
-        elif kind in (_RELATIVE, _CALL) and inside is not None:
+        elif kind in (RELATIVE, CALL) and inside is not None:
             where = inside
-        elif kind == _CALL:
+        elif kind == CALL:
             where = self._jumps.get(number)
             if where is None:
                 where = image.add(_JUMP + bytes(8), _TABLE_ALIGNMENT)
                 self._jumps[number] = where
                 self._fill(image, where + len(_JUMP), None, label)
         else:
-            raise _UnknownError
+            raise NotLinkedError
         struct.pack_into("<i", image.content, place, where + addend - place)
 
-    def _fill(self, image: _Image, where: int, inside: int | None, label: int) -> None:
+    def _fill(self, image: Image, where: int, inside: int | None, label: int) -> None:
         """Write the address of a symbol into the image."""
         if inside is not None:
             image.absolute.append((where, inside))
@@ -245,9 +262,9 @@ def _address(name: str) -> int:
     """Return where this process has a function or data.
 
     Raises:
-        _UnknownError: It has not.
+        NotLinkedError: It has not.
     """
     try:
         return ctypes.addressof(ctypes.c_char.in_dll(_process(), name))
     except ValueError:
-        raise _UnknownError from None
+        raise NotLinkedError from None
