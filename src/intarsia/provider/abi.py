@@ -189,7 +189,9 @@ class OrtApi:
         Raises:
             OrtError: It returned a status that says what is wrong.
         """
-        function = _function(self.tables, name, len(arguments))
+        function = _functions.get((self.tables, name))
+        if function is None:
+            function = _function(self.tables, name, len(arguments))
         result = function(*arguments)
         if result and name not in _RETURNING:
             text = self.call("GetErrorMessage", result).decode(errors="replace")
@@ -263,17 +265,15 @@ _functions: dict[tuple[tuple[int, int, int], str], Callable[..., Any]] = {}
 
 
 def _function(tables: tuple[int, int, int], name: str, count: int) -> Callable[..., Any]:
-    found = _functions.get((tables, name))
-    if found is None:
-        for table, places in zip(tables, (PLACES, _EP_PLACES, _EDITOR_PLACES), strict=True):
-            if name in places:
-                address = c_void_p.from_address(table + 8 * places[name]).value or 0
-                break
-        else:
-            raise KeyError(name)
-        prototype = PYFUNCTYPE(_RETURNING.get(name, c_void_p), *([c_void_p] * count))
-        found = _functions[tables, name] = prototype(address)
-    return found
+    for table, places in zip(tables, (PLACES, _EP_PLACES, _EDITOR_PLACES), strict=True):
+        if name in places:
+            address = c_void_p.from_address(table + 8 * places[name]).value or 0
+            # With the interpreter's lock: to give it back and ask for it again takes longer than
+            # any of these does.
+            prototype = PYFUNCTYPE(_RETURNING.get(name, c_void_p), *([c_void_p] * count))
+            found = _functions[tables, name] = prototype(address)
+            return found
+    raise KeyError(name)
 
 
 class FusionOptions(ctypes.Structure):

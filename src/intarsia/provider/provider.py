@@ -29,6 +29,7 @@ from intarsia.provider.library import function_address
 from intarsia.provider.options import NAME, ProviderOptions
 from intarsia.provider.partition import group_nodes
 from intarsia.provider.reading import GraphNode, OrtGraph
+from intarsia.runtime.executor import PlanExecutable
 from intarsia.target import CompilationConfig
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ logger = logging.getLogger("intarsia")
 
 _COMPUTE_FUNCTIONS = ("create_state", "compute", "release_state", "callback")
 _WORD = 8
+_OWNERS = ("", "If", "Loop", "Scan")
+"""Whose graphs may have nodes of ours. Others are functions (SequenceMap), which ONNX Runtime
+writes out when our nodes are in them already, and then does not know these."""
 _Key = tuple[tuple[str, ...], tuple[str, ...]]
 """Of a region: what its nodes write, and what is wanted of it."""
 
@@ -114,6 +118,8 @@ class SessionProvider:
 
     def _settle(self, graph: OrtGraph) -> list[list[int]]:
         """Return the nodes that are ours, in groups of which each has been compiled."""
+        if graph.owner not in _OWNERS:
+            return []
         taken = {node.number for node in graph.nodes if graph.takes(node)}
         while taken:
             groups = group_nodes(graph.nodes, taken)
@@ -129,47 +135,52 @@ class SessionProvider:
         """Compile some nodes; return those for which that is not possible, none if it is."""
         nodes, outputs = _nodes_of(graph, group), graph.results(group)
         key = _key_of(nodes, outputs)
-        if key in self.programs and not graph.is_body:
+        if key in self.programs and not graph.owner:
             return set()
         numbers = {node.name: node.number for node in nodes}
-        model = graph.model(nodes, outputs)
         try:
-            self.programs[key] = self._compile(model, strict=True)
-        except (UnsupportedError, BackendError) as error:
-            refused = self._ask(model, numbers)
-            if not refused:
-                try:
-                    program = self._compile(model)
-                except IntarsiaError as again:
-                    return _give_up(numbers, again)
-                own = program.placement.targets
-                refused = {
-                    numbers[origin]
-                    for region in program.placement.regions
-                    if region.target not in own
-                    for node in region.nodes
-                    for origin in node.origins
-                    if origin in numbers
-                }
-                if not refused:
-                    self.programs[key] = program
-                    return set()
-            logger.info("ONNX Runtime keeps %d nodes: %s", len(refused), error.message)
-            return refused
+            found = self._find_program(graph.model(nodes, outputs))
         except IntarsiaError as error:
-            return _give_up(numbers, error)
+            logger.warning("ONNX Runtime keeps what Intarsia cannot compile: %s", error.message)
+            at_fault = numbers.get(error.node or "")
+            return set(numbers.values()) if at_fault is None else {at_fault}
+        if isinstance(found, set):
+            refused = {numbers[name] for name in found if name in numbers}
+            return refused or set(numbers.values())  # else these would be asked for ever
+        self.programs[key] = found
         return set()
 
-    def _ask(self, model: ir.Model, numbers: dict[str, int]) -> set[int]:
-        """Return the nodes that no target takes."""
+    def _find_program(self, model: ir.Model) -> Program | set[str]:
+        """Return the program of a model, or the names of the nodes that no target takes.
+
+        Raises:
+            IntarsiaError: It cannot be compiled.
+        """
+        if all(_is_fixed(value) for value in model.graph.inputs):
+            try:  # the usual case first: it may be among the programs that are kept
+                return self._compile(model, strict=True)
+            except (UnsupportedError, BackendError) as error:
+                logger.info("asking for each node: %s", error.message)
+        refused = self._ask(model)
+        if refused:
+            return refused
+        program = self._compile(model)
+        if isinstance(program, PlanExecutable):
+            own = program.placement.targets
+            for region in program.placement.regions:
+                if region.target not in own:
+                    refused.update(origin for node in region.nodes for origin in node.origins)
+        return refused or program
+
+    def _ask(self, model: ir.Model) -> set[str]:
+        """Return the names of the nodes that no target takes."""
         setting = read_setting(self._request(model))
         own = setting.capabilities[: len(self._config.targets)]
         return {
-            numbers[origin]
+            origin
             for node in setting.graph.nodes
             if all(node.id in one.refusals for one in own)
             for origin in node.origins
-            if origin in numbers
         }
 
     def _request(self, model: ir.Model) -> Request:
@@ -195,7 +206,7 @@ class SessionProvider:
             folder = self._options.context_file or graph.path()
             return load_context(graph.attributes(graph.nodes[0]), folder, self._options)
         program = self.programs.pop(_key_of(graph.nodes, outputs), None)
-        if program is None or graph.is_body:
+        if program is None or graph.owner:
             program = self._compile(graph.model(graph.nodes, outputs))
         return program
 
@@ -248,12 +259,8 @@ def _key_of(nodes: Sequence[GraphNode], outputs: Sequence[str]) -> _Key:
     return tuple(sorted(written)), tuple(sorted(outputs))
 
 
-def _give_up(numbers: dict[str, int], error: IntarsiaError) -> set[int]:
-    """Return the node at fault, or all, and say why."""
-    at_fault = numbers.get(error.node or "")
-    count = len(numbers) if at_fault is None else 1
-    logger.warning("ONNX Runtime keeps %d nodes: %s", count, error.message)
-    return set(numbers.values()) if at_fault is None else {at_fault}
+def _is_fixed(value: ir.Value) -> bool:
+    return value.shape is not None and value.shape.is_static()
 
 
 _COMPUTE = {

@@ -25,6 +25,9 @@ _STRING_TYPE = 8
 _LAST_TYPE = 22
 """The last type of elements that has the same number in ONNX: int4."""
 
+_LAST_WHOLE = 20
+"""The last one that has its elements in bytes of their own; two of the others share one."""
+
 _CONTEXT = ("com.microsoft", "EPContext")
 
 _TAKEN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
@@ -93,7 +96,7 @@ class OrtGraph:
         nodes: In an order in which they can run.
         values: All that nodes read and write, by name.
         outputs: Names of the graph's outputs.
-        is_body: Whether it is inside a node.
+        owner: The operator of the node that it is inside; empty for a model's own graph.
     """
 
     api: OrtApi
@@ -101,7 +104,7 @@ class OrtGraph:
     nodes: tuple[GraphNode, ...]
     values: Mapping[str, GraphValue]
     outputs: tuple[str, ...]
-    is_body: bool
+    owner: str
 
     @classmethod
     def read(cls, api: OrtApi, address: int) -> OrtGraph:
@@ -113,15 +116,16 @@ class OrtGraph:
         reader = _Reader(api)
         nodes = tuple(reader.nodes(address))
         outputs = tuple(reader.value(one) for one in api.list("Graph_Outputs", address))
-        is_body = bool(api.pointer("Graph_GetParentNode", address))
-        return cls(api, address, nodes, reader.values, outputs, is_body)
+        parent = api.pointer("Graph_GetParentNode", address)
+        owner = api.text("Node_GetOperatorType", parent) if parent else ""
+        return cls(api, address, nodes, reader.values, outputs, owner)
 
     def takes(self, node: GraphNode) -> bool:
-        """Tell whether a model can be made of a node: all of it is tensors of numbers."""
+        """Tell whether a model can be made of a node: its tensors are numbers of a known rank."""
         if node.has_bodies or node.domain not in _TAKEN_DOMAINS or node.is_context:
             return False
-        names = filter(None, (*node.inputs, *node.outputs))
-        return all(self.values[name].dtype for name in names) and all(
+        values = [self.values[name] for name in (*node.inputs, *node.outputs) if name]
+        return all(value.dtype and value.shape is not None for value in values) and all(
             1 <= self.api.small("OpAttr_GetType", one) <= _TENSOR
             and self.api.small("OpAttr_GetType", one) != _GRAPH
             for one in node.attributes
@@ -311,7 +315,7 @@ class _Reader:
         if not tensor:
             return GraphValue(address, name, 0, None, is_constant)
         dtype = api.small("GetTensorElementType", tensor)
-        if dtype == _STRING_TYPE or dtype > _LAST_TYPE:
+        if dtype == _STRING_TYPE or dtype > (_LAST_TYPE if is_constant else _LAST_WHOLE):
             dtype = 0
         return GraphValue(address, name, dtype, _shape_of(api, tensor), is_constant)
 
