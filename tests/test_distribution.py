@@ -74,7 +74,19 @@ def test_every_backend_of_a_library_has_an_extra_and_all_brings_them():
     # `cross` and `ethos-u` compile for other machines: `all` is for what runs on this one.
     # `xnnpack` and `ncnn` are weighed where they are named, and not chosen by themselves; `cuda`
     # needs a GPU, and PyTorch is large.
-    others = {"nncf", "postgresql", "cross", "cuda", "ethos-u", "xnnpack", "ncnn", "torch"}
+    # A server of requests is for those who serve.
+    others = {
+        "nncf",
+        "postgresql",
+        "serve",
+        "serve-grpc",
+        "cross",
+        "cuda",
+        "ethos-u",
+        "xnnpack",
+        "ncnn",
+        "torch",
+    }
     assert others < EXTRAS.keys()
     assert brought == EXTRAS.keys() - {"all"} - others
 

@@ -14,6 +14,7 @@ The class says whose fault it is::
     ├ LockError                  a lock file is damaged, or the environment has changed since
     ├ SettingError               an environment variable or option has no such value
     ├ AccuracyError              a bound on the error of a model cannot be held
+    ├ ServingError               a server cannot do what a request asks for
     ├ BackendError               a backend is missing, or failed to load, compile or detect
     ├ ExecutionError             a backend failed while running
     ├ LinkError                  the way to another machine failed; what was to run there did not
@@ -197,6 +198,30 @@ class AccuracyError(IntarsiaError):
     """A bound on the error of a model cannot be held: the answer is no."""
 
     exit_code = 1
+
+
+class ServingError(IntarsiaError):
+    """A server cannot do what a request asks for.
+
+    Args:
+        message: What is wrong, with the names and values at fault.
+        status: The status code of HTTP that says so.
+        node: The ONNX node at fault, if one is.
+        target: The text of the target at fault, if one is.
+        hint: One thing to do about it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        node: str | None = None,
+        target: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, node=node, target=target, hint=hint)
+        self.status = status
 
 
 class BackendError(IntarsiaError):

@@ -24,6 +24,9 @@ INVOCATIONS = {
         ("chain.onnx", "--to", "int4", "--max-error", "0.5", "-o", "chain.int4.onnx"),
     ],
     "run": [("chain.intarsia", "--repeat", "3")],
+    "serve": [
+        ("chain.intarsia", "free=free.intarsia", "--port", "0", "--batch", "2", "--dry-run"),
+    ],
     "explain": [
         ("chain.intarsia", "--all", "--profile", "2"),
         ("chain.intarsia", "--node", "second"),

@@ -42,6 +42,13 @@ def show_json(value: Any) -> None:
     write(f"{text.decode()}\n")
 
 
+def write_json_line(value: Any) -> None:
+    """Print a value as one line of JSON: of a command that tells one thing after another."""
+    import msgspec
+
+    write(f"{msgspec.json.encode(value).decode()}\n")
+
+
 def write(text: str) -> None:
     """Write to standard output; a reader that went away ends the program quietly."""
     try:

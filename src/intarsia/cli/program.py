@@ -25,6 +25,7 @@ from intarsia.cli.explain import explain_command
 from intarsia.cli.output import note, show_json, write
 from intarsia.cli.quantize import quantize_command
 from intarsia.cli.run import run_command
+from intarsia.cli.serve import serve_command
 from intarsia.cli.tune import tune_command, tune_kernels_command
 from intarsia.cli.verify import reduce_command, verify_command
 from intarsia.errors import IntarsiaError
@@ -45,6 +46,7 @@ app.command("tune")(tune_command)
 app.command("tune-kernels")(tune_kernels_command)
 app.command("quantize")(quantize_command)
 app.command("run")(run_command)
+app.command("serve")(serve_command)
 app.command("explain")(explain_command)
 app.command("check")(check_command)
 app.command("verify")(verify_command)

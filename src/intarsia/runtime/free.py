@@ -444,12 +444,22 @@ class FreeExecutable:
         if timeout is not None or cancellation is not None:
             from intarsia.runtime.limited import run_limited  # few runs are limited
 
-            return run_limited(partial(self._run_until, feeds), timeout, cancellation)
+            return run_limited(partial(self.run_until, feeds), timeout, cancellation)
         if self.buckets is not None:
             return self._run_padded(self.buckets, feeds)
         return self.program_for(feeds).run(feeds)
 
-    def _run_until(self, feeds: Mapping[str, Any], is_over: IsOver) -> dict[str, Any]:
+    def run_until(self, feeds: Mapping[str, Any], is_over: IsOver) -> dict[str, Any]:
+        """Run the model once, as long as somebody waits for it; as `PlanExecutable.run_until`.
+
+        Args:
+            feeds: As of `run`.
+            is_over: Asked before each step of the plan whether nobody does any more.
+
+        Raises:
+            RunCancelledError: Nobody did any more.
+            IntarsiaError: As of `run`.
+        """
         if self.buckets is not None:
             return self._run_padded(self.buckets, feeds)
         return self.program_for(feeds).run_until(feeds, is_over)
