@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from tests.cli.conftest import call  # noqa: F401 - a fixture
 
 import intarsia
 from intarsia.serving.http import HEADER, make_app

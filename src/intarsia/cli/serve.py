@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -155,20 +156,11 @@ def serve_command(  # noqa: PLR0913 - an option each
     rule = _read_rule(batch, wait)
     limits = ServingLimits(max_body * _MIB, queue, workers, timeout, grace, rule)
     metrics = ServerMetrics()
-    http = take_port(address, port)
-    rpc = None if grpc_port is None else take_port(address, grpc_port)
     opener = _opener(
         choices, threads, trust=trust, require_signature=require_signature, files=files.values()
     )
     served = ModelRepository(files, opener, limits, metrics, repository)
-    for name, path in files.items():
-        note(f"loading {name} from {path}")
-        served.load(name)
-    if dry_run:
-        _show(served, json=json)
-        return
     is_controlled = is_loopback(address) if control is None else control
-    service = InferenceService(served, limits, metrics, is_controlled=is_controlled)
 
     def tell(http_port: int, rpc_port: int | None) -> None:
         if json:
@@ -182,7 +174,16 @@ def serve_command(  # noqa: PLR0913 - an option each
             f"requests {'may' if is_controlled else 'may not'} load and unload models"
         )
 
-    is_interrupted = serve(service, http, host=address, grpc=rpc, on_ready=tell)
+    with take_port(address, port) as http, ExitStack() as stack:
+        rpc = None if grpc_port is None else stack.enter_context(take_port(address, grpc_port))
+        for name, path in files.items():
+            note(f"loading {name} from {path}")
+            served.load(name)
+        if dry_run:
+            _show(served, json=json)
+            return
+        service = InferenceService(served, limits, metrics, is_controlled=is_controlled)
+        is_interrupted = serve(service, http, host=address, grpc=rpc, on_ready=tell)
     if json:
         write_json_line({"event": "stopped"})
     if is_interrupted:

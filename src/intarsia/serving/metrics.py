@@ -54,6 +54,9 @@ class ServerMetrics:
             ("model",),
             registry=self.registry,
         )
+        self._running = client.Gauge(
+            "intarsia_active_runs", "Runs that are under way", ("model",), registry=self.registry
+        )
         self._bodies = client.Gauge(
             "intarsia_body_bytes", "Bytes of requests that are held", registry=self.registry
         )
@@ -83,12 +86,14 @@ class ServerMetrics:
         self._rows.labels(model).observe(requests)
 
     def watch(self, model: str, queue: RunQueue) -> None:
-        """Show how many requests wait in a queue."""
+        """Show how many requests wait in a queue, and how many runs are under way."""
         self._waiting.labels(model).set_function(lambda: queue.waiting)
+        self._running.labels(model).set_function(lambda: queue.running)
 
     def forget(self, model: str) -> None:
         """Show no queue of a model any more."""
         self._waiting.remove(model)
+        self._running.remove(model)
 
     def hold(self, nbytes: int) -> None:
         """Count bytes of bodies that are held from now on, or, below 0, no longer."""

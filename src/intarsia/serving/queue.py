@@ -100,6 +100,11 @@ class RunQueue:
         """How many requests wait."""
         return len(self._jobs)
 
+    @property
+    def running(self) -> int:
+        """How many runs are under way, or are about to be."""
+        return self._running
+
     def put(self, feeds: dict[str, Array]) -> QueuedRequest:
         """Have a request run.
 
