@@ -16,6 +16,7 @@ import uvicorn
 
 from intarsia.errors import SettingError
 from intarsia.serving.http import make_app
+from intarsia.serving.service import in_thread
 
 if TYPE_CHECKING:
     from intarsia.serving.service import InferenceService
@@ -151,19 +152,23 @@ async def _run(
         server.should_exit = True
         if rpc is not None:
             tasks.append(asyncio.create_task(rpc.stop(service.limits.grace)))
-        ends, at_once = asyncio.gather(*tasks), asyncio.create_task(now.wait())
-        either: list[asyncio.Future[Any]] = [ends, at_once]
+        end, at_once = asyncio.create_task(_end(service, tasks)), asyncio.create_task(now.wait())
+        either: list[asyncio.Task[Any]] = [end, at_once]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if now.is_set():
             server.force_exit = True
-            ends.cancel()
+            end.cancel()
         with suppress(asyncio.CancelledError):
-            await ends
+            await end
         for task in (asked_to_stop, at_once):
             task.cancel()
-        if not now.is_set():
-            await asyncio.to_thread(service.repository.close)
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
     return signal.SIGINT in asked
+
+
+async def _end(service: InferenceService, tasks: list[asyncio.Task[None]]) -> None:
+    """Wait for what is in flight."""
+    await asyncio.gather(*tasks)
+    await in_thread(service.repository.close)

@@ -164,7 +164,7 @@ class InferenceService:
                 hint="models are loaded from the server's own files, as it was started",
             )
         logger.info("loading %s", name)
-        await _in_thread(lambda: self.repository.load(name))
+        await in_thread(lambda: self.repository.load(name))
 
     async def unload(self, name: str) -> None:
         """Let a model end what it was asked for, and forget it.
@@ -176,7 +176,7 @@ class InferenceService:
             ServingError: There is no such model.
         """
         self._check_control()
-        await _in_thread(lambda: self.repository.unload(name))
+        await in_thread(lambda: self.repository.unload(name))
         logger.info("unloaded %s", name)
 
     def _check_control(self) -> None:
@@ -295,7 +295,7 @@ def read_timeout(parameters: Mapping[str, Any]) -> float | None:
     return value * 1e-6
 
 
-async def _in_thread(work: Callable[[], T]) -> T:
+async def in_thread(work: Callable[[], T]) -> T:
     """Do slow work in a thread that no exit of the process waits for.
 
     Raises:
