@@ -23,7 +23,7 @@ INVOCATIONS = {
         ("chain.onnx", "--dynamic", "--max-error", "0.5", "-o", "chain.int8.onnx"),
         ("chain.onnx", "--to", "int4", "--max-error", "0.5", "-o", "chain.int4.onnx"),
     ],
-    "run": [("chain.intarsia", "--repeat", "3")],
+    "run": [("chain.intarsia", "--repeat", "3", "--trace", "trace.json")],
     "serve": [
         ("chain.intarsia", "free=free.intarsia", "--port", "0", "--batch", "2", "--dry-run"),
     ],

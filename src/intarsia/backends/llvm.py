@@ -53,6 +53,7 @@ from intarsia.backends.native_region import (
     read_sums,
     threads_there,
 )
+from intarsia.backends.tracing import WorkSpan
 from intarsia.backends.values import (
     ABOUT,
     IN_PLACE,
@@ -70,6 +71,7 @@ from intarsia.backends.values import (
 from intarsia.codegen.storage import StorageKind
 from intarsia.errors import BackendError
 from intarsia.native.callpath import make_step_of
+from intarsia.native.chunk_log import ChunkLog, ChunkTime, can_log
 from intarsia.native.here import why_not_runnable
 from intarsia.native.loading import LoadedCode
 from intarsia.native.machine import NativeCpu, compile_assembly, driver, llvm_version
@@ -152,6 +154,27 @@ class NativeExecutable(NativeRegion):
         keep_alive = (self, tuple(inputs), found, scratch, faults, bound.words)
         return make_step_of(bound.rows, keep_alive, self._pool, self._caches)
 
+    def trace_step(
+        self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
+    ) -> LoggedStep | None:
+        """Return the call that `bind` returns, but one that tells when which thread ran what."""
+        if not can_log():
+            return None
+        logs: list[tuple[ChunkLog, list[KernelCall]]] = []
+
+        def bind(
+            inputs: Sequence[Buffer], found: Found, scratch: Buffer | None, faults: Array
+        ) -> Step:
+            bound = self._calls(inputs, found.outputs, scratch, (faults, found.counts))
+            log = ChunkLog(bound.rows, self._caches)
+            logs.append((log, self._kernels(bound)))
+            keep_alive = (self, tuple(inputs), found, scratch, faults, bound.words, log)
+            return make_step_of(log.rows, keep_alive, self._pool, self._caches)
+
+        step = self._bind_by(bind, inputs, outputs, scratch)
+        ((log, kernels),) = logs
+        return LoggedStep(step, log, kernels)
+
     def kernel_steps(
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
     ) -> list[tuple[KernelCall, Step]]:
@@ -159,21 +182,25 @@ class NativeExecutable(NativeRegion):
         faults, found = self._sized.new_faults(), self._found(outputs)
         bound = self._calls(inputs, found.outputs, scratch, (faults, found.counts))
         keep_alive = (self, tuple(inputs), found, scratch, faults, bound.words)
+        return [
+            (kernel, make_step_of(row[None], keep_alive, self._pool, self._caches))
+            for kernel, row in zip(self._kernels(bound), bound.rows, strict=True)
+        ]
+
+    def _kernels(self, bound: BoundCalls) -> list[KernelCall]:
+        """Return what each of the calls is."""
         names, calls = [name for name, _ in self._payload.kernels], self._records().calls
         return [
-            (
-                KernelCall(
-                    names[record.kernel].rpartition("_")[0],
-                    tuple(record.nodes),
-                    record.note,
-                    record.shape,
-                    record.flop,
-                    record.nbytes,
-                    "tuned" if record.is_tuned else "heuristic",
-                ),
-                make_step_of(row[None], keep_alive, self._pool, self._caches),
+            KernelCall(
+                names[record.kernel].rpartition("_")[0],
+                tuple(record.nodes),
+                record.note,
+                record.shape,
+                record.flop,
+                record.nbytes,
+                "tuned" if record.is_tuned else "heuristic",
             )
-            for record, row in zip([calls[i] for i in bound.numbers], bound.rows, strict=True)
+            for record in [calls[i] for i in bound.numbers]
         ]
 
     def _calls(
@@ -202,6 +229,57 @@ class NativeExecutable(NativeRegion):
         memory = {str(kind): [address_of(one) for one in some] for kind, some in blocks.items()}
         threads = 1 if self._pool is None else self._pool.threads
         return self._shared.table.bind(self._sized, memory, threads)
+
+
+class LoggedStep:
+    """The call of a region whose kernels write down when they run.
+
+    Args:
+        step: It.
+        log: Where they do.
+        kernels: What each of them is.
+    """
+
+    def __init__(self, step: Step, log: ChunkLog, kernels: Sequence[KernelCall]) -> None:
+        self._step, self._log, self._kernels = step, log, kernels
+        self._spans: list[WorkSpan] = []
+
+    def __call__(self) -> None:
+        """Run."""
+        self._log.take()  # what a call that failed has left
+        self._step()
+        parts: dict[int, list[ChunkTime]] = {}
+        for part in self._log.take():
+            parts.setdefault(part.call, []).append(part)
+        for number, some in sorted(parts.items()):
+            kernel = self._kernels[number]
+            start = min(part.start for part in some)
+            seconds = max(part.start + part.seconds for part in some) - start
+            told: dict[str, str | int] = {
+                "note": kernel.note,
+                "shape": kernel.shape,
+                "schedule": kernel.schedule,
+                "operations": kernel.flop,
+                "bytes": kernel.nbytes,
+                "chunks": len(some),
+            }
+            facts = {name: fact for name, fact in told.items() if fact}
+            self._spans.append(WorkSpan(kernel.kernel, kernel.nodes, start, seconds, facts))
+            self._spans += [
+                WorkSpan(
+                    kernel.kernel,
+                    kernel.nodes,
+                    part.start,
+                    part.seconds,
+                    {"first turn": part.first, "turns": part.last - part.first},
+                    part.thread,
+                )
+                for part in some
+            ]
+
+    def spans(self) -> list[WorkSpan]:
+        """Return each kernel, and the parts of it that threads ran."""
+        return self._spans
 
 
 _GENERATORS = (

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 import msgspec
 import numpy as np
@@ -110,6 +110,10 @@ class Found:
     slots: Sequence[FoundSlot]
 
 
+_Bind: TypeAlias = Callable[[Sequence[Buffer], Found, Buffer | None, Array], Step]
+"""Returns the call that runs kernels: of inputs, outputs, scratch memory and memory for faults."""
+
+
 class NativeRegion(ABC):
     """A program of kernels, wherever they run: its sizes, and what its calls tell.
 
@@ -168,8 +172,25 @@ class NativeRegion(ABC):
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
     ) -> Step:
         """Return the call that runs the region on these arrays; it releases the lock of Python."""
+        return self._bind_by(self._bind, inputs, outputs, scratch)
+
+    def _bind_by(
+        self,
+        bind: _Bind,
+        inputs: Sequence[Buffer],
+        outputs: Sequence[Buffer],
+        scratch: Buffer | None,
+    ) -> Step:
+        """Return the call that runs the region, and what is looked at behind it.
+
+        Args:
+            bind: Returns the call that runs the kernels.
+            inputs: As of `bind`, and so is the rest.
+            outputs: Likewise.
+            scratch: Likewise.
+        """
         faults, found = self._sized.new_faults(), self._found(outputs)
-        step = self._bind(inputs, found, scratch, faults)
+        step = bind(inputs, found, scratch, faults)
         if found.slots:
             return partial(self._run_and_tell, step, faults, faults.tobytes(), found)
         if self.never_fails:

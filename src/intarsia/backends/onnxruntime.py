@@ -178,8 +178,16 @@ class OnnxRuntimeBackend(ConfiguredBackend):
         own_threads = whole_fact_of(artifact, "num_threads")
         options = ThreadOptions(own_threads or device.options.num_threads, device.options.is_shared)
         level = fact_of(artifact, "graph_optimization")
-        session = make_session(artifact, options, level)
-        return OrtExecutable(artifact, session, has_threads=options.num_threads > 1)
+
+        def open_session(profile: str = "") -> Any:
+            return make_session(artifact, options, level, profile=profile)
+
+        return OrtExecutable(
+            artifact,
+            open_session(),
+            has_threads=options.num_threads > 1,
+            reopen=open_session,
+        )
 
     def baseline(
         self, model: bytes | str, feeds: Mapping[str, Array], num_threads: int

@@ -7,7 +7,7 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from intarsia.backends.onnxruntime_types import check_libraries
 from intarsia.backends.runtimes import PythonRuntime
 from intarsia.backends.values import Artifact
 from intarsia.errors import BackendError
+
+if TYPE_CHECKING:
+    from intarsia.backends.onnxruntime_tracing import ProfiledRun
 
 LEVELS = {
     "none": "ORT_DISABLE_ALL",
@@ -48,7 +51,11 @@ def _on_cpu(settings: Any) -> Mapping[str, Any]:
 
 
 def make_session(
-    artifact: Artifact, options: ThreadOptions, level: str = "all", provide: Provide | None = None
+    artifact: Artifact,
+    options: ThreadOptions,
+    level: str = "all",
+    provide: Provide | None = None,
+    profile: str = "",
 ) -> Any:
     """Return a session over an artifact's payload and constants.
 
@@ -58,6 +65,7 @@ def make_session(
         level: One of `LEVELS`.
         provide: Adds a provider to a session's options, and returns what the session takes beside
             them; None means the CPU's.
+        profile: How the name of the file begins into which it writes a profile; empty writes none.
 
     Raises:
         BackendError: ONNX Runtime refused the region.
@@ -68,6 +76,8 @@ def make_session(
         # Idle threads spin for 34 ms, on busy CPUs for up to 100 (docs/measuring.md), and so hold
         # the cores on which the next region's backend computes.
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if profile:
+        settings.enable_profiling, settings.profile_file_prefix = True, profile
     try:
         if artifact.constants:
             settings.add_external_initializers(
@@ -143,13 +153,29 @@ ELEMENT_TYPES = {
 
 
 class OrtExecutable:
-    """One session; bindings and threads share it."""
+    """One session; bindings and threads share it.
+
+    Args:
+        artifact: The region.
+        session: It.
+        has_threads: Whether the session has threads of its own.
+        reopen: Returns the same session once more, but one that writes a profile to a file whose
+            name begins so; None where there is no other.
+    """
 
     scratch_bytes = 0
 
-    def __init__(self, artifact: Artifact, session: Any, *, has_threads: bool = True) -> None:
+    def __init__(
+        self,
+        artifact: Artifact,
+        session: Any,
+        *,
+        has_threads: bool = True,
+        reopen: Callable[[str], Any] | None = None,
+    ) -> None:
         self._artifact = artifact  # the session refers to its constants
         self._session = session
+        self._reopen = reopen
         self.survives_fork = not has_threads  # else it waits for threads that are gone
 
     def bind(
@@ -162,6 +188,23 @@ class OrtExecutable:
         """
         step = self._bound(inputs, outputs)
         return with_checks(step, self._artifact, inputs, afterwards=True)
+
+    def trace_step(
+        self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
+    ) -> ProfiledRun | None:
+        """Return the call of another session of the region, which notes each of its kernels.
+
+        Raises:
+            BackendError: ONNX Runtime refused the region this time.
+        """
+        if self._reopen is None:
+            return None
+        from intarsia.backends.onnxruntime_tracing import ProfiledRun, ProfiledSession
+
+        profiled = ProfiledSession(self._artifact, self._reopen)
+        return ProfiledRun(
+            OrtExecutable(self._artifact, profiled.session).bind(inputs, outputs, scratch), profiled
+        )
 
     def _bound(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Step:
         specs = (*self._artifact.inputs, *self._artifact.outputs)

@@ -11,7 +11,7 @@ What it would not compute as ONNX says is refused: see `openvino_limits`, `openv
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,7 @@ from intarsia.process.selftest import is_inside
 from intarsia.target import Target
 
 if TYPE_CHECKING:
+    from intarsia.backends.openvino_tracing import CountedInference
     from intarsia.backends.values import BuildContext
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
@@ -173,8 +174,13 @@ def _as_writable(array: Array) -> Array:
     return writable
 
 
-def compile_model(artifact: Artifact, num_threads: int) -> Any:
+def compile_model(artifact: Artifact, num_threads: int, *, is_counting: bool = False) -> Any:
     """Return an OpenVINO compiled model.
+
+    Args:
+        artifact: The region.
+        num_threads: Threads of one run.
+        is_counting: Whether it counts how long each operator takes.
 
     Raises:
         BackendError: OpenVINO refused the region.
@@ -186,6 +192,7 @@ def compile_model(artifact: Artifact, num_threads: int) -> Any:
         "INFERENCE_PRECISION_HINT": fact_of(artifact, "precision"),
         "INFERENCE_NUM_THREADS": num_threads,
         "NUM_STREAMS": "1",
+        **({"PERF_COUNT": True} if is_counting else {}),
     }
     model = read_model(artifact)
     try:
@@ -216,11 +223,20 @@ def _telling_line(error: Exception) -> str:
 
 
 class OpenVinoExecutable:
-    """One compiled model; bindings and threads share it."""
+    """One compiled model; bindings and threads share it.
+
+    Args:
+        artifact: The region.
+        compiled: It.
+        recompile: Returns the same model once more, but one that counts what operators take.
+    """
 
     scratch_bytes = 0
 
-    def __init__(self, artifact: Artifact, compiled: Any) -> None:
+    def __init__(
+        self, artifact: Artifact, compiled: Any, recompile: Callable[[], Any] | None = None
+    ) -> None:
+        self._recompile = recompile
         self._artifact = artifact  # the compiled model may refer to its constants
         self._compiled = compiled
         # Shapes that OpenVINO finds while running may be too large for the buffers.
@@ -231,7 +247,27 @@ class OpenVinoExecutable:
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
     ) -> Step:
         """Return the call that infers on these arrays, which it shares."""
-        request = self._compiled.create_infer_request()
+        return self._bind(self._compiled.create_infer_request(), inputs, outputs)
+
+    def trace_step(
+        self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
+    ) -> CountedInference | None:
+        """Return the call of the region compiled once more, which counts what operators take.
+
+        Raises:
+            BackendError: OpenVINO refused the region this time.
+        """
+        if self._recompile is None:
+            return None
+        from intarsia.backends.openvino_tracing import CountedInference
+
+        compiled = self._recompile()
+        request = compiled.create_infer_request()
+        counting = OpenVinoExecutable(self._artifact, compiled)
+        step = counting._bind(request, inputs, outputs)
+        return CountedInference(step, request, compiled, self._artifact)
+
+    def _bind(self, request: Any, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Step:
         names = [port.get_names() for port in self._compiled.inputs]
         for spec, array in zip(self._artifact.inputs, inputs, strict=True):
             index = next(i for i, aliases in enumerate(names) if spec.name in aliases)
@@ -417,7 +453,8 @@ class OpenVinoBackend(ConfiguredBackend):
         check_payload(artifact)
         own_threads = whole_fact_of(artifact, "num_threads")
         num_threads = own_threads or device.options.num_threads
-        return OpenVinoExecutable(artifact, compile_model(artifact, num_threads))
+        recompile = partial(compile_model, artifact, num_threads, is_counting=True)
+        return OpenVinoExecutable(artifact, compile_model(artifact, num_threads), recompile)
 
     def baseline(
         self, model: bytes | str, feeds: Mapping[str, Array], num_threads: int

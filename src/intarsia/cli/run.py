@@ -70,6 +70,14 @@ def run_command(  # noqa: PLR0913 - an option each
             "--verify", help="Compare every region of every run with the ONNX reference (slow)."
         ),
     ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace",
+            metavar="FILE.json",
+            help="Write when what ran, for Perfetto or chrome://tracing.",
+        ),
+    ] = None,
     trust: TrustOption = False,
     require_signature: SignatureOption = False,
     isolate: IsolateOption = None,
@@ -81,7 +89,8 @@ def run_command(  # noqa: PLR0913 - an option each
 
     Without --input, inputs are random numbers from --seed, of the first --sizes. With --verify, a
     fault that comes in one run and not in the next is located in the run in which it comes; exit
-    code 1 if there is one.
+    code 1 if there is one. With --trace, it runs --repeat times more, and each region, copy and,
+    where a backend tells them, kernel and thread is in the file.
     """
     input_files, output_files = read_files("--input", inputs), read_files("--output", outputs)
     sizes = [] if input_files else read_sizes(choices.sizes)[:1]
@@ -89,16 +98,13 @@ def run_command(  # noqa: PLR0913 - an option each
         writable(path, is_made=True, source=file)
     if output_dir is not None:
         writable_folder(output_dir)
+    if trace is not None:
+        writable(trace, source=file)
     start = perf_counter()
     verified: VerifiedProgram | None = None
     executable: Program
-    if verify and (isolate or require_signature or frozen):
-        raise SettingError(
-            "--verify runs a program that it makes for that: --isolate, --require-signature and "
-            "--frozen say nothing of it",
-            hint="verify first, and run with these options then",
-        )
     if verify:
+        _check_verify(trace, is_more=bool(isolate or require_signature or frozen))
         verified = _open_verified(file, choices, threads, trust=trust)
         executable = verified.program
     else:
@@ -126,6 +132,8 @@ def run_command(  # noqa: PLR0913 - an option each
 
     timing = time_runs(lambda: run(feeds), repeat) if repeat > 1 else None
     write_arrays(results, files)
+    if trace is not None:
+        _write_trace(trace, executable, feeds, repeat, str(file))
     summaries = summarize(results)
     if json:
         show_json(
@@ -136,6 +144,7 @@ def run_command(  # noqa: PLR0913 - an option each
                 "outputs": summaries,
                 "written": {name: str(path) for name, path in files.items()},
                 "timing": timing,
+                **({} if trace is None else {"trace": str(trace)}),
                 **({} if verified is None else {"faults": verified.faults}),
             }
         )
@@ -146,6 +155,8 @@ def run_command(  # noqa: PLR0913 - an option each
     show(tensors_table(summaries))
     for name, path in files.items():
         write(f"wrote {name} to {path}\n")
+    if trace is not None:
+        write(f"wrote {trace}: open it at https://ui.perfetto.dev or in chrome://tracing\n")
     if timing is not None:
         write(
             f"{timing.runs} runs: median {milliseconds(timing.median_seconds)}, "
@@ -154,6 +165,56 @@ def run_command(  # noqa: PLR0913 - an option each
     if verified is not None:
         write(f"{verified.runs} runs compared with the reference, region by region\n")
     _answer(verified)
+
+
+def _check_verify(trace: Path | None, *, is_more: bool) -> None:
+    """Refuse what a verified run leaves aside.
+
+    Raises:
+        SettingError: Something was asked for that it does not do.
+    """
+    if is_more:
+        raise SettingError(
+            "--verify runs a program that it makes for that: --isolate, --require-signature and "
+            "--frozen say nothing of it",
+            hint="verify first, and run with these options then",
+        )
+    if trace is not None:
+        raise SettingError(
+            "--verify compares every region, and --trace times them", hint="give one of the two"
+        )
+
+
+def _write_trace(
+    path: Path, executable: Program, feeds: Mapping[str, Any], runs: int, name: str
+) -> None:
+    """Run a program a few times more, and write when what ran.
+
+    Raises:
+        SettingError: The file cannot be written.
+        ExecutionError: A backend failed.
+    """
+    from json import dumps
+
+    from intarsia.files import whole_file
+    from intarsia.report.trace_events import trace_events
+    from intarsia.runtime.free import FreeExecutable
+    from intarsia.runtime.tracing import trace_runs
+
+    if isinstance(executable, FreeExecutable) and executable.buckets is not None:
+        raise SettingError(
+            "inputs are padded to the sizes of buckets, and a trace is of one run as it is",
+            hint="give inputs of the size of a bucket, and leave --bucket out",
+        )
+    trace = trace_runs(executable.program_for(feeds), feeds, runs)
+    try:
+        with whole_file(path) as draft:
+            draft.write_text(dumps(trace_events(trace, name)), encoding="utf-8")
+    except OSError as error:
+        raise SettingError(
+            f"cannot write {str(path)!r}: {error.strerror or error}",
+            hint="choose a writable folder",
+        ) from error
 
 
 def _open_verified(

@@ -31,6 +31,7 @@ from intarsia.backends.device import (
     profiled,
     queue_of,
 )
+from intarsia.backends.tracing import trace_step
 from intarsia.backends.values import KernelCall, TensorSpec
 from intarsia.errors import (
     ExecutionError,
@@ -215,13 +216,14 @@ class Context:
         return calls
 
     def calls(
-        self, runner: Runner, *, by_kernel: bool
+        self, runner: Runner, *, by_kernel: bool = False, is_traced: bool = False
     ) -> Iterator[tuple[int, KernelCall | None, Step]]:
         """Yield the bound calls in order, to be timed.
 
         Args:
             runner: Runs the bodies of If, Loop and Scan, which are bound for this anew.
             by_kernel: Whether those of a region are its kernels, where it tells them.
+            is_traced: Whether that of a region is a `TracedStep`, where it has one.
 
         Yields:
             The position of its step in the plan, the kernel if it is one, and the call.
@@ -237,6 +239,9 @@ class Context:
             kernels = profiled(executable) if by_kernel else None
             if isinstance(executable, ControlExecutable):
                 yield position, None, executable.bind_bodies(inputs, outputs, runner)
+            elif is_traced:
+                traced = trace_step(executable, inputs, outputs, scratch)
+                yield position, None, bound if traced is None else traced
             elif kernels is not None:
                 for kernel, call in kernels.kernel_steps(inputs, outputs, scratch):
                     yield position, kernel, call

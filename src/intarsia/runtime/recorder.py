@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 
 from intarsia.backends.device import Step
+from intarsia.backends.tracing import TracedStep
 from intarsia.backends.values import KernelCall
 from intarsia.plan.plan import Plan
 from intarsia.plan.profile import CallPath, TimedCall
@@ -37,12 +38,15 @@ class RunRecorder:
     Args:
         context: Whose steps; nothing else may run them meanwhile.
         by_kernel: Whether to time each kernel of a region that tells them.
+        is_traced: Whether to run calls that tell of their work, where a backend has them.
         path: The way to the body that the context is of.
         log: Where calls are noted as they end; `start` is the clock's there.
         clock: Tells the time, in seconds.
 
     Attributes:
         calls: All calls, in the order of the plan: an operator, then its bodies.
+        traced: By path, those that tell of their work; a body may be bound several times.
+        began: When the last run did, by the clock.
     """
 
     def __init__(
@@ -50,17 +54,24 @@ class RunRecorder:
         context: Context,
         *,
         by_kernel: bool = False,
+        is_traced: bool = False,
         path: CallPath = (),
         log: list[TimedCall] | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.calls: dict[CallPath, RecordedCall] = {}
-        self._context, self._by_kernel, self._path = context, by_kernel, path
+        self.began = 0.0
+        self.traced: dict[CallPath, list[TracedStep]] = {}
+        self._context, self._path = context, path
+        self._by_kernel, self._is_traced = by_kernel, is_traced
         self._clock = clock
         self._log: list[TimedCall] = [] if log is None else log
         self._steps: list[tuple[CallPath, int, Step]] = []
-        for position, kernel, step in context.calls(self._time_body, by_kernel=by_kernel):
+        calls = context.calls(self._time_body, by_kernel=by_kernel, is_traced=is_traced)
+        for position, kernel, step in calls:
             self.calls[self._next] = RecordedCall(context.plan, position, kernel)
+            if isinstance(step, TracedStep):
+                self.traced.setdefault(self._next, []).append(step)
             self._steps.append((self._next, position, step))
         self.calls = dict(sorted(self.calls.items()))
 
@@ -77,9 +88,9 @@ class RunRecorder:
             InputError: An input holds what the model does not allow, as an index that is too large.
         """
         self._log.clear()
-        began = self._clock()
+        self.began = self._clock()
         self._run()
-        return [replace(call, start=call.start - began) for call in self._log]
+        return [replace(call, start=call.start - self.began) for call in self._log]
 
     def _run(self) -> None:
         for path, position, step in self._steps:
@@ -91,9 +102,16 @@ class RunRecorder:
         """Return the call that runs a body of the next call in a context, and times it."""
         path = (*self._next, name)
         inner = RunRecorder(
-            context, by_kernel=self._by_kernel, path=path, log=self._log, clock=self._clock
+            context,
+            by_kernel=self._by_kernel,
+            is_traced=self._is_traced,
+            path=path,
+            log=self._log,
+            clock=self._clock,
         )
         self.calls |= {path: RecordedCall(context.plan, None), **inner.calls}
+        for inner_path, steps in inner.traced.items():
+            self.traced.setdefault(inner_path, []).extend(steps)
 
         def run() -> None:
             start = self._clock()

@@ -241,18 +241,20 @@ class StagedContext(Context):
         return [step for part in self._bound_parts() for step in part.inner_steps()]
 
     def calls(
-        self, runner: Runner, *, by_kernel: bool
+        self, runner: Runner, *, by_kernel: bool = False, is_traced: bool = False
     ) -> Iterator[tuple[int, KernelCall | None, Step]]:
         """Yield the bound calls in order, at the sizes of the last run; before any, all as one.
 
         Args:
             runner: As of `Context.calls`, and so is what it yields.
             by_kernel: Likewise.
+            is_traced: Likewise.
         """
         if not self._last:
             yield 0, None, self.run
         for stage, part in zip(self._stages, self._last, strict=False):
-            for position, kernel, step in part.calls(runner, by_kernel=by_kernel):
+            calls = part.calls(runner, by_kernel=by_kernel, is_traced=is_traced)
+            for position, kernel, step in calls:
                 yield stage.first + position, kernel, step
 
     def call(self, position: int, step: Step) -> None:
