@@ -73,7 +73,7 @@ def test_every_backend_of_a_library_has_an_extra_and_all_brings_them():
     # A server is not for everybody, and NNCF makes models: no backend, and a dozen packages.
     # `cross` and `ethos-u` compile for other machines: `all` is for what runs on this one.
     # `xnnpack` and `ncnn` are weighed where they are named, and not chosen by themselves; `cuda`
-    # needs a GPU, and PyTorch is large.
+    # needs a GPU, and PyTorch is large. `plot` draws figures.
     # A server of requests is for those who serve.
     others = {
         "nncf",
@@ -86,6 +86,7 @@ def test_every_backend_of_a_library_has_an_extra_and_all_brings_them():
         "xnnpack",
         "ncnn",
         "torch",
+        "plot",
     }
     assert others < EXTRAS.keys()
     assert brought == EXTRAS.keys() - {"all"} - others

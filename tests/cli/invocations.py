@@ -28,7 +28,7 @@ INVOCATIONS = {
         ("chain.intarsia", "free=free.intarsia", "--port", "0", "--batch", "2", "--dry-run"),
     ],
     "explain": [
-        ("chain.intarsia", "--all", "--profile", "2"),
+        ("chain.intarsia", "--all", "--profile", "2", "--overlay", "chain.overlay.json"),
         ("chain.intarsia", "--node", "second"),
         ("free.intarsia", "--sizes", "n=3"),
     ],
@@ -36,7 +36,10 @@ INVOCATIONS = {
     "verify": [("chain.onnx", "-t", "fake -ops=Relu -fault=wrong, onnxruntime", "--out", "small")],
     "reduce": [("chain.onnx", "--suspect", "fake -fault=wrong")],
     "bench": [
-        ("chain.onnx", "-t", "llvm", "--against", "onnxruntime", "--rounds", "3"),
+        (
+            *("chain.onnx", "-t", "llvm", "--against", "onnxruntime", "--rounds", "3"),
+            *("--plot", "bench.svg"),
+        ),
         (
             *("free.onnx", "-t", "onnxruntime", "--sizes", "n=3", "--bucket", "n=4"),
             *("--pad-value", "x=-1", "--rounds", "3"),
@@ -54,7 +57,7 @@ INVOCATIONS = {
     "costs export": [("costs.jsonl", "--database", "costs.sqlite")],
     "costs import": [("costs.jsonl", "--database", "other.sqlite")],
     "costs merge": [("other.sqlite", "--database", "costs.sqlite")],
-    "costs diff": [("costs.sqlite", "other.sqlite", "--all")],
+    "costs diff": [("costs.sqlite", "other.sqlite", "--all", "--plot", "costs.svg")],
     "costs prune": [("--database", "costs.sqlite", "--older-than", "90d", "--dry-run")],
     "plan forecast": [
         ("chain.onnx", "-t", "llvm, onnxruntime"),

@@ -183,7 +183,16 @@ def test_a_placement_is_written_in_three_ways(chain_model, compile_chain):
     assert list(configuration.device) == ["fake", "fake:1", "reference"]
     second = next(node for node in written.graph.node if node.name == "second")
     facts = {entry.key: entry.value for entry in second.metadata_props}
-    assert facts == {"intarsia.device": "fake:1", "layer_ann": "fake-2"}
+    assert facts == {
+        "intarsia.device": "fake:1",
+        "layer_ann": "fake-2",
+        "intarsia.region": "1 (there are 4)",
+        "intarsia.backend": "fake",
+        "intarsia.why": "pin 'second=fake:1'",
+        "intarsia.program_nodes": f"{second.op_type} second",
+    }
+    summary = {entry.key: entry.value for entry in written.metadata_props}["intarsia.placement"]
+    assert summary.startswith("5 nodes in 4 regions: ")
     (item,) = second.device_configurations
     assert item.pipeline_stage == 1
     assert [(spec.tensor_name, list(spec.device)) for spec in item.sharding_spec] == [("mid", [1])]
@@ -255,6 +264,22 @@ def test_nodes_without_names_and_out_of_order_are_found(parse_model, compile_cha
     }
     assert found["b"]["intarsia.device"] == "fake:1"
     assert found["y"]["intarsia.device"] == "reference"
+    assert [node.name for node in written.graph.node] == ["y", "a", "b"]  # as explanations say
+
+
+def test_refusals_and_nodes_that_are_gone_are_told(parse_model, backends):
+    model = parse_model("""g (int64[3] n) => (float[3] y) <float[3] c = {1, 2, 3}> {
+        [cast] f = Cast<to = 1>(n) [gone] d = Exp(c) [sum] y = Add(f, d) }""")
+    exe = intarsia.compile(model, "openvino, onnxruntime", backends=backends)
+    found = {
+        node.name: {entry.key: entry.value for entry in node.metadata_props}
+        for node in intarsia.annotate(model, exe).graph.node
+    }
+    refusals = [one for one in exe.placement.refusals if one.node == "cast"]
+    assert refusals
+    assert all(one.reason in found["cast"]["intarsia.refused"] for one in refusals)
+    assert found["gone"].keys() == {"intarsia.why"}
+    assert "computed while compiling" in found["gone"]["intarsia.why"]
 
 
 def test_the_placement_of_another_model_is_refused(chain_model, parse_model, compile_chain):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from intarsia.cli.files import readable_model
+from intarsia.cli.files import readable_model, writable_plot
 from intarsia.cli.models import make_request, progress_bar
 from intarsia.cli.options import (
     BUCKETS,
@@ -19,6 +19,7 @@ from intarsia.cli.options import (
     Choices,
     InputOption,
     JsonOption,
+    PlotOption,
     ThreadsOption,
     read_files,
     takes_choices,
@@ -89,6 +90,7 @@ def bench_command(  # noqa: PLR0913 - an option each
             "--streams", metavar="N", help="Runs in flight at once, to measure runs per second."
         ),
     ] = 1,
+    plot: PlotOption = None,
     inputs: InputOption = None,
     seed: Annotated[
         int, typer.Option("--seed", metavar="N", help="Seed of inputs that are not given.")
@@ -108,6 +110,8 @@ def bench_command(  # noqa: PLR0913 - an option each
     from intarsia.bench.subject import plain_options
     from intarsia.cli.arrays import read_arrays
 
+    if plot is not None:
+        _check_plot(plot, is_profile=profile)
     if choices.sizes and (choices.shape or batch is not None):
         raise SettingError(
             "--sizes leaves dimensions free, and --shape and --batch fix them",
@@ -160,9 +164,28 @@ def bench_command(  # noqa: PLR0913 - an option each
     if json:
         show_json(results if request.sizes else results[0])
     comparisons = [result for result in results if isinstance(result, Comparison)]
+    if plot is not None:
+        from intarsia.report.plots import plot_comparisons
+
+        plot_comparisons(comparisons, plot)
+        note(f"wrote {plot}")
     too_slow = [one for one in comparisons if least is not None and not _reaches(one, least)]
     if too_slow:
         raise typer.Exit(1)
+
+
+def _check_plot(plot: Path, *, is_profile: bool) -> None:
+    """Refuse a figure that cannot be drawn.
+
+    Raises:
+        SettingError: It is of a profile, or as `writable_plot`.
+    """
+    if is_profile:
+        raise SettingError(
+            "--plot draws a comparison, and --profile makes none",
+            hint="leave one of the two out; `intarsia run --trace` shows kernels in time",
+        )
+    writable_plot(plot)
 
 
 def _reaches(comparison: Comparison, least: float) -> bool:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from intarsia.cli.options import JsonOption
+from intarsia.cli.files import writable_plot
+from intarsia.cli.options import JsonOption, PlotOption
 from intarsia.cli.output import note, show, show_json, size_text, write
 from intarsia.errors import CostDatabaseError, SettingError
 from intarsia.files import whole_file
@@ -205,13 +206,20 @@ def diff_command(
     ] = None,
     *,
     every: AllOption = False,
+    plot: PlotOption = None,
     json: JsonOption = False,
 ) -> None:
     """Compare two databases; exit code 1 if a cost differs by more than its interval."""
     from intarsia.cost.compare import CHANGED, diff_costs
 
+    if plot is not None:
+        writable_plot(plot)
     with _open(first) as left, _open(second) as right:
         differences = diff_costs(left, right)
+    if plot is not None:
+        from intarsia.report.plots import plot_differences
+
+        note(f"wrote {plot}: {plot_differences(differences, plot)}")
     if json:
         show_json(
             [

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from intarsia.cli.files import writable
 from intarsia.cli.models import explain_absent_file, explain_file
 from intarsia.cli.options import (
     BUCKETS,
@@ -19,7 +21,7 @@ from intarsia.cli.options import (
     TrustOption,
     takes_choices,
 )
-from intarsia.cli.output import show, show_json, write
+from intarsia.cli.output import note, show, show_json, write
 from intarsia.errors import SettingError
 
 if TYPE_CHECKING:
@@ -67,11 +69,21 @@ def explain_command(  # noqa: PLR0913 - an option each
         ),
     ] = 0,
     trust: TrustOption = False,
+    overlay: Annotated[
+        Path | None,
+        typer.Option(
+            "--overlay",
+            metavar="FILE.json",
+            help="Also write where nodes run, for Model Explorer to lay over the model's graph.",
+        ),
+    ] = None,
     choices: Choices,
     threads: ThreadsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show what runs where in a package or a model, and why."""
+    if overlay is not None:
+        writable(overlay, source=file)
     if sum((node is not None, not_on is not None, cuts)) > 1:
         raise SettingError("--node, --not-on and --cuts exclude one another", hint="give one")
     if absent and profile:
@@ -83,6 +95,8 @@ def explain_command(  # noqa: PLR0913 - an option each
         if absent
         else explain_file(file, choices, threads, profile, trust=trust)
     )
+    if overlay is not None:
+        _write_overlay(overlay, explanation.placement, file)
     if not_on is not None:
         _explain_absence(explanation, not_on, as_json=json, complete=complete)
         return
@@ -109,6 +123,36 @@ def explain_command(  # noqa: PLR0913 - an option each
     if explanation.by_sizes is not None:
         parts.append(plans_view(explanation.by_sizes))
     show(explanation_view(explanation, complete=complete), *parts)
+
+
+def _write_overlay(path: Path, placement: Placement, file: Path) -> None:
+    """Write where nodes run as a layer of Model Explorer's.
+
+    Raises:
+        SettingError: The file cannot be written.
+        ModelError: The model cannot be read.
+    """
+    from json import dumps
+
+    import onnx
+
+    from intarsia.files import whole_file
+    from intarsia.report.overlay import explorer_ids, placement_overlay
+    from intarsia.runtime.package import is_package
+
+    ids = None
+    if not is_package(file):
+        ids = explorer_ids(file, onnx.load(file, load_external_data=False).graph.node)
+    value = placement_overlay(placement, ids, f"intarsia: {file.name}")
+    try:
+        with whole_file(path) as draft:
+            draft.write_text(dumps(value, indent=1), encoding="utf-8")
+    except OSError as error:
+        raise SettingError(
+            f"cannot write {str(path)!r}: {error.strerror or error}",
+            hint="choose a writable folder",
+        ) from error
+    note(f"wrote {path}: in Model Explorer, open the model and drop the file onto it")
 
 
 def _explain_absence(

@@ -73,6 +73,18 @@ def writable_folder(folder: Path) -> Path:
     return folder
 
 
+def writable_plot(file: Path) -> Path:
+    """Check that a figure can be drawn into a file, and return it.
+
+    Raises:
+        SettingError: As `writable`, its suffix is none of a figure, or matplotlib is not here.
+    """
+    from intarsia.report.plots import check_plot  # most commands draw nothing
+
+    check_plot(file)
+    return writable(file)
+
+
 def _nearest(folder: Path) -> Path:
     """Return a folder, or the nearest one around it that is there."""
     return next(place for place in (folder, *folder.absolute().parents) if place.exists())

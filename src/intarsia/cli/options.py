@@ -217,6 +217,14 @@ ModelArgument: TypeAlias = Annotated[
         metavar="MODEL", help="The ONNX model.", show_default=False, callback=readable_model
     ),
 ]
+PlotOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot",
+        metavar="FILE.png|FILE.svg",
+        help="Also draw medians and intervals (extra `plot`).",
+    ),
+]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 FileArgument: TypeAlias = Annotated[
     Path,

@@ -33,6 +33,8 @@ class CostDifference:
         right_seconds: Likewise in the second.
         left_nbytes: By how much a process grows under it in the first; None if not weighed there.
         right_nbytes: Likewise in the second.
+        left_interval: Of the seconds in the first, if it has samples there.
+        right_interval: Likewise in the second.
     """
 
     key: Key
@@ -41,6 +43,8 @@ class CostDifference:
     right_seconds: float | None
     left_nbytes: int | None = None
     right_nbytes: int | None = None
+    left_interval: tuple[float, float] | None = None
+    right_interval: tuple[float, float] | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -76,7 +80,11 @@ def _compare(left: CostEntry | None, right: CostEntry | None) -> CostDifference:
         change = "slower"
     else:
         change = _compare_bytes(*weights)
-    return CostDifference(entry.key, change, ours and ours[0], theirs and theirs[0], *weights)
+    return CostDifference(
+        *(entry.key, change, ours and ours[0], theirs and theirs[0], *weights),
+        left_interval=ours and ours[1:],
+        right_interval=theirs and theirs[1:],
+    )
 
 
 def _compare_bytes(ours: int | None, theirs: int | None) -> Change:

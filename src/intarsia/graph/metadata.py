@@ -8,6 +8,18 @@ from fnmatch import fnmatchcase
 DEVICE_KEY = "intarsia.device"
 """The node metadata in which an annotation is kept."""
 
+WHY_KEYS = {
+    "region": "intarsia.region",
+    "backend": "intarsia.backend",
+    "why": "intarsia.why",
+    "refused": "intarsia.refused",
+    "computed": "intarsia.program_nodes",
+}
+"""The node metadata for people to read in a model that is annotated; nobody reads it back."""
+
+SUMMARY_KEY = "intarsia.placement"
+"""The metadata of a model that is annotated with a line for people on what runs where."""
+
 CLAIM_KEY = "intarsia.claim"
 """The metadata of an output with the shape that the model declares for it, as in `1x3x224`."""
 

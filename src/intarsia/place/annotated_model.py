@@ -21,7 +21,7 @@ from intarsia.errors import ModelError, PlacementError, SettingError
 from intarsia.files import ModelFile
 from intarsia.graph.external import check_external_data, read_in, root_of
 from intarsia.graph.load import ModelLike, parse
-from intarsia.graph.metadata import DEVICE_KEY, LAYER_KEY
+from intarsia.graph.metadata import DEVICE_KEY, LAYER_KEY, SUMMARY_KEY, WHY_KEYS
 from intarsia.graph.read import read_file
 from intarsia.plan.placement import CONTROL_FLOW, Placement
 
@@ -45,9 +45,14 @@ def annotate(model: ModelLike, placed: Placement | Placed) -> onnx.ModelProto:
     Each node gets `intarsia.device` (the target's text), `layer_ann` (a name per target, for ONNX
     Runtime's `session.layer_assignment_settings`), and a device configuration named `intarsia`
     whose devices are the targets: the node's outputs are on its target, and its pipeline stage is
-    its region. A node that was folded away gets nothing, nor does a call of a function whose nodes
-    are on several targets: the annotations inside the function stay. What was there under these
-    names is replaced, everything else stays; external data is read in.
+    its region. A node that was folded away gets none of these, nor does a call of a function whose
+    nodes are on several targets: the annotations inside the function stay.
+
+    For people, each node gets its region, its backend, why it is there, and which targets refused
+    it (`WHY_KEYS`), the model one line on all (`SUMMARY_KEY`), and a node without a name the one
+    that explanations and traces call it by. Netron shows all of these, and the same of outputs.
+
+    What was there under these keys is replaced, everything else stays; external data is read in.
 
     Args:
         model: The model that was compiled, in any form that `compile` takes.
@@ -58,7 +63,7 @@ def annotate(model: ModelLike, placed: Placement | Placed) -> onnx.ModelProto:
         PlacementError: The placement is of another model.
     """
     placement = placed if isinstance(placed, Placement) else placed.placement
-    names = _node_names(model)
+    names = node_names(model)
     proto = _copy(model)
     regions = {
         origin: index
@@ -79,9 +84,16 @@ def annotate(model: ModelLike, placed: Placement | Placed) -> onnx.ModelProto:
     )
     layers = layer_names(devices)
     _declare(proto, devices)
+    counts = [(count, target) for target, count in placement.coverage().items() if count]
+    summary = ", ".join(f"{count} on {target}" for count, target in counts)
+    text = f"{placement.node_count} nodes in {len(placement.regions)} regions: {summary}"
+    proto.metadata_props.add(key=SUMMARY_KEY, value=text)
     split = _split_calls(proto, placement)
+    reasons = _reasons(placement)
     for node in proto.graph.node:
         name = names[_first_output(node)]
+        node.name = name
+        _set(node, reasons.get(name, _ABSENT))
         index = regions.get(name)
         if index is None or name in split:
             continue
@@ -90,6 +102,35 @@ def annotate(model: ModelLike, placed: Placement | Placed) -> onnx.ModelProto:
             _set(node, {DEVICE_KEY: target, LAYER_KEY: layers[target]})
             _configure(node, devices.index(target), index)
     return proto
+
+
+_ABSENT = {WHY_KEYS["why"]: "no part of the program: computed while compiling, or of no use"}
+
+
+def _reasons(placement: Placement) -> dict[str, dict[str, str]]:
+    """Return what people may want to read on each node of the user's model, by its name."""
+    refused: dict[str, list[str]] = {}
+    for refusal in placement.refusals:
+        text = f"{refusal.target}: {refusal.reason} ({refusal.code.value})"
+        refused.setdefault(refusal.node, []).append(text)
+    found: dict[str, dict[str, dict[str, None]]] = {}
+    count = len(placement.regions)
+    for index, region in enumerate(placement.regions):
+        for node in region.nodes:
+            told = {
+                "region": [f"{index} (there are {count})"],
+                "backend": [region.backend],
+                "why": [node.why],
+                "refused": refused.get(node.name, []),
+                "computed": [f"{node.op_type} {node.name}"],
+            }
+            for origin in node.origins:
+                for what, texts in told.items():
+                    found.setdefault(origin, {}).setdefault(what, {}).update(dict.fromkeys(texts))
+    return {
+        origin: {WHY_KEYS[what]: "; ".join(texts) for what, texts in told.items() if texts}
+        for origin, told in found.items()
+    }
 
 
 def _split_calls(proto: onnx.ModelProto, placement: Placement) -> frozenset[str]:
@@ -136,7 +177,7 @@ def save_annotated(proto: onnx.ModelProto, file: Path) -> None:
         ) from error
 
 
-def _node_names(model: ModelLike) -> dict[str, str]:
+def node_names(model: ModelLike) -> dict[str, str]:
     """Return the names that loading gives to the nodes, by their first outputs."""
     return {
         next((value.name for value in node.outputs if value.name), ""): node.name or ""
@@ -173,11 +214,15 @@ def _declare(proto: onnx.ModelProto, devices: Sequence[str]) -> None:
     proto.configuration.extend(kept)
     proto.configuration.add(name=CONFIGURATION, num_devices=len(devices), device=devices)
     proto.ir_version = max(proto.ir_version, _DEVICES_IR_VERSION)
+    own_line = [i for i, entry in enumerate(proto.metadata_props) if entry.key == SUMMARY_KEY]
+    for position in reversed(own_line):
+        del proto.metadata_props[position]
+    ours = (DEVICE_KEY, LAYER_KEY, *WHY_KEYS.values())
     for node in proto.graph.node:
         others = [i for i in node.device_configurations if i.configuration_id != CONFIGURATION]
         del node.device_configurations[:]
         node.device_configurations.extend(others)
-        entries = [i for i in node.metadata_props if i.key not in (DEVICE_KEY, LAYER_KEY)]
+        entries = [i for i in node.metadata_props if i.key not in ours]
         del node.metadata_props[:]
         node.metadata_props.extend(entries)
 

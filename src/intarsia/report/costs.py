@@ -144,6 +144,12 @@ def differences_view(differences: Sequence[CostDifference], *, complete: bool) -
     return Group(Text(summary), *([make_table("", columns, rows)] if shown else []))
 
 
+def difference_label(difference: CostDifference) -> str:
+    """Return what a difference is about, in few words: region, target and its key's digest."""
+    key = difference.key
+    return f"{_region(key)} on {_target(key)} ({key.digest[:SHORT]})"
+
+
 def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{1e3 * seconds:.4g}"
 
