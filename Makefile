@@ -28,7 +28,7 @@ PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist w
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' Makefile | expand -t 10
 
-demo: .venv/.stamp-package ## place a network on this machine and show what runs where
+demo: .venv/.stamp-package ## run two networks here beside other runtimes, tuned, and on two devices
 	$(BIN)/intarsia demo
 
 test: .venv/.stamp-test ## run the tests; ARGS="-k placement" selects some

@@ -120,6 +120,8 @@ def desk(call, prepared, tmp_path, own_cache, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(NARROW))
     monkeypatch.setattr(demo, "NETWORK", "squeezenet")
     monkeypatch.setattr(demo, "PINNED", "fire3/*")
+    monkeypatch.setattr(demo, "TUNE_SECONDS", 1.0)
+    monkeypatch.setattr(demo, "SIZES", ({"batch": 1, "seq": 5},))
 
     def run(command, arguments):
         if "KEY" in arguments:

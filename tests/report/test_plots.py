@@ -47,7 +47,7 @@ def test_a_comparison_shows_medians_and_ratios(tmp_path):
     for name in ("intarsia", "onnxruntime", "openvino"):
         assert words.count(name) == 2
     assert "10 ms" in words
-    assert "12.5 ms, 1.25 of ours (1.20 to 1.30)" in words
+    assert "12.5 ms, 1.25 times ours (1.20 to 1.30)" in words
     assert "n=64" in words
     before = file.read_bytes()
     plot_comparisons([comparison(), comparison(sizes={"n": 64})], file)

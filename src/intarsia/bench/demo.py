@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network beside other runtimes, which have it untouched, and its package in a new process."""
+"""Networks beside other runtimes, which have them untouched, and a package in a new process."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.backends.values import TensorSpec
 from intarsia.errors import ExecutionError
 from intarsia.measure.agreement import Agreement, compare_outputs
 from intarsia.measure.timing import Timing, time_interleaved
-from intarsia.runtime.feeds import sample_feeds
 
 if TYPE_CHECKING:
-    import onnx
-
     from intarsia.backends.device import Baseline
     from intarsia.backends.registry import Backends
     from intarsia.plan.placement import Placement
     from intarsia.runtime.executor import PlanExecutable
+    from intarsia.runtime.free import Program
 
 CHILD_SECONDS = 600
 """How long the new process may take."""
+
+_ROUNDS, _RUNS = 5, 6
+"""Blocks of each runtime, and runs of a block: some hundred runs of ResNet-50 in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,32 @@ class DemoModel:
     peers: Mapping[str, Baseline]
     expected: list[Any]
     threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class DemoContest:
+    """Programs of one network beside other runtimes, on one input.
+
+    Attributes:
+        network: Its name.
+        sizes: Of the input, by free dimension; None if the network has none.
+        placement: What runs where, by program.
+        agreement: How the outputs of each, but the judge, agree with the judge's.
+        timing: Of each program and each other runtime.
+        ratios: The time of each through that of the first program: above 1 means slower than it.
+    """
+
+    network: str
+    sizes: Mapping[str, int] | None
+    placement: Mapping[str, Placement]
+    agreement: Mapping[str, Agreement]
+    timing: Mapping[str, Timing]
+    ratios: Mapping[str, float]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the numbers of all programs do."""
+        return all(self.agreement[name].agrees for name in self.placement)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,28 +101,48 @@ class PackageFigures:
 class DemoFigures:
     """The figures of the demonstration, which `--json` prints.
 
-    Ratios are the time of each through ours, so that above 1 means that we are faster.
+    Attributes:
+        threads: Of one run.
+        targets: This machine's, as they are found.
+        contests: The default target on each network, at each size.
+        tuned: How the tuned plan was found.
+        mixed: The plans that were chosen here beside the default one: tuned, and of two devices.
+        second: The target that the second device's nodes were pinned to.
+        is_device: Whether it has a memory of its own; else both are the CPU's.
+        copies: How many tensors cross between memories in a run of it.
+        copied_bytes: Their bytes.
+        package: Of the mixed plan.
+        files: What was written.
+        agrees: Whether all numbers do.
     """
 
-    network: str
     threads: int
     targets: tuple[str, ...]
-    placement: Placement
-    mixed_placement: Placement
-    agreement: Mapping[str, Agreement]
-    timing: Mapping[str, Timing]
-    ratios: Mapping[str, float]
+    contests: tuple[DemoContest, ...]
+    tuned: str
+    mixed: DemoContest
+    second: str
+    is_device: bool
+    copies: int
+    copied_bytes: int
     package: PackageFigures
+    package_agreement: Agreement
+    files: tuple[str, ...]
     agrees: bool
 
 
 def load_in_peers(
-    proto: onnx.ModelProto, peers: Mapping[str, str], backends: Backends, threads: int
+    model: bytes,
+    feeds: Mapping[str, Array],
+    peers: Mapping[str, str],
+    backends: Backends,
+    threads: int,
 ) -> DemoModel:
     """Load a network into other runtimes as it is, and run it in the first.
 
     Args:
-        proto: The network; its inputs are float32 and of fixed shape.
+        model: The network's file.
+        feeds: An array per input, by name.
         peers: The backend of each runtime, by its name in print.
         backends: Those that are installed.
         threads: Threads of one run.
@@ -104,17 +150,6 @@ def load_in_peers(
     Raises:
         BackendError: A runtime is missing, or failed.
     """
-    model = proto.SerializeToString()
-    feeds = sample_feeds(
-        [
-            TensorSpec(
-                value.name,
-                "float32",
-                tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim),
-            )
-            for value in proto.graph.input
-        ]
-    )
     baselines = {
         title: backends.baseline_of(name)(model, feeds, threads) for title, name in peers.items()
     }
@@ -123,21 +158,57 @@ def load_in_peers(
     return DemoModel(model, feeds, baselines, judge.outputs(), threads)
 
 
-def compare_programs(
-    subject: DemoModel, programs: Mapping[str, PlanExecutable]
-) -> dict[str, Agreement]:
-    """Run programs once, and return how their outputs agree with the judge's."""
-    return {
+def hold_contest(
+    network: str,
+    subject: DemoModel,
+    programs: Mapping[str, Program],
+    sizes: Mapping[str, int] | None = None,
+) -> DemoContest:
+    """Compare programs with the judge, and time them beside all peers, in interleaved blocks.
+
+    Args:
+        network: Its name.
+        subject: It.
+        programs: Of it; the first is what ratios are to.
+        sizes: As of `DemoContest`.
+
+    Raises:
+        ExecutionError: A backend failed.
+    """
+    at_size = {name: program.program_for(subject.feeds) for name, program in programs.items()}
+    agreement = {
         name: compare_outputs(subject.expected, list(program.run(subject.feeds).values()))
-        for name, program in programs.items()
+        for name, program in at_size.items()
     }
-
-
-def time_programs(subject: DemoModel, programs: Mapping[str, PlanExecutable]) -> dict[str, Timing]:
-    """Time peers and programs, in interleaved blocks."""
-    peers = {title: peer.run for title, peer in subject.peers.items()}
     ours = {name: partial(program.run, subject.feeds) for name, program in programs.items()}
-    return time_interleaved({**peers, **ours})
+    peers = {title: peer.run for title, peer in subject.peers.items()}
+    timing = time_interleaved({**ours, **peers}, rounds=_ROUNDS, runs=_RUNS)
+    for title, peer in list(subject.peers.items())[1:]:
+        agreement[title] = compare_outputs(subject.expected, peer.outputs())
+    base = timing[next(iter(ours))].median_seconds
+    return DemoContest(
+        network=network,
+        sizes=sizes,
+        placement={name: program.placement for name, program in at_size.items()},
+        agreement=agreement,
+        timing=timing,
+        ratios={name: each.median_seconds / base for name, each in timing.items()},
+    )
+
+
+def find_second_device(backends: Backends, kinds: tuple[str, ...]) -> str | None:
+    """Return the text of the first target that a machine has of some kinds; None if it has none.
+
+    Args:
+        backends: Those that are installed.
+        kinds: By which they are looked for, in this order; a backend of the kind's name serves it.
+    """
+    for kind in kinds:
+        backend = backends.by_name.get(kind)
+        found = () if backend is None else backend.detect().targets
+        if found:
+            return str(found[0])
+    return None
 
 
 def try_package(
@@ -184,9 +255,3 @@ def _run_child(package: Path, options: list[str]) -> Any:
         last = done.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
         raise ExecutionError(f"the new process ended with {done.returncode}: {last[0]}")
     return json.loads(done.stdout)
-
-
-def time_ratios(timing: Mapping[str, Timing], base: str) -> dict[str, float]:
-    """Return the median time of each through that of one."""
-    seconds = timing[base].median_seconds
-    return {name: each.median_seconds / seconds for name, each in timing.items()}

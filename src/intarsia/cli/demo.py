@@ -1,71 +1,106 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`intarsia demo`: one real network, placed, checked, timed, mixed, packed and run again."""
+"""`intarsia demo`: two networks beside other runtimes, a tuned plan, and a mix of two devices."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from intarsia.cli.files import writable_folder
 from intarsia.cli.models import installed_backends
 from intarsia.cli.options import JsonOption, ThreadsOption
 from intarsia.cli.output import milliseconds, note, show, show_json, size_text, write
 from intarsia.settings import Settings
 
 if TYPE_CHECKING:
-    from intarsia.bench.demo import DemoFigures, DemoModel
-    from intarsia.runtime.executor import PlanExecutable
+    from intarsia.bench.demo import DemoContest, DemoFigures, DemoModel
+    from intarsia.runtime.free import Program
 
 NETWORK = "resnet50"
 PINNED = "layer3/*"
-PIN_TARGET = "onnxruntime"
+FREE_NETWORK = "minilm:free"
+SIZES: tuple[Mapping[str, int], ...] = ({"batch": 1, "seq": 16}, {"batch": 1, "seq": 128})
+TUNE_SECONDS = 20.0
+"""How long the tuner may measure, roughly."""
+
+DEVICES = ("cuda", "opencl", "webgpu")
+"""Kinds with a memory of their own, of which the mix takes the first that is here."""
+STAND_IN = "onnxruntime"
+"""What the mix takes where no such device is: another runtime on the same CPU."""
+
 PEERS = {"ONNX Runtime": "onnxruntime", "OpenVINO": "openvino"}
 """The name in print and the backend of each runtime that we compare ourselves with; the first says
 which numbers are right."""
 
-OURS, MIXED = "intarsia", f"intarsia, {PINNED} pinned"
+OURS, TUNED, MIXED = "intarsia", "intarsia, tuned", "intarsia, two devices"
+STAGES = 6
 
 
-def demo_command(threads: ThreadsOption = None, json: JsonOption = False) -> None:
-    """Place ResNet-50 as `compile` does without a target, check its numbers and time it.
+def demo_command(
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where what is to be looked at is written.")
+    ] = Path("intarsia-demo"),
+    threads: ThreadsOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show what Intarsia does, on this machine, in about two minutes.
 
-    Weights are random. Nothing is downloaded, and nothing is left behind.
+    ResNet-50 and a small transformer of free sizes run as `compile` places them without a target,
+    beside ONNX Runtime and OpenVINO; then ResNet-50 as tuned, and on two devices. All numbers are
+    checked. Weights are random; nothing is downloaded; what is written is in the folder of --out.
     """
-    from intarsia.bench.demo import (
-        DemoFigures,
-        compare_programs,
-        time_programs,
-        time_ratios,
-        try_package,
-    )
+    from intarsia.bench.demo import DemoFigures, find_second_device, hold_contest, try_package
 
-    subject = _prepare(Settings.from_environment().threads(threads))
-    ours = _compile(subject, {})
+    writable_folder(out)
+    count, backends = Settings.from_environment().threads(threads), installed_backends()
+
+    _stage(1, f"{NETWORK} for this machine, beside {' and '.join(PEERS)}")
+    model, ours = _compile(NETWORK, count)
+    subject = _load(model, ours, count)
+    contest = hold_contest(NETWORK, subject, {OURS: ours})
     targets = ours.placement.targets
-    _show_placement(ours, f"This machine, as it is found: {', '.join(targets)}", as_json=json)
-    mixed = _compile(subject, {PINNED: PIN_TARGET})
-    summary = mixed.explain().summary
-    _show_placement(
-        mixed, f"The same with {PINNED} pinned to {PIN_TARGET}: {summary}", as_json=json
-    )
-    programs = {OURS: ours, MIXED: mixed}
-    note("[4/6] checking the numbers against ONNX Runtime on the untouched model")
-    agreement = compare_programs(subject, programs)
-    note("[5/6] timing, in interleaved blocks")
-    timing = time_programs(subject, programs)
-    note("[6/6] saving the mixed plan, and running it in a new process")
-    package, agreement["the package in a new process"] = try_package(subject, mixed, NETWORK)
+    _show_contest(contest, count, as_json=json)
+
+    _stage(2, f"{FREE_NETWORK}, whose batch and length are free, at {len(SIZES)} sizes")
+    free = _run_free(count, as_json=json)
+
+    _stage(3, f"{NETWORK} tuned: measuring for about {TUNE_SECONDS:g} s")
+    tuned = _tune(model, count)
+    found = tuned.explain().tuning
+
+    device = find_second_device(backends, DEVICES)
+    second = device or STAND_IN
+    why = "" if device else " (no such device is here: two runtimes share the CPU)"
+    _stage(4, f"{NETWORK} on two devices: {PINNED} on {second}{why}")
+    mixed = _compile_mix(model, (*targets, second), second, count)
+    both = hold_contest(NETWORK, subject, {OURS: ours, TUNED: tuned, MIXED: mixed})
+    _show_contest(both, count, as_json=json)
+
+    _stage(5, "saving the mixed plan, and running it in a new process")
+    package, agreement = try_package(subject, mixed.latest, NETWORK)
+
+    _stage(6, f"writing what is to be looked at into {out}")
+    files = _write_files(out, mixed, subject.feeds)
+    # The HTML report of `tuned.explain()` belongs here, into `out`, as the last of the files.
+    copies = mixed.explain().copies
     figures = DemoFigures(
-        network=NETWORK,
-        threads=subject.threads,
+        threads=count,
         targets=targets,
-        placement=ours.placement,
-        mixed_placement=mixed.placement,
-        agreement=agreement,
-        timing=timing,
-        ratios=time_ratios(timing, OURS),
+        contests=(contest, *free),
+        tuned="" if found is None else found.summary,
+        mixed=both,
+        second=second,
+        is_device=device is not None,
+        copies=len(copies),
+        copied_bytes=sum(row.nbytes for row in copies),
         package=package,
-        agrees=all(each.agrees for each in agreement.values()),
+        package_agreement=agreement,
+        files=tuple(map(str, files)),
+        agrees=agreement.agrees and all(one.agrees for one in (contest, *free, both)),
     )
     if json:
         show_json(figures)
@@ -76,64 +111,106 @@ def demo_command(threads: ThreadsOption = None, json: JsonOption = False) -> Non
         raise typer.Exit(1)
 
 
-def _prepare(threads: int) -> DemoModel:
-    from intarsia.bench.demo import load_in_peers
+def _stage(number: int, what: str) -> None:
+    note(f"[{number}/{STAGES}] {what}")
+
+
+def _compile(network: str, threads: int) -> tuple[bytes, Program]:
+    from intarsia.compiler import compile as compile_model
     from intarsia.zoo import build
 
-    note(f"[1/6] building {NETWORK} with random weights (seed 0)")
-    proto = build(NETWORK)
-    size = size_text(proto.ByteSize())
-    note(f"[2/6] loading it into {' and '.join(PEERS)} as it is ({size})")
-    return load_in_peers(proto, PEERS, installed_backends(), threads)
+    model = build(network).SerializeToString()
+    return model, compile_model(model, num_threads=threads)
 
 
-def _compile(subject: DemoModel, pins: dict[str, str]) -> PlanExecutable:
+def _load(
+    model: bytes, program: Program, threads: int, sizes: Mapping[str, int] | None = None
+) -> DemoModel:
+    from intarsia.bench.demo import load_in_peers
+
+    feeds = program.sample_feeds(0, sizes)
+    return load_in_peers(model, feeds, PEERS, installed_backends(), threads)
+
+
+def _run_free(threads: int, *, as_json: bool) -> tuple[DemoContest, ...]:
+    """Run one program of a network at several sizes, beside the others."""
+    from intarsia.bench.demo import hold_contest
+
+    model, program = _compile(FREE_NETWORK, threads)
+    contests = []
+    for sizes in SIZES:
+        subject = _load(model, program, threads, sizes)
+        contests.append(hold_contest(FREE_NETWORK, subject, {OURS: program}, sizes))
+        _show_contest(contests[-1], threads, as_json=as_json)
+    return tuple(contests)
+
+
+def _tune(model: bytes, threads: int) -> Program:
+    """Tune for this machine; what is measured of a network of random weights is not kept."""
+    from intarsia.compiler import tune
+
+    with tempfile.TemporaryDirectory(prefix="intarsia-demo-") as folder:
+        costs = str(Path(folder) / "costs.sqlite")
+        return tune(model, budget=TUNE_SECONDS, num_threads=threads, costs=costs, cache=False)
+
+
+def _compile_mix(model: bytes, targets: tuple[str, ...], second: str, threads: int) -> Program:
     from intarsia.compiler import compile as compile_model
 
-    what = f" with {PINNED} pinned to {PIN_TARGET}" if pins else ""
-    note(f"[3/6] compiling it for this machine{what}")
-    return compile_model(subject.model, pins=pins, num_threads=subject.threads).latest
+    machine = ", ".join(dict.fromkeys(targets))
+    return compile_model(model, machine, pins={PINNED: second}, num_threads=threads)
 
 
-def _show_placement(executable: PlanExecutable, title: str, *, as_json: bool) -> None:
-    if not as_json:
-        from intarsia.report.tables import placement_table
+def _write_files(folder: Path, mixed: Program, feeds: Mapping[str, Any]) -> tuple[Path, ...]:
+    """Write what is to be looked at, and return where it is.
 
-        write(f"{title}\n")
-        show(placement_table(executable.placement))
+    Raises:
+        SettingError: A file cannot be written.
+    """
+    from intarsia.report.trace_events import write_trace
+    from intarsia.runtime.tracing import trace_runs
+
+    folder.mkdir(parents=True, exist_ok=True)
+    trace = folder / "two-devices.trace.json"
+    write_trace(trace_runs(mixed.program_for(feeds), feeds), f"{NETWORK}, two devices", trace)
+    return (trace,)
+
+
+def _show_contest(contest: DemoContest, threads: int, *, as_json: bool) -> None:
+    if as_json:
+        return
+    from intarsia.graph.free_sizes import sizes_text
+    from intarsia.report.tables import make_table
+
+    for name, placement in contest.placement.items():
+        places = ", ".join(
+            f"{n} nodes on {target}" for target, n in placement.coverage().items() if n
+        )
+        write(f"{name}: {places}, in {len(placement.regions)} regions\n")
+    at = f" at {sizes_text(contest.sizes)}" if contest.sizes else ""
+    rows = []
+    for name, timing in contest.timing.items():
+        agreement, told = contest.agreement.get(name), "the judge"
+        if agreement is not None:
+            verdict = "agrees" if agreement.agrees else "DISAGREES"
+            told = f"{verdict} ({agreement.max_abs_error:.1e})"
+        times = milliseconds(timing.median_seconds), milliseconds(timing.min_seconds)
+        rows.append((name, *times, f"{contest.ratios[name]:.3f}", told))
+    first = next(iter(contest.agreement))
+    columns = ("runtime", "median>", "fastest>", f"through {first}'s>", "numbers")
+    show(make_table(f"{contest.network}{at}, {threads} threads", columns, rows))
 
 
 def _show_figures(figures: DemoFigures) -> None:
-    from intarsia.report.tables import make_table
-
-    rows = (
-        (
-            name,
-            milliseconds(timing.median_seconds),
-            milliseconds(timing.min_seconds),
-            f"{figures.ratios[name]:.3f}",
-        )
-        for name, timing in figures.timing.items()
-    )
-    title = f"time of one run, {figures.threads} threads"
-    show(
-        make_table(
-            "numbers, against ONNX Runtime on the untouched model",
-            ("what", "largest absolute error>", "verdict"),
-            (
-                (
-                    name,
-                    f"{agreement.max_abs_error:.2e}",
-                    "agrees" if agreement.agrees else "DISAGREES",
-                )
-                for name, agreement in figures.agreement.items()
-            ),
-        ),
-        make_table(title, ("what", "median>", "fastest>", f"its time / {OURS}'s>"), rows),
-    )
     package = figures.package
+    verdict = "agrees" if figures.package_agreement.agrees else "DISAGREES"
+    copies = f"{figures.copies} copies of {size_text(figures.copied_bytes)} in all"
     write(
-        f"the mix takes {figures.ratios[MIXED]:.2f} times the time of {OURS} alone\n"
-        f"package: {size_text(package.nbytes)}, loaded in {package.load_seconds:.2f} s; "
-        f"the new process took {package.process_seconds:.2f} s in all\n"
+        f"tuned: {figures.tuned}\n"
+        f"two devices: {PINNED} on {figures.second}; {copies} in a run\n"
+        f"package of the mix: {size_text(package.nbytes)}, loaded in {package.load_seconds:.2f} s; "
+        f"the new process took {package.process_seconds:.2f} s in all, and {verdict}\n"
     )
+    for file in figures.files:
+        write(f"wrote {file}\n")
+    write("open a trace at https://ui.perfetto.dev or in chrome://tracing\n")

@@ -194,10 +194,7 @@ def _write_trace(
         SettingError: The file cannot be written.
         ExecutionError: A backend failed.
     """
-    from json import dumps
-
-    from intarsia.files import whole_file
-    from intarsia.report.trace_events import trace_events
+    from intarsia.report.trace_events import write_trace
     from intarsia.runtime.free import FreeExecutable
     from intarsia.runtime.tracing import trace_runs
 
@@ -206,15 +203,7 @@ def _write_trace(
             "inputs are padded to the sizes of buckets, and a trace is of one run as it is",
             hint="give inputs of the size of a bucket, and leave --bucket out",
         )
-    trace = trace_runs(executable.program_for(feeds), feeds, runs)
-    try:
-        with whole_file(path) as draft:
-            draft.write_text(dumps(trace_events(trace, name)), encoding="utf-8")
-    except OSError as error:
-        raise SettingError(
-            f"cannot write {str(path)!r}: {error.strerror or error}",
-            hint="choose a writable folder",
-        ) from error
+    write_trace(trace_runs(executable.program_for(feeds), feeds, runs), name, path)
 
 
 def _open_verified(

@@ -109,7 +109,7 @@ def _series_of(comparison: Comparison) -> list[tuple[str, Series, str]]:
         (
             name,
             peer.series,
-            f", {peer.ratio:.2f} of ours ({peer.low:.2f} to {peer.high:.2f})",
+            f", {peer.ratio:.2f} times ours ({peer.low:.2f} to {peer.high:.2f})",
         )
         for name, peer in comparison.peers.items()
     ]

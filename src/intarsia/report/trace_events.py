@@ -12,9 +12,13 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from json import dumps
+from pathlib import Path
 from typing import Any
 
 from intarsia.backends.tracing import WorkSpan
+from intarsia.errors import SettingError
+from intarsia.files import whole_file
 from intarsia.plan.placement import PlacedRegion
 from intarsia.plan.plan import CopyStep
 from intarsia.runtime.tracing import RunTrace, TracedCall
@@ -64,6 +68,27 @@ def trace_events(trace: RunTrace, name: str) -> dict[str, Any]:
             "order": "each region and copy is waited for before the next one starts",
         },
     }
+
+
+def write_trace(trace: RunTrace, name: str, file: Path) -> None:
+    """Write a trace, whole or not at all.
+
+    Args:
+        trace: What ran when.
+        name: What the program is called.
+        file: Its name.
+
+    Raises:
+        SettingError: The file cannot be written.
+    """
+    try:
+        with whole_file(file) as draft:
+            draft.write_text(dumps(trace_events(trace, name)), encoding="utf-8")
+    except OSError as error:
+        raise SettingError(
+            f"cannot write {str(file)!r}: {error.strerror or error}",
+            hint="choose a writable folder",
+        ) from error
 
 
 def _call_events(
