@@ -23,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # A process for each CPU that we may use; numbers in numpy need no threads beside them.
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: help demo test test-all gpu lint style layers type check dist clean
+.PHONY: help demo test test-all gpu lint style layers type check dist report-bundle clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' Makefile | expand -t 10
@@ -58,13 +58,19 @@ type: .venv/.stamp-type ## check the types
 check: lint type test ## all of the above but the demo
 
 dist: .venv/.stamp-wheel ## build the wheel into dist/, and check that an index would take it
+	$(MAKE) report-bundle || echo "no program that draws: reports of this wheel are tables alone"
 	rm -rf dist
 	PIP_CONSTRAINT="$(CURDIR)/constraints.txt" $(BIN)/python -m build --wheel --outdir dist .
 	$(BIN)/twine check --strict dist/*.whl
 	$(BIN)/check-wheel-contents dist/*.whl
 
+# npm records where packages came from in a lock file: package.json has exact versions instead.
+report-bundle: ## build the program that draws HTML reports; needs node and npm
+	@command -v npm > /dev/null || { echo "npm is not here" >&2; exit 1; }
+	cd web && npm install --silent && node build.mjs
+
 clean: ## remove all that was made here, .venv included
-	rm -rf .venv .zoo build dist .hypothesis .*_cache
+	rm -rf .venv .zoo web/node_modules src/intarsia/report/page/report.js.gz build dist .hypothesis .*_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # The pip that comes with Python may be too old to know dependency groups.

@@ -8,7 +8,10 @@ from intarsia.cli.program import app
 INVOCATIONS = {
     "compile": [("chain.onnx", "-t", "fake -ops=Relu,Tanh, onnxruntime")],
     "tune": [
-        ("chain.onnx", "-t", "fake -cost=*:1e-3", "--threads", "1", "--database", "costs.sqlite"),
+        (
+            *("chain.onnx", "-t", "fake -cost=*:1e-3", "--threads", "1"),
+            *("--database", "costs.sqlite", "--html", "report.html"),
+        ),
         (
             *("free.onnx", "-t", "fake -cost=*:1e-3", "--sizes", "n=2,5", "--threads", "1"),
             *("--database", "costs.sqlite"),
@@ -28,7 +31,10 @@ INVOCATIONS = {
         ("chain.intarsia", "free=free.intarsia", "--port", "0", "--batch", "2", "--dry-run"),
     ],
     "explain": [
-        ("chain.intarsia", "--all", "--profile", "2", "--overlay", "chain.overlay.json"),
+        (
+            *("chain.intarsia", "--all", "--profile", "2", "--overlay", "chain.overlay.json"),
+            *("--html", "report.html"),
+        ),
         ("chain.intarsia", "--node", "second"),
         ("free.intarsia", "--sizes", "n=3"),
     ],
@@ -40,6 +46,7 @@ INVOCATIONS = {
             *("chain.onnx", "-t", "llvm", "--against", "onnxruntime", "--rounds", "3"),
             *("--plot", "bench.svg"),
         ),
+        ("chain.onnx", "-t", "llvm", "--profile", "--rounds", "3", "--html", "report.html"),
         (
             *("free.onnx", "-t", "onnxruntime", "--sizes", "n=3", "--bucket", "n=4"),
             *("--pad-value", "x=-1", "--rounds", "3"),
@@ -65,7 +72,7 @@ INVOCATIONS = {
     ],
     "plan absent": [("chain.onnx", "-t", "ethos-n, llvm -mcpu=cortex-a72")],
     "plan lock": [("chain.intarsia", "-o", "plan.lock.json")],
-    "plan diff": [("chain.intarsia", "other.intarsia")],
+    "plan diff": [("chain.intarsia", "other.intarsia", "--html", "report.html")],
     "keys make": [()],
     "keys show": [()],
     "keys trust": [("friend", "ed25519:11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=")],

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`intarsia explain`."""
 
+from pathlib import Path
+
 
 def test_explain_says_what_runs_where_and_why(call, mixed_model):
     answer = call("explain", mixed_model, "-t", "openvino, onnxruntime")
@@ -86,3 +88,19 @@ def test_where_nothing_was_measured_refusals_say_why_nodes_are_elsewhere(call, p
     shown = call("explain", package, "--not-on", everything["targets"][0])
     assert "what it would cost is not known" in shown.out
     assert call("explain", package, "--not-on", "nosuch").code == 2
+
+
+def test_explain_writes_a_report_that_says_where_it_is(call, package):
+    answer = call("explain", package, "--html", "report.html", "--json")
+    assert answer.code == 0
+    assert "wrote report.html (" in answer.err
+    text = Path("report.html").read_text(encoding="utf-8")
+    for name in ("first", "fifth", "onnxruntime"):
+        assert f"<td>{name}</td>" in text
+
+
+def test_a_report_does_not_take_the_place_of_its_model(call, package):
+    answer = call("explain", package, "--html", package)
+    assert answer.code == 2
+    assert "is the model itself" in answer.err
+    assert call("explain", package, "--html", "none/report.html").code == 2

@@ -105,6 +105,8 @@ class KernelProfile:
         cache_bytes_per_second: The same inside the caches.
         is_away: Whether something runs on another machine: its calls are timed by that machine's
             clock, and are held against the limits of this one.
+        run: One run, of those that took the median time: its calls, in the order in which they
+            began. Of a run of more than `MOST_CALLS` those in bodies are left out.
     """
 
     rows: tuple[Row, ...]
@@ -115,6 +117,11 @@ class KernelProfile:
     bytes_per_second: float
     cache_bytes_per_second: float
     is_away: bool = False
+    run: tuple[TimedCall, ...] = ()
+
+
+MOST_CALLS = 5_000
+"""Calls of a run that a profile keeps one by one: a loop has a call for each of its iterations."""
 
 
 def time_streams(
@@ -195,7 +202,16 @@ def profile_kernels(
         bytes_per_second=machine.bytes_per_second,
         cache_bytes_per_second=machine.cache_bytes_per_second,
         is_away=bool(remote),
+        run=_typical_run(runs),
     )
+
+
+def _typical_run(runs: Sequence[Sequence[TimedCall]]) -> tuple[TimedCall, ...]:
+    """Return the calls of the run whose own calls took the median time."""
+    totals = [sum(call.seconds for call in run if len(call.path) == 1) for run in runs]
+    run = runs[totals.index(statistics.median_low(totals))]
+    kept = run if len(run) <= MOST_CALLS else [call for call in run if len(call.path) == 1]
+    return tuple(sorted(kept, key=lambda call: (call.start, len(call.path))))
 
 
 def raise_peaks(

@@ -17,6 +17,7 @@ from intarsia.cli.options import (
     BUCKETS,
     MACHINE,
     Choices,
+    HtmlOption,
     InputOption,
     JsonOption,
     PlotOption,
@@ -33,6 +34,7 @@ from intarsia.cli.output import (
     size_text,
     write,
 )
+from intarsia.cli.pages import report_file, write_report
 from intarsia.errors import SettingError
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from intarsia.bench.models import BenchModel
     from intarsia.bench.profile import KernelProfile
     from intarsia.place.request import Request
+    from intarsia.plan.explanation import Explanation
 
 
 @takes_choices(
@@ -96,14 +99,16 @@ def bench_command(  # noqa: PLR0913 - an option each
         int, typer.Option("--seed", metavar="N", help="Seed of inputs that are not given.")
     ] = 0,
     choices: Choices,
+    html: HtmlOption = None,
     threads: ThreadsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Time a model against other runtimes, each in a process of its own.
 
     A ratio is a peer's time through ours: above 1 means that ours is faster. With `--profile`, no
-    peer runs: every kernel of ours is timed by itself. With `--sizes`, free dimensions stay free
-    in every runtime, and inputs have each of these sizes in turn; with `--bucket` ours are padded.
+    peer runs: every kernel of ours is timed by itself, and `--html` draws a run. With `--sizes`,
+    free dimensions stay free in every runtime, and inputs have each of these sizes in turn; with
+    `--bucket` ours are padded.
     """
     from intarsia.bench.compare import Comparison, compare
     from intarsia.bench.models import make_bench_model
@@ -118,6 +123,12 @@ def bench_command(  # noqa: PLR0913 - an option each
             hint="give every size by --sizes, as in --sizes batch=1 --sizes seq=64,128",
         )
     request = make_request(model, choices, threads)
+    if html is not None and (not profile or len(request.sizes) > 1):
+        raise SettingError(
+            "--html shows one run, of --profile at one size of each free dimension",
+            hint="add --profile, and give one size of each",
+        )
+    page = None if html is None else report_file(html, source=model)
     if request.buckets and (profile or not request.sizes):
         raise SettingError(
             "--bucket pads inputs of sizes that are given by --sizes, and pads none for --profile",
@@ -141,7 +152,11 @@ def bench_command(  # noqa: PLR0913 - an option each
                 seed=seed,
             )
             if profile:
-                return _profile(bench_model, request, rounds)
+                found, explanation = _profile(bench_model, request, rounds)
+                if page is not None:
+                    title = f"intarsia bench {model.name} --profile"
+                    write_report(page, title, explanation, profile=found)
+                return found
             return compare(
                 bench_model,
                 target,
@@ -203,15 +218,16 @@ def _reaches(comparison: Comparison, least: float) -> bool:
     return not slow
 
 
-def _profile(model: BenchModel, request: Request, rounds: int) -> KernelProfile:
-    """Compile a model here, and time each of its kernels."""
+def _profile(model: BenchModel, request: Request, rounds: int) -> tuple[KernelProfile, Explanation]:
+    """Compile a model here, time each of its kernels, and say what runs where."""
     from intarsia.bench.profile import profile_kernels
     from intarsia.compiler import carry_out
 
     sizes = () if model.sizes is None else (model.sizes,)
     fixed = replace(request, model=model.path, shapes=None, sizes=sizes)
     executable = carry_out(fixed).program.latest
-    return profile_kernels(executable, model.feeds, threads=request.threads, rounds=rounds)
+    profile = profile_kernels(executable, model.feeds, threads=request.threads, rounds=rounds)
+    return profile, executable.explain()
 
 
 def _show(result: Comparison | KernelProfile) -> None:

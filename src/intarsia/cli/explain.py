@@ -16,12 +16,14 @@ from intarsia.cli.options import (
     NODES,
     Choices,
     FileArgument,
+    HtmlOption,
     JsonOption,
     ThreadsOption,
     TrustOption,
     takes_choices,
 )
 from intarsia.cli.output import note, show, show_json, write
+from intarsia.cli.pages import report_file, write_report
 from intarsia.errors import SettingError
 
 if TYPE_CHECKING:
@@ -78,6 +80,7 @@ def explain_command(  # noqa: PLR0913 - an option each
         ),
     ] = None,
     choices: Choices,
+    html: HtmlOption = None,
     threads: ThreadsOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -90,6 +93,7 @@ def explain_command(  # noqa: PLR0913 - an option each
         raise SettingError(
             "--absent and --profile exclude one another", hint="nothing runs on an absent machine"
         )
+    page = None if html is None else report_file(html, source=file)
     explanation = (
         explain_absent_file(file, choices, threads)
         if absent
@@ -97,6 +101,8 @@ def explain_command(  # noqa: PLR0913 - an option each
     )
     if overlay is not None:
         _write_overlay(overlay, explanation.placement, file)
+    if page is not None:
+        write_report(page, f"intarsia explain {file.name}", explanation)
     if not_on is not None:
         _explain_absence(explanation, not_on, as_json=json, complete=complete)
         return

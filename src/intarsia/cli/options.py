@@ -226,6 +226,10 @@ PlotOption: TypeAlias = Annotated[
     ),
 ]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+HtmlOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", help="Also write a report to look at in a browser."),
+]
 FileArgument: TypeAlias = Annotated[
     Path,
     typer.Argument(

@@ -17,6 +17,7 @@ from intarsia.cli.options import (
     NODES,
     BudgetOption,
     Choices,
+    HtmlOption,
     JsonOption,
     ModelArgument,
     ObjectiveOption,
@@ -27,11 +28,13 @@ from intarsia.cli.options import (
     takes_choices,
 )
 from intarsia.cli.output import show, show_json, write
+from intarsia.cli.pages import report_file, write_report
 from intarsia.errors import LockError
 
 if TYPE_CHECKING:
     from intarsia.cost.records import Assigned
     from intarsia.plan.by_sizes import PlansBySizes
+    from intarsia.plan.explanation import Explanation
     from intarsia.plan.identity import Identity
 
 app = typer.Typer(
@@ -148,15 +151,27 @@ def diff_command(
     second: PlanArgument,
     *,
     complete: Annotated[bool, typer.Option("--all", help="List everything.")] = False,
+    html: HtmlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Compare two plans; exit code 1 if anything is different."""
     from intarsia.plan.compare import compare_plans
 
+    page = None
+    if html is not None:
+        page = report_file(report_file(html, source=first), source=second)
     one, other = _read(first), _read(second)
     difference = compare_plans(
         one[0], other[0], (one[1], other[1]), (one[2], other[2]), (one[3], other[3])
     )
+    if page is not None:
+        write_report(
+            page,
+            f"intarsia plan diff {first.name} {second.name}",
+            _explain(second),
+            before=_explain(first),
+            difference=difference,
+        )
     if json:
         show_json(difference)
     else:
@@ -165,6 +180,13 @@ def diff_command(
         show(plan_difference_view(difference, complete=complete))
     if not difference.is_empty or difference.changes:
         raise typer.Exit(1)
+
+
+def _explain(file: Path) -> Explanation | None:
+    """Explain a package; a lock file holds too little for that."""
+    from intarsia.runtime.package import is_package, read_package
+
+    return read_package(file).explain() if is_package(file) else None
 
 
 def _read(

@@ -25,6 +25,7 @@ from intarsia.cli.options import (
     BudgetOption,
     CarefulOption,
     Choices,
+    HtmlOption,
     InputOption,
     JsonOption,
     ModelArgument,
@@ -38,6 +39,7 @@ from intarsia.cli.options import (
     takes_choices,
 )
 from intarsia.cli.output import milliseconds, note, show, show_json, size_text, write
+from intarsia.cli.pages import report_file, write_report
 from intarsia.errors import SettingError
 
 if TYPE_CHECKING:
@@ -91,6 +93,7 @@ def tune_command(  # noqa: PLR0913 - an option each
         ),
     ] = 1,
     careful: CarefulOption = True,
+    html: HtmlOption = None,
     threads: ThreadsOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -112,6 +115,7 @@ def tune_command(  # noqa: PLR0913 - an option each
     feeds = read_arrays(read_files("--input", inputs)) if inputs else None
     asked = ask_sizes(read_sizes(choices.sizes), requests)
     file = writable(output or Path(f"{model.stem}{PACKAGE_SUFFIX}"), source=model)
+    page = None if html is None else report_file(html, source=model)
     request = make_request(
         model,
         choices,
@@ -131,6 +135,8 @@ def tune_command(  # noqa: PLR0913 - an option each
     compiled.save(file)
     program = compiled.program
     spread = time_streams(program.latest, feeds or {}, streams, _MOMENT_SECONDS)
+    if page is not None:
+        write_report(page, f"intarsia tune {model.name}", program.explain())
     if isinstance(program, FreeExecutable):
         tuned = tuple(zip(program.sizes, program.programs, strict=True))
         _show_result(file, program.latest, spread, tuned, program.plans, is_json=json)

@@ -29,6 +29,7 @@ from intarsia.plan.plan import (
     TensorStorage,
     fill_arena,
 )
+from intarsia.plan.wiring import describe_wiring
 
 if TYPE_CHECKING:
     from intarsia.backends.values import ListStates
@@ -117,6 +118,7 @@ class _PlanWriter:
             rewrites=tuple(rewrites),
             extents=self.extents,
             late=tuple(self.late()),
+            wiring=describe_wiring(self.graph.nodes, self.graph.values, self.graph.outputs),
         )
 
     def late(self) -> Iterator[LateSize]:

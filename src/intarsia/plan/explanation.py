@@ -12,6 +12,7 @@ from intarsia.plan.device_view import DeviceView, view_devices
 from intarsia.plan.placement import CONTROL_FLOW, Placement
 from intarsia.plan.plan import CopyStep, LateSize, PassRun, Plan, RegionStep
 from intarsia.plan.profile import Profile
+from intarsia.plan.wiring import Wiring, read_wiring
 
 if TYPE_CHECKING:
     from intarsia.plan.by_sizes import PlansBySizes
@@ -99,6 +100,7 @@ class Explanation:
         bodies: What runs where in If, Loop and Scan, where the plan runs them itself.
         by_sizes: Which plan is for which sizes of free dimensions, if that was measured.
         late: A line for each size that is found while it runs and given to the code behind.
+        wiring: Which values each node reads and writes; None if its plan is of an older version.
     """
 
     placement: Placement
@@ -119,6 +121,7 @@ class Explanation:
     bodies: tuple[BodyExplanation, ...] = ()
     by_sizes: PlansBySizes | None = None
     late: tuple[str, ...] = ()
+    wiring: Wiring | None = None
 
     def with_free(
         self,
@@ -197,6 +200,9 @@ def explain_plan(
         scratch_bytes: Of each region, once it is loaded; None takes what the artifacts say.
         profile: How long each step took.
         bodies: Of the plan's bodies.
+
+    Raises:
+        PackageError: What the plan says of its nodes' values is malformed.
     """
     placement = plan.placement
     counts = ", ".join(
@@ -238,6 +244,7 @@ def explain_plan(
             for number, (body, inner) in enumerate(zip(plan.bodies, bodies, strict=True))
         ),
         late=tuple(_late_line(plan, size) for size in plan.late),
+        wiring=read_wiring(plan.wiring),
     )
 
 

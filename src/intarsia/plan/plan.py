@@ -192,6 +192,8 @@ class Plan:
         late: The sizes that the data decides and code is given, in the order in which they are
             found.
         sizes: Those that `at` was given, as far as expressions are left.
+        wiring: Which values each node reads and writes, as `intarsia.plan.wiring` writes it; empty
+            if it was made by an older version.
     """
 
     placement: Placement
@@ -210,6 +212,7 @@ class Plan:
     extents: Mapping[int, tuple[int | Data, ...]] = field(default_factory=dict)
     late: tuple[LateSize, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
+    wiring: bytes = field(default=b"", repr=False)
 
     def at(self, sizes: Mapping[str, int]) -> Plan:
         """Return the plan for sizes of free dimensions, by name: other shapes, other offsets.

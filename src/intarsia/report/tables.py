@@ -36,11 +36,11 @@ def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]
     words beside them are, and where that does not help, each row is a paragraph.
     """
     cells = tuple(tuple(map(_cell, row)) for row in rows)
-    return _TableRows(title, tuple(columns), cells)
+    return TableRows(title, tuple(columns), cells)
 
 
 @dataclass(frozen=True, slots=True)
-class _TableRows:
+class TableRows:
     """A table that knows how narrow it can be.
 
     Attributes:
@@ -179,10 +179,10 @@ def explanation_view(explanation: Explanation, *, complete: bool) -> RenderableT
         placement_table(placement, explanation.region_seconds),
         *(part for body in explanation.bodies for part in _body_view(body)),
         *(Text(f"region {i}: {about}") for i, about in enumerate(explanation.regions) if about),
-        *([_nodes_table(view_nodes(placement))] if complete else []),
+        *([nodes_table(view_nodes(placement))] if complete else []),
         devices_table(explanation.devices),
-        _copies(explanation, complete=complete),
-        *_refusals(placement, complete=complete),
+        copies_table(explanation, complete=complete),
+        *refusals_tables(placement, complete=complete),
         *map(Text, explanation.layout_lines),
         Text(f"rewrites: {', '.join(explanation.rewrites) or 'none'}"),
         Text(f"backends: {_pairs(explanation.versions)}"),
@@ -228,7 +228,13 @@ def _ms(seconds: float | None) -> str | None:
     return None if seconds is None else f"{1e3 * seconds:.3f}"
 
 
-def _copies(explanation: Explanation, *, complete: bool) -> RenderableType:
+def copies_table(explanation: Explanation, *, complete: bool) -> RenderableType:
+    """Return a row per copy.
+
+    Args:
+        explanation: What has them.
+        complete: Whether to list all of them.
+    """
     copies = explanation.copies
     if not copies:
         return Text("copies: none")
@@ -240,13 +246,19 @@ def _copies(explanation: Explanation, *, complete: bool) -> RenderableType:
     )
 
 
-def _refusals(placement: Placement, *, complete: bool) -> list[RenderableType]:
+def refusals_tables(placement: Placement, *, complete: bool) -> list[RenderableType]:
+    """Return a row per refusal, or per operator and reason; nothing if nothing was refused.
+
+    Args:
+        placement: What has them.
+        complete: Whether to list every node.
+    """
     if not placement.refusals:
         return []
     if complete:
         return [
             make_table(
-                "refusals",
+                "refusals, node by node",
                 ("node", "operator", "target", "code", "reason"),
                 ((r.node, r.op_type, r.target, r.code, r.reason) for r in placement.refusals),
             )
@@ -266,7 +278,8 @@ def _title(what: str, shown: int, total: int) -> str:
     return what if shown == total else f"{what} (first {shown} of {total}; --all lists them)"
 
 
-def _nodes_table(nodes: Iterable[NodeView]) -> RenderableType:
+def nodes_table(nodes: Iterable[NodeView]) -> RenderableType:
+    """Return a row per node."""
     return make_table(
         "nodes",
         ("region>", "node", "operator", "target", "why", "stands for"),

@@ -143,6 +143,7 @@ class PlanRecord(msgspec.Struct, frozen=True):
     model: ModelInfo | None = None
     extents: dict[int, tuple[Any, ...]] = {}
     late: tuple[LateSize, ...] = ()
+    wiring: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class ProgramRecord(msgspec.Struct, frozen=True):
@@ -800,6 +801,7 @@ def _plan_record(plan: Plan) -> PlanRecord:
         plan.model,
         dict(plan.extents),
         plan.late,
+        msgspec.Raw(plan.wiring or b"null"),
     )
 
 
@@ -834,6 +836,7 @@ def _plan(record: PlanRecord) -> Plan:
         record.model,
         extents={i: tuple(map(read_data, one)) for i, one in record.extents.items()},
         late=record.late,
+        wiring=b"" if bytes(record.wiring) == b"null" else bytes(record.wiring),
     )
 
 

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// The picture of one graph: regions as boxes in the colour of their target, nodes in them.
+import cytoscape from "cytoscape";
+import { colourOf, scheme } from "./colours.js";
+import { place } from "./layout.js";
+import { bytesText, copiesTo } from "./model.js";
+
+const HEAD = 26; // above the nodes of a box
+const EDGE = 14; // around them
+const MANY = 1500; // from so many nodes on, edges wait while the picture moves
+
+/** Where everything is, computed once for each view of a graph. */
+function arrange(graph, view) {
+  const known = new Map();
+  const boxes = [];
+  const regionAt = [];
+  const width = (text, most) => Math.min(most, 18 + 6.6 * text.length);
+  const inputs = graph.values.map((value, index) => ({ value, index })).filter(({ value }) => value.source === "input");
+  inputs.forEach(({ value }) => boxes.push({ w: width(value.name, 200), h: 24 }));
+  const inner = graph.regions.map((region) => {
+    if (view === "regions") return { w: 190, h: 40, x: [], y: [] };
+    const position = new Map(region.members.map((node, i) => [node, i]));
+    const edges = graph.edges
+      .filter((edge) => position.has(edge.from) && position.has(edge.to))
+      .map((edge) => [position.get(edge.from), position.get(edge.to)]);
+    const sizes = region.members.map((node) => ({ w: width(graph.nodes[node].op, 170), h: 24 }));
+    return place(sizes, chained(graph, edges, region.members.length), known);
+  });
+  inner.forEach((one, i) => {
+    regionAt[i] = boxes.length;
+    boxes.push({ w: Math.max(one.w, 170) + 2 * EDGE, h: one.h + HEAD + EDGE });
+  });
+  const outputAt = boxes.length;
+  graph.outputs.forEach((value) => boxes.push({ w: width(graph.values[value].name, 200), h: 24 }));
+  const pairs = new Set();
+  const join = (from, to) => from !== to && pairs.add(`${from} ${to}`);
+  inputs.forEach(({ value }, i) => value.readers.forEach((node) => join(i, regionAt[graph.nodes[node].region])));
+  graph.edges.forEach(({ from, to }) => join(regionAt[graph.nodes[from].region], regionAt[graph.nodes[to].region]));
+  graph.outputs.forEach((value, i) => {
+    const { producer } = graph.values[value];
+    if (producer >= 0) join(regionAt[graph.nodes[producer].region], outputAt + i);
+  });
+  const outer = place(boxes, [...pairs].map((pair) => pair.split(" ").map(Number)), known, 1);
+  return { boxes, inner, inputs, regionAt, outputAt, outer };
+}
+
+/** Without wiring, as in packages of older versions, nodes follow one another. */
+function chained(graph, edges, count) {
+  return graph.values.length ? edges : Array.from({ length: Math.max(0, count - 1) }, (_, i) => [i, i + 1]);
+}
+
+function elementsOf(graph, view, moved) {
+  const { boxes, inner, inputs, regionAt, outputAt, outer } = arrange(graph, view);
+  const elements = [];
+  const target = (text) => graph.targets.indexOf(text);
+  const node = (id, classes, x, y, data) => elements.push({ data: { id, ...data }, position: { x, y }, classes });
+  graph.regions.forEach((region, i) => {
+    const at = regionAt[i];
+    const count = `${region.nodes.length} node${region.nodes.length === 1 ? "" : "s"}`;
+    const label = `${i}: ${region.runsOn.split(" ")[0]}, ${count}`;
+    node(`r${i}`, "region", outer.x[at], outer.y[at], { label, t: target(region.runsOn), w: boxes[at].w, h: boxes[at].h });
+    if (view === "regions") return;
+    const left = outer.x[at] - inner[i].w / 2;
+    const top = outer.y[at] - boxes[at].h / 2 + HEAD;
+    region.members.forEach((member, k) => {
+      const { op, name } = graph.nodes[member];
+      const classes = moved.has(name) ? "node moved" : "node";
+      const w = Math.min(170, 18 + 6.6 * op.length);
+      node(`n${member}`, classes, left + inner[i].x[k], top + inner[i].y[k], { label: op, t: target(region.runsOn), w, h: 24 });
+    });
+  });
+  const end = (id, value, at) =>
+    node(id, "end", outer.x[at], outer.y[at], { label: value.name, w: boxes[at].w, h: 24 });
+  inputs.forEach(({ value, index }, i) => end(`i${index}`, value, i));
+  graph.outputs.forEach((value, i) => end(`o${i}`, graph.values[value], outputAt + i));
+  const seen = new Set();
+  const edge = (source, to, values, region) => {
+    if (source === to || seen.has(`${source} ${to}`)) return;
+    seen.add(`${source} ${to}`);
+    const copies = region ? copiesTo(graph, values.map((value) => graph.values[value].name), region) : [];
+    const bytes = copies.reduce((sum, copy) => sum + copy.nbytes, 0);
+    const data = { id: `e${seen.size}`, source, target: to, values, region: region?.index ?? -1 };
+    if (copies.length) data.label = bytesText(bytes);
+    elements.push({ data, classes: copies.length ? "copy" : "" });
+  };
+  const idOf = (index) => (view === "regions" ? `r${graph.nodes[index].region}` : `n${index}`);
+  const regionOf = (index) => graph.regions[graph.nodes[index].region];
+  for (const { from, to, values } of graph.edges) {
+    const crosses = graph.nodes[from].region !== graph.nodes[to].region;
+    edge(idOf(from), idOf(to), values, crosses ? regionOf(to) : null);
+  }
+  for (const { value, index } of inputs) {
+    for (const reader of value.readers) edge(`i${index}`, idOf(reader), [index], regionOf(reader));
+  }
+  graph.outputs.forEach((value, i) => {
+    const { producer } = graph.values[value];
+    if (producer >= 0) edge(idOf(producer), `o${i}`, [value], null);
+  });
+  return elements;
+}
+
+function styleOf(targets) {
+  const { ink, soft, mark, accent } = scheme();
+  const text = { color: ink, "font-family": "system-ui, DejaVu Sans, sans-serif", "font-size": 11 };
+  return [
+    { selector: "node", style: { ...text, label: "data(label)", shape: "round-rectangle", width: "data(w)", height: "data(h)", "border-width": 1, "border-color": soft, "text-valign": "center", "text-max-width": "data(w)", "text-wrap": "ellipsis", "min-zoomed-font-size": 6 } },
+    { selector: ".region", style: { "background-opacity": 0.3, "text-valign": "top", "text-margin-y": 20, "font-size": 13, "font-weight": "bold", "z-index": 0, "min-zoomed-font-size": 5, "border-width": 1.5 } },
+    { selector: ".node", style: { "z-index": 2 } },
+    { selector: ".end", style: { shape: "round-tag", "background-opacity": 0, "z-index": 2 } },
+    ...targets.map((_, i) => ({ selector: `node[t = ${i}]`, style: { "background-color": colourOf(i) } })),
+    { selector: ".moved", style: { "border-width": 3, "border-color": mark, "border-style": "double" } },
+    { selector: "edge", style: { width: 1, "line-color": soft, "curve-style": "straight", "target-arrow-shape": "triangle", "target-arrow-color": soft, "arrow-scale": 0.6, "z-index": 1 } },
+    { selector: ".copy", style: { ...text, label: "data(label)", width: 2, "line-style": "dashed", "line-color": mark, "target-arrow-color": mark, color: mark, "font-size": 10, "min-zoomed-font-size": 6 } },
+    { selector: "node:selected", style: { "border-width": 4, "border-color": accent } },
+    { selector: "edge:selected", style: { width: 3, "line-color": accent, "target-arrow-color": accent } },
+  ];
+}
+
+/** Draws a graph into an element, and returns what can be done with the picture. */
+export function draw(graph, view, container, { moved, onPick }) {
+  const start = performance.now();
+  const elements = elementsOf(graph, view, moved);
+  const laidOut = performance.now();
+  const picture = cytoscape({
+    container,
+    elements,
+    style: styleOf(graph.targets),
+    layout: { name: "preset", fit: false },
+    autoungrabify: true,
+    boxSelectionEnabled: false,
+    selectionType: "single",
+    hideEdgesOnViewport: graph.nodes.length > MANY,
+    minZoom: 0.01,
+    maxZoom: 4,
+  });
+  const fit = () => picture.fit(undefined, 24);
+  fit();
+  picture.on("tap", "node, edge", (event) => onPick(event.target.id(), event.target.data()));
+  return {
+    spent: { layout: laidOut - start, picture: performance.now() - laidOut },
+    fit,
+    restyle: () => picture.style(styleOf(graph.targets)),
+    resize: () => picture.resize(),
+    destroy: () => picture.destroy(),
+    pan: (x, y) => picture.panBy({ x, y }),
+    zoom: (factor) => picture.zoom({ level: picture.zoom() * factor, renderedPosition: { x: picture.width() / 2, y: picture.height() / 2 } }),
+    /** Selects an element, and brings it into sight. */
+    show(id, isFar) {
+      const element = picture.getElementById(id);
+      if (element.empty()) return;
+      picture.elements(":selected").unselect();
+      element.select();
+      if (isFar) {
+        if (picture.zoom() < 0.7) picture.zoom(0.9);
+        picture.center(element);
+      }
+    },
+    at(id) {
+      const element = picture.getElementById(id);
+      return element.empty() ? null : element.renderedPosition();
+    },
+  };
+}
