@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line in this process, in an empty folder with a few small models."""
 
+import contextlib
 import json
+import os
+import shutil
 from typing import NamedTuple
 
 import numpy as np
 import onnx
 import pytest
+from tests.cli.invocations import INVOCATIONS
 
 from intarsia.__main__ import main
+from intarsia.cli import demo
+
+NARROW = 80
 
 
 class Answer(NamedTuple):
@@ -84,3 +91,53 @@ def array(folder):
     values = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
     np.save(folder / "x.npy", values)
     return values
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory, chain_model, parse_model):
+    """A folder with what commands need: models, packages, a cost database and its export."""
+    folder = tmp_path_factory.mktemp("prepared")
+    onnx.save(chain_model, folder / "chain.onnx")
+    free = parse_model("free (float[n,4] x) => (float[n,4] y) { y = Relu(x) }")
+    onnx.save(free, folder / "free.onnx")
+    target, options = "fake -ops=Relu,Tanh, onnxruntime", ["--database", "costs.sqlite"]
+    tune = ["tune", "chain.onnx", "-t", "fake -cost=*:1e-3", "-o", "tuned.intarsia"]
+    tune_free = ["tune", "free.onnx", "-t", "fake -cost=*:1e-3", "--sizes", "n=2,5"]
+    with contextlib.chdir(folder):
+        for call in (
+            ["compile", "chain.onnx", "-t", target],
+            ["compile", "chain.onnx", "-t", "onnxruntime", "-o", "other.intarsia"],
+            [*tune, "--threads", "1", *options],
+            [*tune_free, "--threads", "1", *options],
+            ["costs", "export", "costs.jsonl", *options],
+            ["costs", "import", "costs.jsonl", "--database", "other.sqlite"],
+        ):
+            assert main(call) == 0
+    return folder
+
+
+@pytest.fixture
+def desk(call, prepared, tmp_path, own_cache, monkeypatch):
+    """A function that calls a command; what commands need is there."""
+    shutil.copytree(prepared, tmp_path / "desk")
+    monkeypatch.chdir(tmp_path / "desk")
+    others = shutil.ignore_patterns("signing.key", "trusted_keys")
+    shutil.copytree(os.environ["INTARSIA_KEYS_DIR"], tmp_path / "keys", ignore=others)
+    monkeypatch.setenv("INTARSIA_KEYS_DIR", str(tmp_path / "keys"))
+    monkeypatch.setenv("COLUMNS", str(NARROW))
+    monkeypatch.setattr(demo, "NETWORK", "squeezenet")
+    monkeypatch.setattr(demo, "PINNED", "fire3/*")
+    monkeypatch.setattr(demo, "TUNE_SECONDS", 1.0)
+    monkeypatch.setattr(demo, "SIZES", ({"batch": 1, "seq": 5},))
+
+    def run(command, arguments):
+        if "KEY" in arguments:
+            rows = call("costs", "ls", "--database", "costs.sqlite", "--json").json
+            key = rows["entries"][0]["key"]
+            arguments = [key if one == "KEY" else one for one in arguments]
+        keys = [name for name in INVOCATIONS if name.startswith("keys ")]
+        for earlier in keys[: keys.index(command)] if command in keys else ():
+            call(*earlier.split(), *INVOCATIONS[earlier][0])
+        return call(*command.split(), *arguments)
+
+    return run

@@ -84,6 +84,9 @@ INVOCATIONS = {
 }
 """By command, in an order in which they can be called one after another."""
 
+SLOW = ("demo", "verify", "reduce")
+"""Commands that take long: workers of their own."""
+
 
 def list_commands():
     """Return the names of all commands that the program has."""

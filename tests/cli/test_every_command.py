@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What holds for every command: figures stay whole on narrow terminals, and all lines are ours."""
 
-import contextlib
 import io
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -15,13 +13,10 @@ from pathlib import Path
 import onnx
 import pytest
 import rich.console
-from tests.cli.invocations import INVOCATIONS, list_commands
+from tests.cli.conftest import NARROW
+from tests.cli.invocations import INVOCATIONS, SLOW, list_commands
 from tests.opencl import first_device
 
-from intarsia.__main__ import main
-from intarsia.cli import demo
-
-NARROW = 80
 FIGURE = re.compile(r"(?<![^\s(])\d+(?:\.\d+)?(?:e[+-]?\d+)?(?=[\s),;:]|$)")
 """A number that is not part of a word."""
 
@@ -76,64 +71,12 @@ TARGETS = (
     *("llvm", "onnxruntime", "openvino, onnxruntime", "dnnl, llvm", "opencl, llvm"),
     *("reference", "fake -ops=Relu, reference", "openvino -precision=bf16, onnxruntime"),
 )
-SLOW = ("demo", "verify", "reduce")
-"""Commands that take long: workers of their own."""
 SHORT = ("openvino, onnxruntime", "reference")
 """Of these, what `make test` tries."""
 
 
 def test_every_command_is_called_here():
     assert sorted(INVOCATIONS) == list_commands()
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory, chain_model, parse_model):
-    """A folder with what commands need: models, packages, a cost database and its export."""
-    folder = tmp_path_factory.mktemp("prepared")
-    onnx.save(chain_model, folder / "chain.onnx")
-    free = parse_model("free (float[n,4] x) => (float[n,4] y) { y = Relu(x) }")
-    onnx.save(free, folder / "free.onnx")
-    target, options = "fake -ops=Relu,Tanh, onnxruntime", ["--database", "costs.sqlite"]
-    tune = ["tune", "chain.onnx", "-t", "fake -cost=*:1e-3", "-o", "tuned.intarsia"]
-    tune_free = ["tune", "free.onnx", "-t", "fake -cost=*:1e-3", "--sizes", "n=2,5"]
-    with contextlib.chdir(folder):
-        for call in (
-            ["compile", "chain.onnx", "-t", target],
-            ["compile", "chain.onnx", "-t", "onnxruntime", "-o", "other.intarsia"],
-            [*tune, "--threads", "1", *options],
-            [*tune_free, "--threads", "1", *options],
-            ["costs", "export", "costs.jsonl", *options],
-            ["costs", "import", "costs.jsonl", "--database", "other.sqlite"],
-        ):
-            assert main(call) == 0
-    return folder
-
-
-@pytest.fixture
-def desk(call, prepared, tmp_path, own_cache, monkeypatch):
-    """A function that calls a command; what commands need is there."""
-    shutil.copytree(prepared, tmp_path / "desk")
-    monkeypatch.chdir(tmp_path / "desk")
-    others = shutil.ignore_patterns("signing.key", "trusted_keys")
-    shutil.copytree(os.environ["INTARSIA_KEYS_DIR"], tmp_path / "keys", ignore=others)
-    monkeypatch.setenv("INTARSIA_KEYS_DIR", str(tmp_path / "keys"))
-    monkeypatch.setenv("COLUMNS", str(NARROW))
-    monkeypatch.setattr(demo, "NETWORK", "squeezenet")
-    monkeypatch.setattr(demo, "PINNED", "fire3/*")
-    monkeypatch.setattr(demo, "TUNE_SECONDS", 1.0)
-    monkeypatch.setattr(demo, "SIZES", ({"batch": 1, "seq": 5},))
-
-    def run(command, arguments):
-        if "KEY" in arguments:
-            rows = call("costs", "ls", "--database", "costs.sqlite", "--json").json
-            key = rows["entries"][0]["key"]
-            arguments = [key if one == "KEY" else one for one in arguments]
-        keys = [name for name in INVOCATIONS if name.startswith("keys ")]
-        for earlier in keys[: keys.index(command)] if command in keys else ():
-            call(*earlier.split(), *INVOCATIONS[earlier][0])
-        return call(*command.split(), *arguments)
-
-    return run
 
 
 @pytest.fixture

@@ -131,6 +131,7 @@ def add_command(
         typer.Option("--file", help="The file that it is added to, made if it is missing."),
     ] = Path(PROJECT_FILE),
     target_file: TargetFileOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Add a label for a target, perhaps on another machine, to a file of targets."""
     from intarsia.process.runner import parse_runner
@@ -146,7 +147,10 @@ def add_command(
     if runner is not None:
         target = target.with_attrs({RUNNER: parse_runner(runner).text})
     add_label(file, name, replace(described, target=target).to_json())
-    note(f"{name} is in {file}: {target}")
+    if json:
+        show_json({"name": name, "file": str(file), "target": str(target)})
+    else:
+        note(f"{name} is in {file}: {target}")
 
 
 @app.command("diff")
