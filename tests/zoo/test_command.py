@@ -75,3 +75,23 @@ def test_the_command_names_a_folder_that_it_cannot_write(
     (tmp_path / "taken").write_text("a file")
     assert main(["squeezenet", "--out", str(tmp_path / "taken")]) == 2
     assert "cannot write" in capsys.readouterr().err
+
+
+def test_the_command_writes_nothing_where_nothing_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--out", str(tmp_path)]) == 2
+    assert "hint: --list prints the names; --all writes all (3 GB)" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_command_says_so_and_leaves_no_half_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("intarsia.zoo.__main__.build", interrupt)
+    assert main(["squeezenet", "--out", str(tmp_path)]) == 130
+    assert capsys.readouterr().err.endswith("\ninterrupted\n")
+    assert not list(tmp_path.iterdir())

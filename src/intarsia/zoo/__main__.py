@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from intarsia.errors import IntarsiaError, SettingError
+from intarsia.files import whole_file
 from intarsia.zoo.catalogue import ENTRIES, RANDOM, build, find, models
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from intarsia.zoo.catalogue import Inputs
 
-_NAMES = "networks to write, random:SEED among them; default: all that have a name (3 GB)"
+_NAMES = "networks to write, random:SEED among them"
 _SHOWN = 3  # inputs of a network that are listed
 
 
@@ -35,10 +36,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         _print(_table(), _catalogue(), as_json=options.json)
         return 0
     try:
+        if not options.names and not options.all:
+            raise SettingError(
+                "no network is named", hint="--list prints the names; --all writes all (3 GB)"
+            )
         written = _write(options.names or models(), options.out, options.seed)
     except IntarsiaError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
     _print([str(entry["path"]) for entry in written], written, as_json=options.json)
     return 0
 
@@ -83,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Write networks with seeded random weights as ONNX files.",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=_NAMES)
+    parser.add_argument("--all", action="store_true", help="all that have a name (3 GB)")
     parser.add_argument("--out", type=Path, default=Path(".zoo"), metavar="DIR", help="folder")
     parser.add_argument("--seed", type=int, default=0, help="seed of every weight; default: 0")
     parser.add_argument("--list", action="store_true", help="print what there is and write nothing")
@@ -101,7 +110,8 @@ def _write(names: Sequence[str], folder: Path, seed: int) -> list[dict[str, str 
         path = folder / f"{name.replace(':', '_')}.onnx"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+            with whole_file(path) as draft:
+                draft.write_bytes(data)
         except OSError as error:
             hint = "choose a writable folder with --out"
             msg = f"cannot write {path}: {error.strerror}"
