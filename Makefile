@@ -23,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # A process for each CPU that we may use; numbers in numpy need no threads beside them.
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: help demo test test-all gpu lint style layers type check dist report-bundle clean
+.PHONY: help demo test test-all gpu lint style layers type check docs dist report-bundle clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' Makefile | expand -t 10
@@ -56,6 +56,9 @@ type: .venv/.stamp-type ## check the types
 	$(BIN)/mypy
 
 check: lint type test ## all of the above but the demo
+
+docs: .venv/.stamp-docs ## build the documentation site into build/site; a warning is an error
+	$(BIN)/python scripts/make_site.py build/site
 
 dist: .venv/.stamp-wheel ## build the wheel into dist/, and check that an index would take it
 	$(MAKE) report-bundle || echo "no program that draws: reports of this wheel are tables alone"

@@ -6,10 +6,15 @@ target that has no backend here), or `<!-- takes hours -->`.
 """
 
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+RUNS_PYTHON = (
+    *("docs/quick_start.md", "docs/transformer.md", "docs/from_openvino.md", "docs/from_tvm.md"),
+)
+"""Pages whose blocks of Python are programs that run between the commands, in one namespace."""
 PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 
 _BLOCK = re.compile(r"(?:^<!-- ([^\n]*) -->\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -69,7 +74,11 @@ def blocks_of(page):
 def commands_of(page):
     """Return the commands of a page, in order."""
     found = []
+    program = ""
     for block in blocks_of(page):
+        if block.language == "python" and page in RUNS_PYTHON:
+            program += block.text
+            found.append(Command(block.line, "", f"python -c {shlex.quote(program)}", ()))
         if block.language != "console":
             continue
         for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:

@@ -21,6 +21,7 @@ from intarsia.settings import Settings
 
 SHORTER = {
     "--budget 120s": "--budget 10s",
+    "--budget 30s": "--budget 3s",
     "--graphs 10000": "--graphs 3",
     "--rounds 7": "--rounds 3",
     "resnet50": "squeezenet",

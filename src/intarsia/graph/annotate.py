@@ -23,7 +23,7 @@ def on_device(model: ModelLike, devices: Mapping[str, str | Target | VirtualDevi
     """Return a copy of the model with annotated nodes, inputs and outputs.
 
     An input that is on a device is given in its memory, and an output taken from there: a run takes
-    and returns `intarsia.DeviceArray`s.
+    and returns such values (`intarsia.DeviceArray`).
 
     A node inside a body of an If, Loop or Scan is annotated like any other; where the plan cannot
     run the operator itself, the annotation holds for all of it. A pattern that means no node but
