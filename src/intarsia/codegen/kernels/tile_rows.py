@@ -70,7 +70,7 @@ def build(spec: TileRows) -> Function:
             parts += [rest] * (row // PIECE - spec.pieces)
             while len(parts) > 1:
                 pairs = zip(parts[::2], parts[1::2], strict=True)
-                parts = [b.shuffle(*pair, range(2 * pair[0].type.lanes)) for pair in pairs]
+                parts = [b.shuffle(p, q, range(2 * p.type.lanes)) for p, q in pairs]
             b.store(parts[0], y, (*at, number, 0))
     return b.finish()
 

@@ -59,6 +59,7 @@ def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
         assembler.unit,
     )
     note = ""
+    product: Gemm | TileProduct
     if is_packed:
         weights = operation.array(1).transpose(b_order)
         weights = weights if alpha == 1 else (weights * alpha).astype(dtype)
@@ -70,15 +71,15 @@ def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
         order = "" if is_plain else f"{'x'.join(map(str, b_order))}/{alpha}/"
         half = assembler.halves.get(b_value.id, "") if alpha == 1 else ""
         name = f"{b_value.name}/{order}"
-        spec, a, b, note = pack_weights(assembler, spec, a, weights, name, half)
+        product, a, b, note = pack_weights(assembler, spec, a, weights, name, half)
     else:
         b = assembler.read(b_value.id).permuted(b_order)
         if is_column:
             b = b.unsqueezed(-1)
         key = f"dots of {operation.node.name}"
         b = _by_columns(assembler, b, group, key).expanded((*batch, k, n))
-        spec = choose_product(assembler, replace(spec, b=b.layout), key)
-    assembler.call(spec, (a, b, c, *views[1:]), group.names, note)
+        product = choose_product(assembler, replace(spec, b=b.layout), key)
+    assembler.call(product, (a, b, c, *views[1:]), group.names, note)
 
 
 def append_linear(
@@ -109,14 +110,15 @@ def append_linear(
         assembler.unit,
     )
     note = ""
+    product: Gemm | TileProduct
     if weights.constant is None:
         b = assembler.read(weights.id)
         spec = replace(spec, b=b.expanded((*c.shape[:-2], k, n)).layout)
-        spec = choose_product(assembler, spec, f"dots of {'/'.join((*names, weights.name))}")
+        product = choose_product(assembler, spec, f"dots of {'/'.join((*names, weights.name))}")
     else:
         array, half = constant_array(weights), assembler.halves.get(weights.id, "")
-        spec, x, b, note = pack_weights(assembler, spec, x, array, f"{weights.name}/", half)
-    assembler.call(spec, (x, b, c, *added), names, note)
+        product, x, b, note = pack_weights(assembler, spec, x, array, f"{weights.name}/", half)
+    assembler.call(product, (x, b, c, *added), names, note)
     return c
 
 
@@ -273,6 +275,7 @@ def lower_gemm(assembler: Assembler, group: KernelGroup) -> None:
         m, n, a.shape[1], a.layout, Panels(dtype), c.layout, epilogue=fused, unit=assembler.unit
     )
     note = ""
+    product: Gemm | TileProduct
     if is_packed:
         weights = operation.array(1)
         weights = weights.T if operation.attribute("transB", 0) else weights
@@ -280,14 +283,14 @@ def lower_gemm(assembler: Assembler, group: KernelGroup) -> None:
         turned = "t" if operation.attribute("transB", 0) else ""
         half, name = assembler.halves.get(b_value.id, ""), f"{b_value.name}/{turned}{alpha}"
         half = half if alpha == 1 else ""
-        spec, a, b, note = pack_weights(assembler, spec, a, scaled, name, half)
+        product, a, b, note = pack_weights(assembler, spec, a, scaled, name, half)
     else:
         b = assembler.read(b_value.id)
         if operation.attribute("transB", 0):
             b = b.permuted((1, 0))
         spec = replace(spec, b=b.layout)
-        spec = choose_product(assembler, spec, f"dots of {operation.node.name}")
-    assembler.call(spec, (a, b, c, *operands), group.names, note)
+        product = choose_product(assembler, spec, f"dots of {operation.node.name}")
+    assembler.call(product, (a, b, c, *operands), group.names, note)
 
 
 def _scale_and_add(operation: Operation, alpha: float, beta: float) -> Recipe:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -185,16 +185,17 @@ class _Network:
             self.assembler.unit,
         )
         note, weights = "", self._value(_W)
+        product: Hashable
         if weights.constant is not None:
             array = self.operation.array(_W).transpose(0, 2, 1)[:, None]
             name, half = f"{weights.name}/turned", self.assembler.halves.get(weights.id, "")
-            spec, a, b, note = pack_weights(self.assembler, spec, a, array, name, half)
+            product, a, b, note = pack_weights(self.assembler, spec, a, array, name, half)
         else:
             b = self.assembler.read(weights.id).permuted((0, 2, 1)).unsqueezed(1)
             b = b.expanded((ways, outer, depth, width))
             key = f"dots of {self.operation.node.name}"
-            spec = choose_product(self.assembler, replace(spec, b=b.layout), key)
-        self.assembler.call(spec, (a, b, c, *operands), self.names, f"inputs {note}".strip())
+            product = choose_product(self.assembler, replace(spec, b=b.layout), key)
+        self.assembler.call(product, (a, b, c, *operands), self.names, f"inputs {note}".strip())
         order = (0, 2, 1, 3, 4) if self.is_batch_first else (0, 1, 2, 3, 4)
         return c.split(3, self.gates).permuted(order)
 

@@ -218,6 +218,6 @@ class _TileKernel:
 
         b.interleave(partial(write, number) for number in range(len(counts)))
         if self.narrow is not None:
-            halves = [bfloat16_bits(b, values[number]) for number in range(2)]
-            row = b.shuffle(*halves, range(NARROW_ROW))
-            b.store(row, self.narrow, (image, pair, line, column, 0))
+            first, second = (bfloat16_bits(b, values[number]) for number in range(2))
+            both = b.shuffle(first, second, range(NARROW_ROW))
+            b.store(both, self.narrow, (image, pair, line, column, 0))
