@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from intarsia.errors import TargetError
 from intarsia.native.machine import compile_assembly
-from intarsia.native.native_target import target_cpu
+from intarsia.native.native_target import lowering_options, target_cpu, target_features
 from intarsia.target import CompilationConfig, Target
 from intarsia.target import cpu as cpu_module
 from intarsia.target.cpu import has_llvm, host_cpu, host_triple, vector_bits, vector_registers
@@ -454,3 +454,21 @@ def test_microcontrollers_are_bare_metal(cpu, triple):
     assert native.triple == triple
     text = "define i32 @f(i32 %a) { ret i32 %a }"
     assert "f:" in compile_assembly(text, native)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "is_fast"),
+    [("cooperlake", True), ("znver4", True), ("sapphirerapids", False), ("graniterapids", False)],
+)
+def test_pairs_of_bfloat16_are_multiplied_where_that_is_fast(cpu, is_fast):
+    _, unit = target_cpu(Target(f"llvm -mcpu={cpu}"))
+    assert unit.has_bf16_dots == is_fast
+    assert unit.has_byte_dots
+
+
+def test_a_target_alone_has_no_tiles():
+    """A process has to ask the system for them: code for elsewhere does without."""
+    options = lowering_options(Target("llvm -mcpu=sapphirerapids -precision=bf16"))
+    assert options.is_bf16
+    assert options.unit.tiles == ()
+    assert "amx-bf16" in target_features(Target("llvm -mcpu=sapphirerapids"))
