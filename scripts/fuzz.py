@@ -6,6 +6,11 @@ each; one that dies, hangs or raises something else is printed and counted, and 
 What was tried is kept in a file, so that a run that is broken off goes on where it was.
 
     python scripts/fuzz.py --door onnx --inputs 100000 [--state FILE.json]
+
+Where atheris is installed (the dependency group `fuzz`), coverage of our own code guides what is
+tried, until the time is over or something is found. What reached new code is kept in a folder:
+
+    python scripts/fuzz.py --door onnx --guided 600 [--corpus FOLDER]
 """
 
 from __future__ import annotations
@@ -20,7 +25,9 @@ import tempfile
 import time
 import warnings
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "fuzz"))
 
@@ -31,14 +38,23 @@ SECONDS = 20
 
 def main() -> int:
     """Try inputs; return 1 if there is a finding."""
-    from doors import DOORS
-
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--door", choices=DOORS, required=True)
+    parser.add_argument("--door", required=True)
     parser.add_argument("--inputs", type=int, default=1000)
     parser.add_argument("--state", type=Path)
     parser.add_argument("--child", type=int, nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--guided", type=int, metavar="SECONDS", help="let coverage guide it")
+    parser.add_argument("--corpus", type=Path, help="where --guided keeps what reached new code")
+    parser.add_argument("--guided-child", action="store_true", help=argparse.SUPPRESS)
     parsed = parser.parse_args()
+    if parsed.guided_child:  # before anything of ours is imported: it is instrumented
+        _guide(parsed.door, parsed.guided, parsed.corpus)
+    from doors import DOORS
+
+    if parsed.door not in DOORS:
+        parser.error(f"there is no door {parsed.door!r}; doors: {', '.join(DOORS)}")
+    if parsed.guided is not None:
+        return _guided(parsed.door, parsed.guided, parsed.corpus)
     if parsed.child is not None:
         _try(parsed.door, *parsed.child)
         return 0
@@ -63,6 +79,80 @@ def main() -> int:
         f"{state['next'] - first} of them in {seconds:.0f} s"
     )
     return 1 if state["findings"] else 0
+
+
+def _guided(door: str, seconds: int, corpus: Path | None) -> int:
+    """Let coverage guide what is tried; return 1 if there is a finding, 2 without atheris."""
+    if find_spec("atheris") is None:
+        print("atheris is not installed: pip install atheris, or leave --guided out")
+        return 2
+    with tempfile.TemporaryDirectory() as folder:
+        kept = corpus or Path(folder) / "corpus"
+        kept.mkdir(parents=True, exist_ok=True)
+        settings = ["INTARSIA_PROGRAMS=0", f"INTARSIA_KEYS_DIR={folder}"]
+        arguments = ["--guided", str(seconds), "--corpus", str(kept), "--guided-child"]
+        child = subprocess.run(
+            ["env", *settings, sys.executable, __file__, "--door", door, *arguments],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="backslashreplace",
+            check=False,
+        )
+        count = len(list(kept.iterdir()))
+    lines = child.stderr.splitlines()
+    tried = next((line.split()[-1] for line in lines if _TRIED in line), "an unknown number of")
+    said = [line for line in lines if line.startswith(("finding", "ERROR", "=="))]
+    if child.returncode:
+        print("finding:", " ".join(said[:3]) or f"the process ended with {child.returncode}")
+    print(
+        f"{door}: {tried} inputs that coverage guided, {count} of them reached new code; "
+        f"findings: {int(child.returncode != 0)}"
+    )
+    return int(child.returncode != 0)
+
+
+_TRIED = "stat::number_of_executed_units"
+
+
+def _guide(name: str, seconds: int, corpus: Path) -> NoReturn:
+    """Run libFuzzer on a door in this process, which it ends."""
+    import atheris
+
+    with atheris.instrument_imports(include=["intarsia"]):  # late imports too
+        from doors import make_door
+
+        import intarsia.errors
+
+        warnings.simplefilter("ignore")
+        with tempfile.TemporaryDirectory() as folder:
+            door = make_door(name, folder)
+            for number, seed in enumerate(door.seeds):
+                (corpus / f"seed{number}").write_bytes(seed)
+
+            def enter(data: bytes) -> None:
+                try:
+                    door.enter(data, Path(folder) / "input")
+                except intarsia.errors.InternalError as error:
+                    print(f"finding InternalError: {error}", file=sys.stderr, flush=True)
+                    raise
+                except intarsia.errors.IntarsiaError:
+                    return
+                except Exception as error:
+                    print(f"finding {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                    raise
+
+            options = [
+                *(f"-max_total_time={seconds}", f"-timeout={SECONDS}", "-print_final_stats=1"),
+                *(
+                    f"-rss_limit_mb={MEMORY_BYTES >> 20}",
+                    f"-artifact_prefix={folder}/",
+                    str(corpus),
+                ),
+            ]
+            atheris.Setup([sys.argv[0], *options], enter)
+            atheris.Fuzz()
+    raise SystemExit(0)
 
 
 def _batch(state: dict, end: int) -> None:
