@@ -87,10 +87,14 @@ def in_flight(url):
             httpx.post(f"{url}/v2/models/loops/infer", json=loops_body(STEPS), timeout=LONG)
         )
 
+    def runs(count):
+        text = httpx.get(f"{url}/metrics", timeout=LONG).text
+        return f'intarsia_active_runs{{model="loops"}} {count}.0' in text
+
+    wait_until(lambda: runs(0))  # nothing is left of what was given up before
     thread = threading.Thread(target=ask)
     thread.start()
-    runs = 'intarsia_active_runs{model="loops"} 1.0'
-    wait_until(lambda: answers or runs in httpx.get(f"{url}/metrics").text)
+    wait_until(lambda: answers or runs(1))
     yield answers
     thread.join(LONG)
 
@@ -113,7 +117,7 @@ def test_a_public_client_is_served_until_the_server_is_ended(folder):
         assert (done.returncode, done.stdout) == (0, "all answers are right\n"), done.stderr
 
         # What is larger than may be is refused while it is sent.
-        answer = httpx.post(f"{url}/v2/models/rows/infer", content=bytes(3 << 20))
+        answer = httpx.post(f"{url}/v2/models/rows/infer", content=bytes(3 << 20), timeout=LONG)
         assert answer.status_code == 413
         slow = httpx.post(
             f"{url}/v2/models/loops/infer",
@@ -133,6 +137,7 @@ def test_a_public_client_is_served_until_the_server_is_ended(folder):
     assert log.splitlines()[-1] == "stopped: all requests that were in flight are answered"
 
 
+@pytest.mark.exhaustive
 def test_ctrl_c_ends_it_with_one_line(folder):
     with serving(folder, folder / "loops.onnx") as (process, told):
         assert told["grpc_port"] is None
@@ -141,7 +146,8 @@ def test_ctrl_c_ends_it_with_one_line(folder):
         assert process.wait(LONG) == 130
         assert answers[0].status_code == 200
     lines = (folder / "log").read_text().splitlines()
-    assert lines[1:] == ["interrupted"]
+    assert lines[-1] == "interrupted"
+    assert not [line for line in lines if "Traceback" in line or "stopped" in line]
 
 
 def test_a_port_that_is_taken_is_an_error_before_anything_is_loaded(folder, call):
@@ -169,6 +175,14 @@ def test_what_cannot_be_served_is_an_error(folder, call, monkeypatch):
         assert answer.code == 2, arguments
         assert words in answer.err
         assert words in answer.json["error"]["message"]
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra(folder, call, monkeypatch):
+    monkeypatch.setattr("intarsia.serving.extras.find_spec", lambda name: None)
+    answer = call("serve", folder / "rows.onnx", "--dry-run")
+    assert answer.code == 3
+    assert "needs the package starlette" in answer.err
+    assert "pip install 'intarsia[serve]'" in answer.err
 
 
 def test_a_dry_run_says_what_would_be_served(folder, call, package_of_strangers):
