@@ -75,7 +75,7 @@ def row(name: str, options: argparse.Namespace) -> str:
         for kind in order:
             start = clock()
             runs[kind]()
-            if number >= 2:  # noqa: PLR2004 - rounds that warm up
+            if number >= 2:
                 times[kind].append(clock() - start)
     cells = [f"{1e3 * statistics.median(times[kind]):.2f} ({errors[kind]:.1e})" for kind in runs]
     ratios = [

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Brings what builds and runs programs for machines that are not here: emulators, cross compilers,
-# an SSH server, a GPU in software for Vulkan, and Arm's Compute Library for arm64, unpacked into .foreign/arm64. It is for Debian
+# an SSH server, a GPU in software for Vulkan, a browser, and Arm's Compute Library for arm64, unpacked into .foreign/arm64. It is for Debian
 # and its relatives, as root; elsewhere, and where a package cannot be had, it says what is missing
 # and the tests that need it are skipped.
 set -uo pipefail
@@ -16,6 +16,7 @@ packages=(
     libc6-riscv64-cross libc6-armhf-cross # C libraries for qemu-user's -L
     openssh-server openssh-client
     mesa-vulkan-drivers # lavapipe, a device for the kind webgpu
+    chromium fonts-dejavu-core # opens HTML reports
 )
 library=(libarm-compute20:arm64 libarm-compute-dev:arm64)
 
@@ -51,7 +52,7 @@ if [[ ! -e $folder/arm64/usr/include/aarch64-linux-gnu/arm_compute ]]; then
     fi
 fi
 for tool in qemu-aarch64-static qemu-riscv64-static qemu-arm-static qemu-system-arm \
-    arm-none-eabi-gcc aarch64-linux-gnu-g++-12 /usr/sbin/sshd; do
+    arm-none-eabi-gcc aarch64-linux-gnu-g++-12 /usr/sbin/sshd chromium; do
     command -v "$tool" > /dev/null || echo "skipped without $tool: the tests that need it"
 done
 [[ -e $folder/arm64/usr ]] || echo "skipped without the Arm Compute Library: the tests of arm_acl"

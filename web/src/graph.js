@@ -7,6 +7,7 @@ import { bytesText, copiesTo } from "./model.js";
 
 const HEAD = 26; // above the nodes of a box
 const EDGE = 14; // around them
+const SHARED = 8; // what more nodes read, as a mask, is drawn faintly
 const MANY = 1500; // from so many nodes on, edges wait while the picture moves
 
 /** Where everything is, computed once for each view of a graph. */
@@ -81,7 +82,8 @@ function elementsOf(graph, view, moved) {
     const bytes = copies.reduce((sum, copy) => sum + copy.nbytes, 0);
     const data = { id: `e${seen.size}`, source, target: to, values, region: region?.index ?? -1 };
     if (copies.length) data.label = bytesText(bytes);
-    elements.push({ data, classes: copies.length ? "copy" : "" });
+    const isShared = values.every((value) => graph.values[value].readers.length > SHARED);
+    elements.push({ data, classes: copies.length ? "copy" : isShared ? "shared" : "" });
   };
   const idOf = (index) => (view === "regions" ? `r${graph.nodes[index].region}` : `n${index}`);
   const regionOf = (index) => graph.regions[graph.nodes[index].region];
@@ -110,9 +112,10 @@ function styleOf(targets) {
     ...targets.map((_, i) => ({ selector: `node[t = ${i}]`, style: { "background-color": colourOf(i) } })),
     { selector: ".moved", style: { "border-width": 3, "border-color": mark, "border-style": "double" } },
     { selector: "edge", style: { width: 1, "line-color": soft, "curve-style": "straight", "target-arrow-shape": "triangle", "target-arrow-color": soft, "arrow-scale": 0.6, "z-index": 1 } },
+    { selector: ".shared", style: { opacity: 0.3 } },
     { selector: ".copy", style: { ...text, label: "data(label)", width: 2, "line-style": "dashed", "line-color": mark, "target-arrow-color": mark, color: mark, "font-size": 10, "min-zoomed-font-size": 6 } },
     { selector: "node:selected", style: { "border-width": 4, "border-color": accent } },
-    { selector: "edge:selected", style: { width: 3, "line-color": accent, "target-arrow-color": accent } },
+    { selector: "edge:selected", style: { opacity: 1, width: 3, "line-color": accent, "target-arrow-color": accent } },
   ];
 }
 

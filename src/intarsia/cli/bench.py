@@ -123,12 +123,7 @@ def bench_command(  # noqa: PLR0913 - an option each
             hint="give every size by --sizes, as in --sizes batch=1 --sizes seq=64,128",
         )
     request = make_request(model, choices, threads)
-    if html is not None and (not profile or len(request.sizes) > 1):
-        raise SettingError(
-            "--html shows one run, of --profile at one size of each free dimension",
-            hint="add --profile, and give one size of each",
-        )
-    page = None if html is None else report_file(html, source=model)
+    page = None if html is None else _report_page(html, model, request, is_profile=profile)
     if request.buckets and (profile or not request.sizes):
         raise SettingError(
             "--bucket pads inputs of sizes that are given by --sizes, and pads none for --profile",
@@ -201,6 +196,20 @@ def _check_plot(plot: Path, *, is_profile: bool) -> None:
             hint="leave one of the two out; `intarsia run --trace` shows kernels in time",
         )
     writable_plot(plot)
+
+
+def _report_page(html: Path, model: Path, request: Request, *, is_profile: bool) -> Path:
+    """Return where the report of a run goes.
+
+    Raises:
+        SettingError: Not one run is shown, or as `report_file`.
+    """
+    if not is_profile or len(request.sizes) > 1:
+        raise SettingError(
+            "--html shows one run, of --profile at one size of each free dimension",
+            hint="add --profile, and give one size of each",
+        )
+    return report_file(html, source=model)
 
 
 def _reaches(comparison: Comparison, least: float) -> bool:
