@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantised networks beside their products: what is done with codes, and that it changes no bit."""
 
+from functools import partial
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -8,10 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.codegen.lower.small_models import small_model
+from tests.codegen.lower.test_interpreted import run_program
 
 import intarsia
+from intarsia.codegen.interpreter import interpret
+from intarsia.codegen.lower import integer_convolution, recipes
 from intarsia.codegen.lower.region import lower_region
 from intarsia.codegen.patterns.codes import read_codes
+from intarsia.codegen.printer import print_function
 from intarsia.codegen.unit import AVX2
 from intarsia.graph.load import load
 from intarsia.graph.snapshot import snapshot
@@ -307,3 +313,49 @@ def test_batch_norms_of_dequantised_parameters_are_in_the_epilogue(run_both):
     graph = read_codes(graph_of(model).whole).graph
     assert [node.op_type for node in graph.nodes].count(D) == 3  # of the codes and of weights
     run_both(model, feeds_of(model))
+
+
+def test_codes_that_are_made_and_read_again_stay_integers(lower_model, monkeypatch):
+    """Fewer steps between the nodes of a kernel, and the same bits."""
+    rng = np.random.default_rng(4)
+    x = rng.integers(0, 255, (1, 16, 3, 4), np.uint8, endpoint=True)
+    body = """
+        a = DequantizeLinear(x, s, z) b = DequantizeLinear(w, t, i) c = Conv(a, b)
+        d = QuantizeLinear(c, u, z) e = DequantizeLinear(d, u, z) f = Add(e, a)
+        g = QuantizeLinear(f, v, z) h = DequantizeLinear(g, v, z) k = Relu(h)
+        y = QuantizeLinear(k, v, z)"""
+    constants = {"s": np.float32(0.02), "z": np.uint8(97), "t": np.float32(0.01)}
+    constants |= {"i": np.int8(0), "u": np.float32(0.31), "v": np.float32(0.33)}
+    constants["w"] = rng.integers(-127, 127, (16, 16, 1, 1), np.int8, endpoint=True)
+    model = small_model("y", body, {"x": x}, constants)
+    codes, steps = [], []
+    for is_kept in (True, False):
+        if not is_kept:
+            monkeypatch.setattr(recipes, "_without_round_trips", lambda body, sources: body)
+        program, region = lower_model(model, AVX2)
+        assert len(region.outputs) == 1
+        texts = [print_function(kernel) for kernel in program.kernels]
+        steps.append(sum(text.count(" = cast") + text.count(" - ") for text in texts))
+        run = partial(_interpret, program)
+        codes.append(run_program(program, region, {"x": x}, run)["y"])
+    np.testing.assert_array_equal(*codes)
+    assert steps[0] < steps[1]
+
+
+def _interpret(program, call, arrays):
+    interpret(program.kernels[call.kernel], arrays)
+
+
+@pytest.mark.parametrize(
+    ("extents", "after"), [((14, 14), 2), ((30, 30), 2), ((15, 15), 1), ((7, 7), 1)]
+)
+def test_blocks_that_would_lie_pages_apart_get_a_wider_border(extents, after):
+    pads = ((1, 1), (1, 1))
+    wider = integer_convolution._kept_apart(extents, pads, 16)
+    assert wider == ((1, 1), (1, after))
+    nbytes = [
+        16 * np.prod([extent + sum(pad) for extent, pad in zip(extents, border, strict=True)])
+        for border in (pads, wider)
+    ]
+    assert (nbytes[0] % 4096 == 0) == (after == 2)
+    assert nbytes[1] % 4096

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from intarsia.codegen.body import store_lanes
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Function, Index, IrValue, Type
+from intarsia.codegen.ir import DOT_GROUPS, Function, Index, IrValue, Type
 from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.kernels.images import ImageKernel
 from intarsia.codegen.kernels.pool.combination import Combination, PoolKind
@@ -31,11 +31,13 @@ class GlobalPool(ImageKernel):
         kind: What becomes of an image.
         p: The exponent of `PoolKind.LP`.
         sums: Accumulators that are combined at the end.
+        zero: The zero point of codes whose averages are float32; None where x is what it is.
     """
 
     kind: PoolKind
     p: int = 2
     sums: int = 8
+    zero: int | None = None
 
 
 SPECS = (GlobalPool,)
@@ -54,23 +56,30 @@ class _GlobalPoolKernel:
         self.extents, self.steps = _merged(spec.extents, spec.x.strides[2:-1])
         self.is_blocked = spec.is_blocked
         is_dense = self.steps[-1] == 1
-        plain = spec.unit.lanes(spec.x.dtype) if is_dense else 1
-        self.lanes = spec.block if self.is_blocked else plain
-        self.sums = spec.sums
         self.b = b = Builder(f"global_{spec.kind}_pool")
+        self.math = Combination(b, spec.kind, spec.p, spec.zero)
+        self.sum_dtype = self.math.sum_dtype(spec.x.dtype)
+        plain = spec.unit.lanes(self.sum_dtype) if is_dense else 1
+        self.lanes = spec.block if self.is_blocked else plain
+        # Codes that lie side by side are summed by fours, as a product with ones.
+        is_summed = spec.zero is not None and not self.is_blocked and is_dense
+        self.group = DOT_GROUPS[spec.x.dtype] if is_summed else 1
+        self.sums = spec.sums
         outer = (spec.batch, spec.blocks)
         x = replace(spec.x, strides=(*spec.x.strides[:2], *self.steps, spec.x.strides[-1]))
         self.x = x.declare(b, "x", (*outer, *self.extents, spec.block))
         self.domain = (*outer, *(1 for _ in spec.extents), spec.block)
         self.y = spec.y.declare(b, "y", self.domain, is_written=True)
         self.epilogue = spec.epilogue.bind(b, self.domain)
-        self.math = Combination(b, spec.kind, spec.p)
 
     def function(self) -> Function:
         b, spec = self.b, self.spec
         b.note(f"{spec.channels} channels of {spec.extents} by {spec.block}")
         for place in each_turn(b, (spec.batch, spec.blocks)):
-            total = self.math.close(self._total(place), Index(math.prod(spec.extents)))
+            total = self._total(place)
+            if self.group > 1 and spec.zero:
+                total = b.sub(total, spec.zero * math.prod(spec.extents))
+            total = self.math.close(total, Index(math.prod(spec.extents)))
             at = [*place, *(Index() for _ in spec.extents), Index()]
             store_lanes(b, self.epilogue(total, at, None), self.y, at)
         return b.finish()
@@ -78,19 +87,20 @@ class _GlobalPoolKernel:
     def _total(self, place: list[Index]) -> IrValue:
         """Return the combination of an image."""
         b, lanes = self.b, self.lanes
-        span = 1 if self.is_blocked else lanes
+        span = 1 if self.is_blocked else lanes * self.group
         vectors, rest = divmod(self.extents[-1], span)
         sums = max(1, min(self.sums, vectors))
-        start = self.math.start(Type(self.x.dtype, lanes))
+        read = lanes * self.group
+        start = self.math.start(Type(self.sum_dtype, lanes))
 
         def row(outer: list[Index], totals: Sequence[IrValue]) -> Sequence[IrValue]:
             def step(number: Index, *totals: IrValue) -> list[IrValue]:
-                return self._added(totals, [*place, *outer], number * (sums * span), lanes)
+                return self._added(totals, [*place, *outer], number * (sums * span), read)
 
             totals = b.loop(0, vectors // sums, totals, step)
             left = vectors % sums
             done = Index((vectors - left) * span)
-            totals = [*self._added(totals[:left], [*place, *outer], done, lanes), *totals[left:]]
+            totals = [*self._added(totals[:left], [*place, *outer], done, read), *totals[left:]]
             if not rest:
                 return totals
             at = [*place, *outer]
@@ -117,11 +127,16 @@ class _GlobalPoolKernel:
         """Combine each accumulator with the next vector of a row."""
         out = []
         for number, total in enumerate(totals):
-            step = 1 if self.is_blocked else self.lanes
+            lanes = self.lanes * self.group
+            step = 1 if self.is_blocked else lanes
             entry = [*at, first + number * step, Index()]
             stride = self.x.strides[-1] if self.is_blocked else 1
-            item = self.b.load(self.x, entry, self.lanes, stride=stride, count=count)
-            out.append(self.math.combine(total, self.math.map(item)))
+            item = self.b.load(self.x, entry, lanes, stride=stride, count=count)
+            if self.group > 1:
+                ones = self.b.constant(1, Type("int8", lanes))
+                out.append(self.b.dot(item, ones, total))
+            else:
+                out.append(self.math.combine(total, self.math.map(item)))
         return out
 
     def _widened(self, total: IrValue, at: list[Index], count: int) -> IrValue:

@@ -25,6 +25,7 @@ from intarsia.codegen.patterns.codes import read_codes
 from intarsia.codegen.patterns.fixed_point import read_fixed_point
 from intarsia.codegen.patterns.quantised import read_quantised
 from intarsia.codegen.patterns.quantised_convolutions import read_quantised_convolutions
+from intarsia.codegen.patterns.quantised_pools import read_quantised_pools
 from intarsia.codegen.patterns.shape import FusedChain, find_chains
 from intarsia.codegen.patterns.spelling import read_operations
 from intarsia.codegen.unit import Requantise, VectorUnit
@@ -80,6 +81,7 @@ def group_region(
         operations = read_fixed_point(region, operations)
     operations = read_quantised(region, operations)
     operations = read_quantised_convolutions(region, operations)
+    operations = read_quantised_pools(region, operations)
     operations = read_blocks(region, operations)
     groups = make_groups(graph, operations, frozenset(region.outputs), _accepts, is_elementwise)
     groups = widen_later(groups, frozenset(region.outputs), _widens, is_elementwise)

@@ -232,6 +232,9 @@ OPERATORS: dict[str, Operator] = {
         wish=integer_convolution.wish_integer_conv,
         has_epilogue=True,
     ),
+    reductions.DEQUANTIZED_POOL: Operator(
+        reductions.lower_dequantized_pool, BYTES | FLOATS, wish=_follow, has_epilogue=True
+    ),
     integer_products.DEQUANTIZED_PRODUCT: Operator(
         integer_products.lower_dequantized_product,
         BYTES | FLOATS,

@@ -32,7 +32,7 @@ from intarsia.codegen.lower.fixed_point import limits_of
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.layouts import Wish
 from intarsia.codegen.lower.operation import Operation
-from intarsia.codegen.lower.recipes import ANCHOR, Recipe, fuse, operand, over
+from intarsia.codegen.lower.recipes import ANCHOR, Recipe, Source, fuse, operand, over
 from intarsia.codegen.lower.views import CHANNELS, View, without
 from intarsia.codegen.lower.windows import read_window
 from intarsia.codegen.scalar_ops.operator import FLOATS, WIDE
@@ -238,6 +238,39 @@ _POOL_SCALE = 3
 """The position of the scale of an average in fixed point."""
 
 
+DEQUANTIZED_POOL = "DequantizedAveragePool"
+"""The operator that an average of a dequantised operand means: inputs as those of the
+DequantizeLinear, attributes as those of AveragePool; without a `kernel_shape` it is of images."""
+
+
+def lower_dequantized_pool(assembler: Assembler, group: KernelGroup) -> None:
+    """Append an average of codes, and make a number of it by their scale."""
+    operation = group.anchor
+    name, scale = operation.node.name, operation.array(1).astype(np.float32)
+    zero = 0 if operation.value(2) is None else int(operation.array(2).item())
+    ones = (1,) * len(operation.output_shape)
+    sources: tuple[Source, ...] = (ANCHOR, (f"{name}/scale", scale.reshape(ones)))
+    first = Recipe(sources, (Apply("Mul", (0, 1), (), _NUMBER),))
+    if operation.attribute("kernel_shape") is None:
+        make, views = _on_images(assembler, group, GlobalPool, None, first, _NUMBER)
+        spec: GlobalPool | Pool = make(kind=PoolKind.AVERAGE, zero=zero)
+    else:
+        make_pool, views = _on_images(assembler, group, Pool, None, first, _NUMBER)
+        window = read_window(operation, operation.attribute("kernel_shape"))
+        spec = make_pool(
+            kind=PoolKind.AVERAGE,
+            window=window.at(operation.output_shape[2:]),
+            pads=window.pads,
+            counts_padding=bool(operation.attribute("count_include_pad", 0)),
+            zero=zero,
+        )
+    assembler.call(spec, views, group.names, f"sums of {views[0].dtype}")
+
+
+_NUMBER = "float32"
+"""What an average of codes is."""
+
+
 def lower_fixed_softmax(assembler: Assembler, group: KernelGroup) -> None:
     """Append a softmax of codes along the last dimension, as TFLite computes it."""
     operation = group.anchor
@@ -255,6 +288,7 @@ def _on_images(
     kernel: Callable[..., _Kernel],
     x: View | None = None,
     first: Recipe | None = None,
+    dtype: str = "",
 ) -> tuple[Callable[..., _Kernel], list[View]]:
     """Return how to describe a kernel in the layout that its operand has, and its arguments.
 
@@ -266,10 +300,11 @@ def _on_images(
         kernel: Describes the kernel.
         x: Its operand, if that is not input 0 as it is.
         first: What else belongs to the anchor.
+        dtype: Of what the kernel makes, if not that of its operand.
     """
     block = assembler.plan.blocks.get(group.result, 0)
     x = x or assembler.read(group.anchor.node.inputs[0], block)
-    fused, operands = fuse(assembler, group, x.dtype, first)
+    fused, operands = fuse(assembler, group, dtype or x.dtype, first)
     views = [view.as_blocks() for view in (x, assembler.target(group.result), *operands)]
     shape, unit = (x.shape[0], x.shape[CHANNELS], x.shape[2:]), assembler.unit
     layouts = [view.layout for view in views]

@@ -35,11 +35,18 @@ class Combination:
         builder: Of the kernel.
         kind: Which.
         p: The exponent of an Lp norm.
+        zero: The zero point of codes whose averages are numbers; None where entries are what they
+            are.
     """
 
     builder: Builder
     kind: PoolKind
     p: int = 2
+    zero: int | None = None
+
+    def sum_dtype(self, dtype: str) -> str:
+        """Return what entries of a dtype are combined in."""
+        return dtype if self.zero is None else "int32"
 
     def start(self, type_: Type) -> IrValue:
         """Return the result of no entries."""
@@ -51,6 +58,9 @@ class Combination:
 
     def map(self, item: IrValue) -> IrValue:
         """Return what is combined for an entry."""
+        if self.zero is not None:
+            wide = self.builder.cast(item, "int32")
+            return self.builder.sub(wide, self.zero) if self.zero else wide
         if self.kind is not PoolKind.LP:
             return item
         size = self.builder.unary("abs", item)
@@ -70,6 +80,8 @@ class Combination:
     def close(self, total: IrValue, divisor: Index) -> IrValue:
         """Return the result of all entries, of which there are so many."""
         b = self.builder
+        if self.zero is not None:
+            total = b.cast(total, "float32")
         if self.kind is PoolKind.AVERAGE and not total.type.is_float:
             return self._rounded(total, b.cast(b.index(divisor), total.type.dtype))
         if self.kind is PoolKind.AVERAGE:

@@ -59,9 +59,11 @@ class _PoolKernel:
         self.plan = schedule(spec)
         self.spec, self.window = spec, spec.window
         self.is_blocked = spec.is_blocked
-        self.lanes = spec.block if self.is_blocked else spec.unit.lanes(spec.x.dtype)
-        self.span = 1 if self.is_blocked else self.lanes  # positions of a vector
         self.b = b = Builder(f"{spec.kind}_pool")
+        self.math = Combination(b, spec.kind, spec.p, spec.zero)
+        self.sum_dtype = self.math.sum_dtype(spec.x.dtype)
+        self.lanes = spec.block if self.is_blocked else spec.unit.lanes(self.sum_dtype)
+        self.span = 1 if self.is_blocked else self.lanes  # positions of a vector
         domain = spec.domain(spec.window.out)
         self.x = spec.own(spec.x).declare(b, "x", spec.domain(spec.extents))
         self.y = spec.own(spec.y).declare(b, "y", domain, is_written=True)
@@ -69,7 +71,6 @@ class _PoolKernel:
         if spec.indices is not None:
             self.indices = spec.own(spec.indices).declare(b, "indices", domain, is_written=True)
         self.epilogue = spec.own_epilogue.bind(b, domain)
-        self.math = Combination(b, spec.kind, spec.p)
 
     def function(self) -> Function:
         spec, b, out = self.spec, self.b, self.window.out
@@ -167,7 +168,7 @@ class _PoolKernel:
             item = self._load([*place, *self._entry(position, tap)], lanes, lanes, 1)
             return [self.math.combine(totals[0], self.math.map(item))]
 
-        start = self.math.start(Type(self.x.dtype, lanes))
+        start = self.math.start(Type(self.sum_dtype, lanes))
         (total,) = over_taps(self.b, loops, [start], step)
         self._store(total, taps, at, lanes)
 
@@ -273,7 +274,7 @@ class _PoolKernel:
         is_unrolled = math.prod(outer) <= self.plan.unrolled and not any(
             tap.lower.terms or tap.upper.terms for tap in taps
         )
-        start = [self.math.start(Type(self.x.dtype, self.lanes))] * len(tile.reads)
+        start = [self.math.start(Type(self.sum_dtype, self.lanes))] * len(tile.reads)
         totals: list[IrValue] = []
         if is_unrolled:
             ranges = (range(tap.lower.const, tap.upper.const) for tap in taps)

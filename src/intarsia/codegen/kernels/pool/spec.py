@@ -43,6 +43,7 @@ class Pool(ImageKernel):
         counts_padding: Whether averages count entries of the padding.
         p: The exponent of `PoolKind.LP`.
         schedule: How; None leaves it to the heuristic.
+        zero: The zero point of codes whose averages are float32; None where x is what it is.
     """
 
     kind: PoolKind
@@ -53,6 +54,7 @@ class Pool(ImageKernel):
     counts_padding: bool = False
     p: int = 2
     schedule: PoolSchedule | None = None
+    zero: int | None = None
 
     algorithm: ClassVar[str] = "direct"
 
