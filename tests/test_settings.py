@@ -112,6 +112,7 @@ def test_a_cache_folder_that_all_may_write_to_is_refused(tmp_path):
 PACKAGE = Path(intarsia.__file__).parent
 
 READERS = {
+    "intarsia.provider.library": "ONNX Runtime's library is asked for before there is a request",
     "intarsia.place.request": "a request that an entry point makes has the settings as a part",
     "intarsia.runtime.loading": "`intarsia.load`",
     "intarsia.runtime.package": "`save`, and `read_package` of a command",

@@ -12,6 +12,7 @@ import onnx
 import onnx.parser
 import onnx.reference
 import pytest
+from tests.c_compiler import compile_c
 
 import intarsia
 
@@ -332,3 +333,86 @@ for name in ("one", "two", "one"):
     onnx.save(onnx.parser.parse_model(RELU), tmp_path / "m.onnx")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_session_names_the_provider(devices):
+    """As programs do that give providers by name, Optimum's classes among them."""
+    if NAME not in onnxruntime.get_available_providers():
+        pytest.skip("this ONNX Runtime knows plug-ins by their devices alone")
+    settings = onnxruntime.SessionOptions()
+    settings.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    session = onnxruntime.InferenceSession(
+        onnx.parser.parse_model(RELU).SerializeToString(),
+        settings,
+        providers=[NAME, "CPUExecutionProvider"],
+        provider_options=[{"target": "llvm", "num_threads": "1"}, {}],
+    )
+    assert owners(session) == {NAME: 2}
+    x, w = draw(2, 3), draw(3, 4)
+    np.testing.assert_allclose(session.run(None, {"x": x, "w": w})[0], np.maximum(x @ w, 0))
+
+
+HOST = """
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+static void *create_status(int code, const char *text) {
+  printf("%d %s", code, text);
+  return (void *)1;
+}
+static const void *table[] = {(void *)create_status};
+static const void *get_api(uint32_t version) { return version == 1 ? table : 0; }
+int main(int count, char **words) {
+  const void *base[] = {(void *)get_api, 0};
+  void *factories[4];
+  size_t made = 0;
+  void *library = dlopen(words[count - 1], RTLD_NOW);
+  if (!library) return puts(dlerror()), 2;
+  void *(*create)(const char *, const void *, const void *, void **, size_t, size_t *) =
+      dlsym(library, "CreateEpFactories");
+  return create("intarsia", base, 0, factories, 4, &made) == (void *)1 && !made ? 0 : 3;
+}
+"""
+
+
+@pytest.mark.exhaustive
+def test_a_process_without_python_is_told_so(tmp_path):
+    source, program = tmp_path / "host.c", tmp_path / "host"
+    source.write_text(HOST)
+    compile_c("-o", program, source, "-ldl")
+    done = subprocess.run(
+        [program, intarsia.onnxruntime_library()], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("1 Intarsia's provider works in a process of Python")
+
+
+def test_an_older_onnx_runtime_is_told_so():
+    import ctypes
+
+    from intarsia.provider.factory import create_factories
+
+    said = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
+    def create_status(code, text):
+        said.append((code, text.decode()))
+        return 1
+
+    table = (ctypes.c_void_p * 1)(ctypes.cast(create_status, ctypes.c_void_p))
+
+    @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint32)
+    def get_api(version):
+        return ctypes.addressof(table) if version == 1 else 0
+
+    @ctypes.CFUNCTYPE(ctypes.c_char_p)
+    def get_version():
+        return b"1.23.2"
+
+    base = (ctypes.c_void_p * 2)(
+        *(ctypes.cast(one, ctypes.c_void_p) for one in (get_api, get_version))
+    )
+    assert create_factories(0, ctypes.addressof(base), 0, 0, 4, 0) == 1
+    ((code, text),) = said
+    assert code == 1
+    assert text.startswith("this provider needs ONNX Runtime 1.24 or later, this is 1.23.2")
