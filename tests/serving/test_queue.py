@@ -60,11 +60,32 @@ def gated(start, rows_model):
         gate.open.set()
 
 
-def ask_together(server, arrays, before=lambda: None):
+def ask_together(server, arrays):
     """Return the answers to requests that are all under way at once."""
     with ThreadPoolExecutor(len(arrays)) as pool:
         asked = [pool.submit(server.infer, "rows", body_of(array)) for array in arrays]
-        before()
+        return [one.result(LONG) for one in asked]
+
+
+def ask_while_one_runs(server, gate, arrays, before):
+    """Return the answers to requests of which the first runs while the others wait.
+
+    Args:
+        server: Who is asked.
+        gate: Before its model; it is opened.
+        arrays: What is asked.
+        before: Called when all others wait.
+    """
+    with ThreadPoolExecutor(len(arrays)) as pool:
+        asked = [pool.submit(server.infer, "rows", body_of(arrays[0]))]
+        try:
+            assert gate.begun.acquire(timeout=LONG)
+            asked += [pool.submit(server.infer, "rows", body_of(array)) for array in arrays[1:]]
+            waiting = len(arrays) - 1
+            wait_until(lambda: server.count("intarsia_waiting_requests", model="rows") == waiting)
+            before()
+        finally:
+            gate.open.set()
         return [one.result(LONG) for one in asked]
 
 
@@ -107,18 +128,10 @@ def test_requests_that_wait_are_run_together_with_equal_numbers(start, rows_mode
 
 
 def test_what_waits_while_a_run_is_under_way_is_the_next_run(gated):
-    server, gate = gated(batch=None)
-    alone = len(gate.rows)
-    assert alone == 0
     server, gate = gated(batch=BatchRule(4, 0.0))
     arrays = [np.ones((1, 3), np.float32)] * 6
-
-    def release():
-        gate.begun.acquire()  # the first one runs; the others wait
-        wait_until(lambda: server.count("intarsia_waiting_requests", model="rows") == 5)
-        gate.open.set()
-
-    assert all(one.status_code == 200 for one in ask_together(server, arrays, release))
+    answers = ask_while_one_runs(server, gate, arrays, lambda: None)
+    assert all(one.status_code == 200 for one in answers)
     assert gate.rows == [1, 4, 1]
 
 
@@ -164,13 +177,11 @@ def test_more_requests_than_may_wait_are_refused(gated):
     arrays = [np.ones((1, 3), np.float32)] * 3
     refused = []
 
-    def release():
-        gate.begun.acquire()
-        wait_until(lambda: server.count("intarsia_waiting_requests", model="rows") == 2)
+    def ask():
         refused.append(server.infer("rows", body_of(arrays[0])))
-        gate.open.set()
 
-    assert all(one.status_code == 200 for one in ask_together(server, arrays, release))
+    answers = ask_while_one_runs(server, gate, arrays, ask)
+    assert all(one.status_code == 200 for one in answers)
     assert refused[0].status_code == 429
     assert "2 requests wait for model 'rows'" in refused[0].json()["error"]
 
