@@ -58,7 +58,8 @@ function elementsOf(graph, view, moved) {
   graph.regions.forEach((region, i) => {
     const at = regionAt[i];
     const count = `${region.nodes.length} node${region.nodes.length === 1 ? "" : "s"}`;
-    const label = `${i}: ${region.runsOn.split(" ")[0]}, ${count}`;
+    const kind = region.backend === "plan" ? region.runsOn : region.runsOn.split(" ")[0];
+    const label = `${i}: ${kind}, ${count}`;
     node(`r${i}`, "region", outer.x[at], outer.y[at], { label, t: target(region.runsOn), w: boxes[at].w, h: boxes[at].h });
     if (view === "regions") return;
     const left = outer.x[at] - inner[i].w / 2;
@@ -136,7 +137,13 @@ export function draw(graph, view, container, { moved, onPick }) {
     minZoom: 0.01,
     maxZoom: 4,
   });
-  const fit = () => picture.fit(undefined, 24);
+  const fit = () => {
+    picture.fit(undefined, 24);
+    if (picture.zoom() > 1.2) {
+      picture.zoom(1.2);
+      picture.center();
+    }
+  };
   fit();
   picture.on("tap", "node, edge", (event) => onPick(event.target.id(), event.target.data()));
   return {

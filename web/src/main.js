@@ -79,7 +79,8 @@ function start() {
     legend.replaceChildren(...graph.targets.map((target, i) => {
       const swatch = make("i");
       swatch.style.background = colourOf(i);
-      return make("li", {}, swatch, `${target}: ${used.get(target) ?? 0} nodes`);
+      const count = used.get(target) ?? 0;
+      return make("li", {}, swatch, `${target}: ${count} node${count === 1 ? "" : "s"}`);
     }));
   }
 

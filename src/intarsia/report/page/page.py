@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from intarsia.errors import SettingError
+from intarsia.files import whole_file
 from intarsia.report.page.sections import (
     difference_sections,
     explanation_sections,
@@ -70,7 +71,7 @@ class PageContent:
 
 
 def write_page(content: PageContent, file: Path) -> bool:
-    """Write a page.
+    """Write a page; it appears whole or not at all.
 
     Args:
         content: What it shows.
@@ -84,7 +85,8 @@ def write_page(content: PageContent, file: Path) -> bool:
     """
     program = load_bundle()
     try:
-        file.write_text(page_text(content, program), encoding="utf-8")
+        with whole_file(file) as made:
+            made.write_text(page_text(content, program), encoding="utf-8")
     except OSError as error:
         raise SettingError(
             f"cannot write {str(file)!r}: {error.strerror or error}",
