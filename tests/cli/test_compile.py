@@ -117,7 +117,21 @@ def test_two_targets_for_one_pattern_are_refused(call, model):
 def test_a_missing_model_is_named(call, folder):
     answer = call("compile", "nowhere.onnx", "-t", "onnxruntime")
     assert answer.code == 2
-    assert "'nowhere.onnx' does not exist" in answer.err
+    assert "'nowhere.onnx' does not exist\nhint: check the path" in answer.err
+
+
+def test_a_misspelt_model_leads_to_the_one_that_is_there(call, model):
+    answer = call("compile", "chian.onnx", "-t", "onnxruntime")
+    assert answer.code == 2
+    assert "'chian.onnx' does not exist\nhint: did you mean 'chain.onnx'?" in answer.err
+
+
+def test_a_misspelt_kind_leads_to_one_and_not_through_all(call, model):
+    answer = call("compile", model, "-t", "lvm")
+    assert "hint: did you mean 'llvm'? kinds: " in answer.err
+    assert len(answer.err) < 400
+    answer = call("compile", model, "-t", "onnx")
+    assert "hint: did you mean 'onnxruntime'" in answer.err
 
 
 def test_a_file_that_is_no_model_is_named(call, folder):

@@ -175,6 +175,12 @@ def test_targets_and_providers_contradict(model):
     assert "targets=" in caught.value.message
 
 
+def test_the_short_name_of_a_provider_leads_to_the_whole(model):
+    with pytest.raises(SettingError) as caught:
+        intarsia.session.InferenceSession(model, providers=["cpu"])
+    assert caught.value.hint.startswith(f"did you mean {CPU!r}? ")
+
+
 def test_a_session_moves_to_other_providers_or_stays_as_it_was(model):
     session = intarsia.session.InferenceSession(model, targets="reference")
     with pytest.raises(SettingError, match="Unknown Provider Type"):

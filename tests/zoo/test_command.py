@@ -65,7 +65,9 @@ def test_the_command_refuses_an_unknown_name_before_writing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["squeezenet", "lenet", "--out", str(tmp_path)]) == 2
-    assert "hint: choose from alexnet" in capsys.readouterr().err
+    assert "choose from alexnet" in capsys.readouterr().err
+    assert main(["squeeznet", "--out", str(tmp_path)]) == 2
+    assert "hint: did you mean squeezenet" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from intarsia.cli.files import readable_model, writable_plot
-from intarsia.cli.models import make_request, progress_bar
+from intarsia.cli.models import installed_backends, make_request, progress_bar
 from intarsia.cli.options import (
     BUCKETS,
     MACHINE,
@@ -130,7 +130,7 @@ def bench_command(  # noqa: PLR0913 - an option each
             hint="give --sizes of what comes, or profile at the sizes of the buckets",
         )
     target, options = plain_options(request, knows_target=not choices.target_file)
-    peers = [name.strip() for name in against.split(",") if name.strip()]
+    peers = [] if profile else _read_peers(against)
 
     def measure(sizes: Mapping[str, int] | None) -> Comparison | KernelProfile:
         with (
@@ -210,6 +210,19 @@ def _report_page(html: Path, model: Path, request: Request, *, is_profile: bool)
             hint="add --profile, and give one size of each",
         )
     return report_file(html, source=model)
+
+
+def _read_peers(text: str) -> list[str]:
+    """Return the names of other runtimes, before anything is compiled.
+
+    Raises:
+        BackendError: One is not here, or has no runtime of its own.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    backends = installed_backends()
+    for name in names:
+        backends.baseline_of(name)
+    return names
 
 
 def _reaches(comparison: Comparison, least: float) -> bool:

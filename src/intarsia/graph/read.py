@@ -31,7 +31,7 @@ def read_file(path: str | os.PathLike[str]) -> onnx.ModelProto:
         data = file.read_bytes()
     except FileNotFoundError:
         raise ModelError(
-            f"model file {str(file)!r} does not exist", hint="check the path"
+            f"model file {str(file)!r} does not exist", hint=_near(file) or "check the path"
         ) from None
     except OSError as error:
         raise ModelError(
@@ -39,6 +39,19 @@ def read_file(path: str | os.PathLike[str]) -> onnx.ModelProto:
             hint="give the path of a .onnx file that you may read",
         ) from None
     return read_bytes(data, f"file {str(file)!r}")
+
+
+def _near(file: Path) -> str:
+    """Return a hint with files of nearly this name in its folder, or nothing."""
+    from difflib import get_close_matches  # only a wrong name pays for it
+
+    try:
+        names = [other.name for other in file.parent.iterdir()]
+    except OSError:
+        return ""
+    near = get_close_matches(file.name, names, n=2, cutoff=0.7)
+    words = " or ".join(repr(str(file.parent / name)) for name in near)
+    return f"did you mean {words}?" if near else ""
 
 
 def read_bytes(data: bytes, source: str = "the bytes") -> onnx.ModelProto:

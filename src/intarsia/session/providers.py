@@ -96,6 +96,9 @@ class Chosen:
     options: Mapping[str, Mapping[str, str]]
 
 
+_SUFFIX = "ExecutionProvider"
+
+
 def get_all_providers() -> list[str]:
     """Return the names of all providers that ONNX Runtime knows, in its order of preference."""
     return list(PROVIDERS)
@@ -184,7 +187,8 @@ def normalise(
         if name not in PROVIDERS:
             raise SettingError(
                 f"Unknown Provider Type: {name}",
-                hint=f"there are {', '.join(PROVIDERS)}; targets= takes every target",
+                hint=_meant(name)
+                + f"there are {', '.join(PROVIDERS)}; targets= takes every target",
             )
         if not isinstance(own or {}, Mapping):
             raise SettingError(f"the options of {name} are a dictionary, not {own!r}")
@@ -193,6 +197,13 @@ def normalise(
             continue
         by_name[name] = {str(key): str(value) for key, value in (own or {}).items()}
     return by_name
+
+
+def _meant(name: str) -> str:
+    """Return a hint where a provider is called by the short form of its name, as in `CPU`."""
+    known = {one.removesuffix(_SUFFIX).lower(): one for one in PROVIDERS}
+    full = known.get(name.lower()) if isinstance(name, str) else None
+    return f"did you mean {full!r}? " if full else ""
 
 
 def _is_provider(provider: Any) -> bool:

@@ -19,8 +19,9 @@ _QUOTED = r"""\\.|'(?:[^'\\]++|\\.)*+'|"(?:[^"\\]++|\\.)*+\""""
 _WORD = re.compile(rf"""(?:[^\s'"\\]++|{_QUOTED})++|(?P<loose>['"\\])""", re.DOTALL)
 _COMMA = re.compile(rf"""(?:{_QUOTED})|(?P<comma>,)|(?P<loose>['"\\])""", re.DOTALL)
 _NEEDS_QUOTES = re.compile(r"""[\s'"\\,]""")
-# All 33 kinds are listed, but not the 891 tags.
-_MOST_LISTED, _FIRST_LISTED = 80, 8
+# All kinds are listed where none is near, but not the 891 tags.
+_MOST_LISTED, _FIRST_LISTED, _MOST_BESIDE = 80, 8, 16
+_MOST_NEAR = 3
 
 
 class Word(NamedTuple):
@@ -181,9 +182,12 @@ def suggest(
     import difflib  # only a wrong name pays for it
 
     names = tuple(dict.fromkeys(candidates))
-    near = " or ".join(repr(word) for word in difflib.get_close_matches(name, names, n=3))
+    longer = [word for word in names if name and word.startswith(name)]
+    first = longer if len(longer) <= _MOST_NEAR else ()  # `onnx` is nearer to `onednn`
+    close = difflib.get_close_matches(name, names, n=_MOST_NEAR)
+    near = " or ".join(repr(word) for word in list(dict.fromkeys([*first, *close]))[:_MOST_NEAR])
     shown = names if listed is None else tuple(listed)
-    if len(shown) > _MOST_LISTED:
+    if len(shown) > (_MOST_BESIDE if near else _MOST_LISTED):
         rest = len(shown) - _FIRST_LISTED
         text = f"{what}: {', '.join(shown[:_FIRST_LISTED])} and {rest} more"
     else:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from types import MappingProxyType
 
@@ -127,7 +128,9 @@ def find(name: str) -> Builder:
         return partial(random_net, int(text))
     if name not in ENTRIES:
         msg = f"the zoo has no network {name!r}"
-        raise ModelError(msg, hint=f"choose from {', '.join(models())}, {RANDOM}SEED")
+        near = get_close_matches(name, models(), n=2)
+        meant = f"did you mean {' or '.join(near)}? " if near else ""
+        raise ModelError(msg, hint=f"{meant}choose from {', '.join(models())}, {RANDOM}SEED")
     return ENTRIES[name].build
 
 
