@@ -37,14 +37,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 
-import intarsia
-from intarsia.cpus import available_cpus
-from intarsia.zoo import build
+if TYPE_CHECKING:
+    import onnx
+
+# A process for each client imports this module: what compiles is imported where it is used.
 
 IDLE_LIMIT = 0.01
 """Most CPU seconds of an idle server in a second."""
@@ -56,6 +56,8 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 def free_batch(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model with its first dimension free, of inputs and outputs."""
+    import onnx
+
     freed = onnx.ModelProto()
     freed.CopyFrom(model)
     del freed.graph.value_info[:]
@@ -123,6 +125,8 @@ def _answer_blocks(pipe: Any, make: Callable[..., Callable[[], Any]], *arguments
 
 
 def _make_loop(package: Path, threads: int, feeds: dict[str, np.ndarray]) -> Callable[[], Any]:
+    import intarsia
+
     program = intarsia.load(package, num_threads=threads)
     return lambda: program.run(feeds)
 
@@ -250,6 +254,10 @@ def idle(told: dict[str, Any], names: list[str], feeds: Any, seconds: float) -> 
 
 def main() -> int:
     """Measure what was asked for."""
+    import intarsia
+    from intarsia.cpus import available_cpus
+    from intarsia.zoo import build
+
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--network", default="squeezenet")
     parser.add_argument("-t", "--target", default="llvm, onnxruntime")
