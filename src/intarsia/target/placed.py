@@ -109,7 +109,10 @@ class VirtualDevice:
 
     @property
     def short_text(self) -> str:
-        """Return it in few letters, as `cuda:1`, `opencl:0/texture` or `any`."""
+        """Device type, ordinal and scope in few letters.
+
+        As `cuda:1`, `opencl:0/texture` or `any`.
+        """
         name = "any" if self.device_type is None else self.device_type.name.lower()
         ordinal = "" if self.device_id is None else f":{self.device_id}"
         return f"{name}{ordinal}{f'/{self.memory_scope}' if self.memory_scope else ''}"
