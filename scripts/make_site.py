@@ -36,7 +36,7 @@ MENU = {
     ),
     "Reference": (
         *("reference/api", "reference/commands", "reference/json", "settings"),
-        *("reference/errors", "reference_targets", "native_operators"),
+        *("reference/errors", "reference_targets", "operators", "native_operators"),
         *("machine_operators", "onnx_conformance", "platforms", "target_rows"),
     ),
     "Project": ("architecture", "code_map", "decisions"),
