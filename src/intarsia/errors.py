@@ -270,16 +270,11 @@ class ExecutionError(BackendError):
 class TrialError(ExecutionError):
     """A region failed in a process of its own, where it was tried first.
 
-    Args:
-        message: How.
+    Attributes:
         code: Why it is to go elsewhere.
-        backend: Name of the backend.
     """
 
-    def __init__(self, message: str, *, code: ReasonCode, backend: str) -> None:
-        hint = "`intarsia cache clear` forgets the verdict"
-        super().__init__(message, backend=backend, hint=hint)
-        self.code = code
+    code: ReasonCode = ReasonCode.CRASHED
 
 
 class RunTimeoutError(ExecutionError, TimeoutError):

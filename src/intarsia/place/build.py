@@ -293,8 +293,14 @@ class RegionBuilder:
         backend = capability.backend
         refused = None if self.trial is None else self.trial.refusal(capability, wanted.region)
         if refused is not None:
-            message = f"tried in a process of its own: {refused[1]}"
-            raise TrialError(message, code=refused[0], backend=backend.name)
+            error = TrialError(
+                f"tried in a process of its own: {refused[1]}",
+                backend=backend.name,
+                target=str(capability.target),
+                hint="`intarsia cache clear` forgets the verdict",
+            )
+            error.code = refused[0]
+            raise error
         kept = str(capability.target), wanted.region.bits, border_text(wanted)
         artifact = None if self.store is None else self.store.read(*kept)
         with calling(backend.name, capability.context, "on a region"):
