@@ -405,9 +405,11 @@ def test_an_older_onnx_runtime_is_told_so():
     def get_api(version):
         return ctypes.addressof(table) if version == 1 else 0
 
-    @ctypes.CFUNCTYPE(ctypes.c_char_p)
+    version = ctypes.create_string_buffer(b"1.23.2")
+
+    @ctypes.CFUNCTYPE(ctypes.c_void_p)
     def get_version():
-        return b"1.23.2"
+        return ctypes.addressof(version)
 
     base = (ctypes.c_void_p * 2)(
         *(ctypes.cast(one, ctypes.c_void_p) for one in (get_api, get_version))
