@@ -336,7 +336,7 @@ for name in ("one", "two", "one"):
 
 
 def test_a_session_names_the_provider(devices):
-    """As programs do that give providers by name, Optimum's classes among them."""
+    """As programs do that give providers by name."""
     if NAME not in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime knows plug-ins by their devices alone")
     settings = onnxruntime.SessionOptions()
