@@ -76,7 +76,6 @@ from intarsia.native.here import why_not_runnable
 from intarsia.native.loading import LoadedCode
 from intarsia.native.machine import NativeCpu, compile_assembly, driver, llvm_version
 from intarsia.native.objects import ObjectCache
-from intarsia.native.tiles import usable_tiles, why_no_tiles
 
 if TYPE_CHECKING:
     from intarsia.backends.values import Border, BuildContext, Candidate
@@ -373,6 +372,7 @@ class LlvmBackend(ConfiguredBackend):
         if target.attrs.get("runner"):
             return ()
         from intarsia.native.native_target import target_cpu, target_features, why_not_here
+        from intarsia.native.tiles import usable_tiles
 
         if why_not_here(target_cpu(target)[0]):
             return ()
@@ -582,6 +582,8 @@ def _check_tiles(artifact: Artifact, caches: Path) -> None:
     Raises:
         BackendError: It cannot have them, or they do not work.
     """
+    from intarsia.native.tiles import why_no_tiles  # most programs have none
+
     problem = why_no_tiles(caches)
     if problem:
         raise BackendError(

@@ -256,6 +256,6 @@ def test_code_with_tiles_is_refused_where_a_process_cannot_have_them(backends, m
         pytest.skip(f"no tiles here: {problem}")
     model = MODELS["product"]
     exe = intarsia.compile(model, "llvm -precision=bf16", num_threads=1, backends=backends)
-    monkeypatch.setattr("intarsia.backends.llvm.why_no_tiles", lambda _: "no more of them")
+    monkeypatch.setattr("intarsia.native.tiles.why_no_tiles", lambda _: "no more of them")
     with pytest.raises(BackendError, match=r"products of tiles .*: no more of them"):
         backends.by_kind["llvm"].value.load(exe.artifacts[0], exe.artifacts[0])
