@@ -110,11 +110,11 @@ def _rounded(number: Fraction) -> Fraction:
     """Return the nearest number with 24 bits, the even one of two as near."""
     top, bottom = abs(number.numerator), number.denominator
     shift = bottom.bit_length() - top.bit_length() + _DIGITS
-    if top << max(0, shift) >= bottom << max(0, -shift) + _DIGITS:
+    if top << max(0, shift) >= bottom << (max(0, -shift) + _DIGITS):
         shift -= 1
-    divisor = bottom << max(0, -shift)
-    whole, left = divmod(top << max(0, shift), divisor)
-    half = 2 * left - divisor
+    unit = bottom << max(0, -shift)
+    whole, left = divmod(top << max(0, shift), unit)
+    half = 2 * left - unit
     whole += half > 0 or (half == 0 and whole & 1)
     whole = whole if number > 0 else -whole
     return Fraction(whole, 1 << shift) if shift > 0 else Fraction(whole << -shift)
