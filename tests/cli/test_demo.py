@@ -2,6 +2,7 @@
 """`intarsia demo`."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -43,10 +44,13 @@ def test_the_demo_agrees_with_onnx_runtime(tmp_path, monkeypatch, capsys):
     assert (figures["copies"] > 0) == figures["is_device"]
     assert figures["package"]["nbytes"] > 0
     assert figures["package_agreement"]["agrees"]
-    assert [line[:5] for line in printed.err.splitlines()][-1] == "[6/6]"
-    (file,) = figures["files"]
-    assert json.loads((out / "two-devices.trace.json").read_text())["traceEvents"]
-    assert file == str(out / "two-devices.trace.json")
+    assert [line[:5] for line in printed.err.splitlines() if line[0] == "["][-1] == "[6/6]"
+    trace, mix, report = map(Path, figures["files"])
+    assert {one.parent for one in (trace, mix, report)} == {out}
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert f"wrote {report}" in printed.err
+    assert "fire3/" in mix.read_text(encoding="utf-8")
+    assert "<html" in report.read_text(encoding="utf-8")
 
 
 def test_numbers_that_are_wrong_are_seen(chain_model, backends, random_feeds):

@@ -14,6 +14,7 @@ from intarsia.cli.files import writable_folder
 from intarsia.cli.models import installed_backends
 from intarsia.cli.options import JsonOption, ThreadsOption
 from intarsia.cli.output import milliseconds, note, show, show_json, size_text, write
+from intarsia.cli.pages import report_file, write_report
 from intarsia.settings import Settings
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ STAND_IN = "onnxruntime"
 PEERS = {"ONNX Runtime": "onnxruntime", "OpenVINO": "openvino"}
 """The name in print and the backend of each runtime that we compare ourselves with; the first says
 which numbers are right."""
+
+FILES = ("two-devices.trace.json", "two-devices.html", "tuned.html")
+"""What is written: a traced run of the mix, and the reports of two plans."""
 
 OURS, TUNED, MIXED = "intarsia", "intarsia, tuned", "intarsia, two devices"
 STAGES = 6
@@ -84,8 +88,7 @@ def demo_command(
     package, agreement = try_package(subject, mixed.latest, NETWORK)
 
     _stage(6, f"writing what is to be looked at into {out}")
-    files = _write_files(out, mixed, subject.feeds)
-    # The HTML report of `tuned.explain()` belongs here, into `out`, as the last of the files.
+    files = _write_files(out, mixed, tuned, subject.feeds)
     copies = mixed.explain().copies
     figures = DemoFigures(
         threads=count,
@@ -161,8 +164,10 @@ def _compile_mix(model: bytes, targets: tuple[str, ...], second: str, threads: i
     return compile_model(model, machine, pins={PINNED: second}, num_threads=threads)
 
 
-def _write_files(folder: Path, mixed: Program, feeds: Mapping[str, Any]) -> tuple[Path, ...]:
-    """Write what is to be looked at, and return where it is.
+def _write_files(
+    folder: Path, mixed: Program, tuned: Program, feeds: Mapping[str, Any]
+) -> tuple[Path, ...]:
+    """Write what is to be looked at, and return where it is: the report of the tuned plan last.
 
     Raises:
         SettingError: A file cannot be written.
@@ -171,9 +176,13 @@ def _write_files(folder: Path, mixed: Program, feeds: Mapping[str, Any]) -> tupl
     from intarsia.runtime.tracing import trace_runs
 
     folder.mkdir(parents=True, exist_ok=True)
-    trace = folder / "two-devices.trace.json"
+    trace, *pages = (folder / name for name in FILES)
     write_trace(trace_runs(mixed.program_for(feeds), feeds), f"{NETWORK}, two devices", trace)
-    return (trace,)
+    for page, (what, program) in zip(
+        pages, (("two devices", mixed), ("tuned", tuned)), strict=True
+    ):
+        write_report(report_file(page), f"intarsia demo: {NETWORK}, {what}", program.explain())
+    return trace, *pages
 
 
 def _show_contest(contest: DemoContest, threads: int, *, as_json: bool) -> None:
@@ -211,6 +220,8 @@ def _show_figures(figures: DemoFigures) -> None:
         f"package of the mix: {size_text(package.nbytes)}, loaded in {package.load_seconds:.2f} s; "
         f"the new process took {package.process_seconds:.2f} s in all, and {verdict}\n"
     )
-    for file in figures.files:
-        write(f"wrote {file}\n")
-    write("open a trace at https://ui.perfetto.dev or in chrome://tracing\n")
+    trace, _, report = figures.files
+    write(
+        f"wrote {trace}: open it at https://ui.perfetto.dev or in chrome://tracing\n"
+        f"the report is {report}: open it in a browser\n"
+    )
