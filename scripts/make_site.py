@@ -25,11 +25,13 @@ MENU = {
     "Guides": (
         *("cnn", "transformer", "cpu_and_opencl", "wrong_runtime", "cross_compile", "fleet"),
         *("backends", "onnxruntime", "from_openvino", "from_tvm", "torch"),
+        *("onnxruntime_provider", "serving"),
     ),
     "In depth": (
         *("guide", "targets", "two_devices", "collage", "costs", "search", "measuring"),
         *("verify", "numbers", "differential", "quantization", "free_sizes", "decoding"),
         *("isolation", "package", "emitters", "machines", "microcontrollers", "zoo", "benchmarks"),
+        *("report", "pictures"),
     ),
     "Backends": (
         *("native_code", "opencl", "webgpu", "cuda", "dnnl", "ncnn", "xnnpack", "ort_ep"),
