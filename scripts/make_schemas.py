@@ -49,6 +49,7 @@ from intarsia.report.health import Diagnosis
 from intarsia.report.nodes import NodeView
 from intarsia.report.targets import ConfigView, Missing, TargetView
 from intarsia.report.tensors import TensorSummary
+from intarsia.serving.values import IndexEntry, ModelMetadata
 from intarsia.tuning.kernels.tuning import KernelResult
 from intarsia.verifying.values import Bisection, Fault, Verification
 
@@ -92,6 +93,7 @@ class Ran(TypedDict):
     written: dict[str, str]
     timing: Timing | None
     faults: NotRequired[list[Fault]]
+    trace: NotRequired[str]
 
 
 class ExplainedNodes(TypedDict):
@@ -188,6 +190,15 @@ class TargetList(TypedDict):
     labels: NotRequired[list[LabelRow]]
 
 
+class ServedModel(TypedDict):
+    index: IndexEntry
+    metadata: ModelMetadata | None
+
+
+class Served(TypedDict):
+    models: list[ServedModel]
+
+
 class TargetAdded(TypedDict):
     name: str
     file: str
@@ -272,6 +283,7 @@ ANSWERS: dict[str, Any] = {
     "quantize": Quantized,
     "reduce": Bisection,
     "run": Ran,
+    "serve": Served,
     "target add": TargetAdded,
     "target detect": Detected,
     "target diff": TargetDifferences,
