@@ -190,13 +190,13 @@ class TargetList(TypedDict):
     labels: NotRequired[list[LabelRow]]
 
 
-class ServedModel(TypedDict):
+class ServedRow(TypedDict):
     index: IndexEntry
     metadata: ModelMetadata | None
 
 
 class Served(TypedDict):
-    models: list[ServedModel]
+    models: list[ServedRow]
 
 
 class TargetAdded(TypedDict):

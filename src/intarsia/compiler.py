@@ -262,7 +262,12 @@ def _build_within(
     from intarsia.target import DeviceType
 
     targets = setting.config.without_tags().targets
-    if all(target.device_type == DeviceType.CPU for target in targets):
+    narrows = any(
+        target.target.attrs.get("precision") == "bf16"
+        or target.target.attrs.get("weights") == "f16"
+        for target in targets
+    )
+    if not narrows and all(target.device_type == DeviceType.CPU for target in targets):
         check_weights(setting.graph, limit)
     graphs: dict[str | None, Graph] = {}
 

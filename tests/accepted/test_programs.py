@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
-from onnx.external_data_helper import convert_model_to_external_data
+from onnx.external_data_helper import convert_model_to_external_data, set_external_data
 
 import intarsia
 import intarsia.place.build
@@ -250,6 +250,32 @@ def test_weights_beside_the_model_count(tmp_path, cache):
     assert _file(path) != before
     data.unlink()
     assert _file(path) is None
+
+
+def test_weights_that_change_places_behind_links_count(tmp_path, cache, parse_model):
+    weights = "<float[2] v = {1, 1}, float[2] w = {2, 2}>"
+    model = parse_model(
+        f"g (float[2] x) => (float[2] y) {weights} {{ a = Add(x, v) y = Mul(a, w) }}"
+    )
+    del model.graph.initializer[:]
+    for name, number in (("v", 1), ("w", 2)):
+        data = np.full(2, number, np.float32)
+        (tmp_path / f"blob{number}").write_bytes(data.tobytes())
+        tensor = onnx.numpy_helper.from_array(data, name)
+        set_external_data(tensor, location=f"{name}.bin")
+        tensor.ClearField("raw_data")
+        model.graph.initializer.append(tensor)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    found = set()
+    for first, second in ((1, 2), (2, 1), (1, 1)):
+        for name, number in (("v", first), ("w", second)):
+            link = tmp_path / f"{name}.bin"
+            link.unlink(missing_ok=True)
+            link.symlink_to(f"blob{number}")
+        found.add(_file(path))
+    assert len(found) == 3
+    assert None not in found
 
 
 def test_what_cannot_be_told_is_not_kept(file, cache, monkeypatch, tmp_path):

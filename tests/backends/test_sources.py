@@ -13,7 +13,9 @@ from intarsia.place.machine import make_contexts
 from intarsia.settings import Settings
 from intarsia.target import CompilationConfig
 
-GENERATED = re.compile(r", intarsia \d[^ ]* \(sources [0-9a-f]{8}(, device .+)?\)$")
+GENERATED = re.compile(
+    r", intarsia \d[^ ]* \(sources [0-9a-f]{8}(, amx-[a-z0-9]+)*(, device .+)?\)$"
+)
 
 
 def context_of(target, num_threads=1):
@@ -54,7 +56,7 @@ def test_tuned_schedules_are_a_part_of_the_version(backends, tmp_path, monkeypat
         found.append(code_version(backend, context))
     assert found[0] == found[1]  # that nothing beats the heuristic changes no code
     assert len(set(found)) == 3
-    assert re.search(r"\(sources [0-9a-f]{8}, schedules [0-9a-f]{8}\)$", found[2])
+    assert re.search(r"\(sources [0-9a-f]{8}, schedules [0-9a-f]{8}(, amx-[a-z0-9]+)*\)$", found[2])
     assert code_version(backend, context_of("llvm", num_threads=2)) == found[0]
 
 

@@ -325,7 +325,7 @@ def test_external_data_may_lie_in_a_folder_that_the_user_vouches_for(tmp_path):
     assert read.numpy().tolist() == [3, 4]
     other = tmp_path / "other"
     other.mkdir()
-    refuse(ModelFile(path, other), "'w'", "leaves the model's folder", f"-root {store}")
+    refuse(ModelFile(path, other), "'w'", "leaves the model's folder", "external-data-root DIR")
 
 
 @pytest.mark.parametrize("place", ["link", "absolute", "below"])

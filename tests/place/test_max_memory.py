@@ -4,6 +4,7 @@
 import threading
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -49,6 +50,29 @@ def test_what_a_program_needs_is_counted(model):
     assert need.total_bytes == WEIGHTS + 5 * TENSOR
     assert need.runs_within(WEIGHTS + 11 * TENSOR) == 2
     assert need.runs_within(WEIGHTS) == 0
+
+
+def test_weights_of_bodies_are_counted():
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 20]>
+        g (float[1,64] x, bool c) => (float[1,64] y) {
+            y = If(c) <
+                then_branch = then () => (float[1,64] p) { p = MatMul(x, w) },
+                else_branch = other () => (float[1,64] q) { q = Abs(x) }
+            >
+        }""")
+    branch = next(each.g for each in model.graph.node[0].attribute if each.name == "then_branch")
+    branch.initializer.append(numpy_helper.from_array(np.ones((64, 64), np.float32), "w"))
+    graph = read_setting(Request(model=model, target="llvm, onnxruntime")).graph
+    exe = intarsia.compile(model, "llvm, onnxruntime")
+    assert exe.bodies
+    assert memory_need(exe, graph).constant_bytes >= WEIGHTS
+
+
+def test_weights_that_are_stored_narrow_may_fit(model):
+    with pytest.raises(PlacementError, match="weights alone take"):
+        intarsia.compile(model, "llvm", max_memory=WEIGHTS // 2)
+    with pytest.raises(PlacementError, match="tensors"):  # they are not what is too much
+        intarsia.compile(model, "llvm -precision=bf16", max_memory=WEIGHTS // 2)
 
 
 def test_weights_that_are_too_large_are_refused_before_anything_is_compiled(model, monkeypatch):

@@ -3,6 +3,7 @@
 
 import contextlib
 import json
+import time
 
 import numpy as np
 import onnx
@@ -91,9 +92,11 @@ def _servers(folder):
             for name in files:
                 served.load(name)
             service = InferenceService(served, bounds, metrics, is_controlled=is_controlled)
-            client = testclient.TestClient(make_app(service, is_local=True))
+            client = testclient.TestClient(
+                make_app(service, is_local=True), base_url="http://localhost"
+            )
             stack.enter_context(client)
-            stack.callback(served.close)
+            stack.callback(lambda: served.close(time.monotonic() + bounds.grace))
             return Server(client, service)
 
         yield make

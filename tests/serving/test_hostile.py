@@ -97,6 +97,7 @@ MISFITS = (
     (changed(shape=[6]), "the model takes [-1, 3]"),
     (changed(shape=[2, 3, 1], data=[[[1]] * 3] * 2), "the model takes [-1, 3]"),
     (changed(shape=[HUGE, 3]), "its shape says"),
+    (changed(shape=[0, 2**62], data=[]), "has shape"),
     (changed(shape=[1, 3]), "more than the 3 elements"),
     (changed(shape=[3, 3]), "its shape says 9"),
     (changed(data=[[1, 2], [3, 4], [5, 6]]), "is nested as [3, 2]"),
@@ -119,6 +120,20 @@ MISFITS = (
     (changed(parameters={"shared_memory_region": "r"}), "'shared_memory_region'"),
     (changed(parameters={"binary_data_size": 24}), "both data and"),
 )
+
+
+@pytest.mark.parametrize("model", ["rows", "nobody"])
+def test_a_shape_of_very_many_dimensions_is_refused(server, model):
+    # A type of lists nested that deep would end the process, whatever the model.
+    body = {"inputs": [{**json_input("x", X), "shape": [1] * 100_000, "data": [[1]]}]}
+    refused(server.infer(model, body), 400, "the request is not what is taken here")
+    head = sized(24, shape=[1] * 33)
+    refused(server.binary(model, head, X.tobytes()), 400, "the request is not what is taken here")
+
+
+def test_texts_are_nested_as_their_shape_says(server):
+    one = {"name": "s", "shape": [3, 2], "datatype": "BYTES", "data": [["a", "b", "c"]] * 2}
+    refused(server.infer("texts", {"inputs": [one]}), 400, "is nested as [2, 3]")
 
 
 def test_a_request_that_does_not_fit_its_model_says_why(server):

@@ -154,13 +154,16 @@ def test_requests_are_counted(start, rows_model):
     server.infer("rows", {"inputs": [json_input("x", X)]})
     server.infer("rows", {"inputs": []})
     server.infer("nobody", {"inputs": []})
+    server.infer("made up", b"{")
     text = server.client.get("/metrics").text
     for line in (
         'intarsia_requests_total{code="200",model="rows",protocol="http"} 1.0',
         'intarsia_requests_total{code="400",model="rows",protocol="http"} 1.0',
         'intarsia_requests_total{code="404",model="",protocol="http"} 1.0',
+        'intarsia_requests_total{code="400",model="",protocol="http"} 1.0',
         'intarsia_run_seconds_count{model="rows"} 1.0',
         'intarsia_waiting_requests{model="rows"} 0.0',
         "intarsia_body_bytes 0.0",
     ):
         assert line in text
+    assert "made up" not in text

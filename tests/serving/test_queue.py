@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests wait in turn, run together where that was asked for, and end in time."""
 
+import asyncio
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -216,7 +218,7 @@ def test_a_request_that_nobody_waits_for_is_not_run(gated):
     assert server.infer("rows", late).status_code == 504  # it has waited, and never began
     gate.open.set()
     first.join(LONG)
-    server.service.repository.close()
+    assert server.service.repository.close(time.monotonic() + 30)
     assert gate.rows == [1]
 
 
@@ -242,3 +244,33 @@ def test_a_backend_that_fails_is_an_error_of_the_server(start, rows_model):
     answer = server.infer("rows", body_of(np.ones((1, 3), np.float32)))
     assert answer.status_code == 500
     assert json.loads(answer.content)["error"] == "the library fell over (start it again)"
+
+
+def test_a_request_whose_client_has_gone_leaves_the_queue(gated):
+    server, gate = gated()
+    told = [
+        {"type": "http.request", "body": json.dumps(body_of(np.ones((1, 3), np.float32))).encode()},
+        {"type": "http.disconnect"},
+    ]
+    answered = []
+
+    async def receive():
+        if len(told) == 1:
+            await asyncio.to_thread(gate.begun.acquire)  # it goes while the model runs
+        return told.pop(0)
+
+    async def send(message):
+        answered.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v2/models/rows/infer",
+        "query_string": b"",
+        "headers": [(b"host", b"localhost")],
+    }
+    asyncio.run(server.client.app(scope, receive, send))
+    assert answered[0]["status"] == 499
+    gate.open.set()
+    assert server.infer("rows", body_of(np.ones((1, 3), np.float32))).status_code == 200
+    assert server.count("intarsia_waiting_requests", model="rows") == 0

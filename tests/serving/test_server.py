@@ -131,7 +131,7 @@ def test_a_public_client_is_served_until_the_server_is_ended(folder):
         assert process.wait(LONG) == 0
         assert answers[0].status_code == 200
         assert answers[0].json()["outputs"][0]["data"] == [STEPS]
-        assert json.loads(process.stdout.read()) == {"event": "stopped"}
+        assert json.loads(process.stdout.read()) == {"event": "stopped", "whole": True}
     log = (folder / "log").read_text()
     assert "Traceback" not in log
     assert log.splitlines()[-1] == "stopped: all requests that were in flight are answered"

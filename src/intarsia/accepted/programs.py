@@ -544,7 +544,8 @@ def _other_files(model: str | os.PathLike[str]) -> list[Path]:
     from intarsia.graph.read import read_file
 
     files = check_external_data(read_file(model), Path(model).parent, root_of(model))
-    return sorted(set(files.values()))
+    # By the names that the model has for them, as often as it has: links may change places.
+    return [files[location] for location in sorted(files)]
 
 
 def _bytes_digest(content: bytes | mmap.mmap) -> str:

@@ -214,6 +214,9 @@ class RegisteredBackend:
     """Returns lines about itself for `doctor`, one for each fact, such as the file that is used and
     why."""
 
+    own_threads: str = ""
+    """Why it cannot keep to the threads of its device; the conformance kit does not try it then."""
+
     gomp_parallel: Callable[[], int] | None = None
     """Returns the address of the `GOMP_parallel` of its OpenMP runtime, whose threads others may
     share; 0 if it has none."""

@@ -142,9 +142,9 @@ def serve_command(  # noqa: PLR0913 - an option each
         require_extra("serve-grpc")
     from intarsia.serving.metrics import ServerMetrics
     from intarsia.serving.repository import ModelRepository, find_models, name_models
-    from intarsia.serving.server import is_loopback, serve, take_port
+    from intarsia.serving.server import serve, take_port
     from intarsia.serving.service import InferenceService
-    from intarsia.serving.values import ServingLimits
+    from intarsia.serving.values import ServingLimits, is_loopback
 
     files = {name: _readable(path) for name, path in name_models(models or ()).items()}
     if repository is not None:
@@ -153,11 +153,19 @@ def serve_command(  # noqa: PLR0913 - an option each
         raise SettingError(
             "there is nothing to serve", hint="give models, or a folder of models: --repository DIR"
         )
+    if grpc_port is not None and grpc_port == port != 0:
+        raise SettingError(
+            f"port {port} is that of HTTP", hint="gRPC has one of its own: give another --grpc-port"
+        )
     rule = _read_rule(batch, wait)
     limits = ServingLimits(max_body * _MIB, queue, workers, timeout, grace, rule)
     metrics = ServerMetrics()
     opener = _opener(
-        choices, threads, trust=trust, require_signature=require_signature, files=files.values()
+        choices,
+        threads,
+        trust=trust,
+        require_signature=require_signature,
+        files=() if repository is not None else files.values(),
     )
     served = ModelRepository(files, opener, limits, metrics, repository)
     is_controlled = is_loopback(address) if control is None else control
@@ -183,12 +191,16 @@ def serve_command(  # noqa: PLR0913 - an option each
             _show(served, json=json)
             return
         service = InferenceService(served, limits, metrics, is_controlled=is_controlled)
-        is_interrupted = serve(service, http, host=address, grpc=rpc, on_ready=tell)
+        end = serve(service, http, host=address, grpc=rpc, on_ready=tell)
     if json:
-        write_json_line({"event": "stopped"})
-    if is_interrupted:
+        write_json_line({"event": "stopped", "whole": end.is_whole})
+    if end.is_interrupted:
         raise KeyboardInterrupt
-    note("stopped: all requests that were in flight are answered")
+    note(
+        "stopped: all requests that were in flight are answered"
+        if end.is_whole
+        else "stopped: requests that were in flight are given up"
+    )
 
 
 def _read_rule(batch: int | None, wait: float | None) -> BatchRule | None:

@@ -170,7 +170,9 @@ def _resolve(location: str, folder: Path, root: Path | None, subject: str) -> Pa
             return found or allowed[0]
         raise ModelError(
             f"{subject}, which leaves the model's folder {str(base)!r} and {str(root)!r}",
-            hint=f"name the folder in which it lies: --external-data-root {places[0].parent}",
+            # Not the folder's name: the model chose it.
+            hint="if you trust this model, name the folder in which it lies: "
+            "--external-data-root DIR",
         )
     hint = (
         "external data must lie in the model's folder, under a relative path; where you vouch for "

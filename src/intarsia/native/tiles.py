@@ -30,6 +30,8 @@ _ARCH_REQ_XCOMP_PERM = 0x1023
 _XTILEDATA = 18
 _NEEDED = "amx-tile"
 _TRIAL = "intarsia.native.tile_trial:try_tiles"
+_TRIAL_VERSION = "2"
+"""Of what is kept of a trial."""
 
 
 def usable_tiles(features: Collection[str], caches: Path) -> tuple[str, ...]:
@@ -50,9 +52,14 @@ def why_no_tiles(caches: Path) -> str:
     problem = ask_for_tiles()
     if problem:
         return problem
-    test = SelfTest("native code with tiles (AMX)", _TRIAL, (), (generator_version(),))
+    test = SelfTest(
+        "native code with tiles (AMX)", _TRIAL, (), (generator_version(), _TRIAL_VERSION)
+    )
     verdict = judge(test, caches)
-    return f"they do not pass their self-test: {verdict.problem}" if verdict.problem else ""
+    if verdict.problem:
+        return f"they do not pass their self-test: {verdict.problem}"
+    # What cannot be tried may end this process, so it does not count as good.
+    return "" if verdict.values else "they cannot be tried in a process of their own"
 
 
 @cache

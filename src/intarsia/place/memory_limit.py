@@ -89,11 +89,24 @@ def memory_need(program: PlanExecutable, graph: Graph) -> MemoryNeed:
         if not is_known and all(name in names for name in nodes):
             region = Region.of(graph, (names[name] for name in nodes))
             workspace = max(workspace, inner_bytes(region))
-    for body in program.bodies:  # of If, Loop and Scan: memory of their own, beside the run's
-        inner = body.explain().devices[HOST]
-        workspace += inner.tensor_bytes + inner.scratch_bytes
+    weights, inner = _bodies_need(program)
     targets = ", ".join(host.targets)
-    return MemoryNeed(targets, host.constant_bytes, host.tensor_bytes, workspace)
+    constant_bytes = host.constant_bytes + weights
+    return MemoryNeed(targets, constant_bytes, host.tensor_bytes, workspace + inner)
+
+
+def _bodies_need(program: PlanExecutable) -> tuple[int, int]:
+    """Return the bytes of the weights of bodies of If, Loop and Scan, and of a run of them.
+
+    That is memory of their own, beside the run's. Weights that are outside too count twice.
+    """
+    weights = run = 0
+    for body in program.bodies:
+        host = body.explain().devices[HOST]
+        inner_weights, inner_run = _bodies_need(body)
+        weights += host.constant_bytes + inner_weights
+        run += host.tensor_bytes + host.scratch_bytes + inner_run
+    return weights, run
 
 
 def inner_bytes(region: Region) -> int:
@@ -116,7 +129,10 @@ def inner_bytes(region: Region) -> int:
 
 
 def weight_bytes(graph: Graph) -> int:
-    """Return the bytes of a model's weights, each once: less than that no plan needs."""
+    """Return the bytes of a model's weights, each once.
+
+    Less than that no plan needs, where no target stores them narrower.
+    """
     seen: dict[int, int] = {}
     for value in graph.values:
         if value.constant is not None and value.consumers:
@@ -161,7 +177,8 @@ def first_that_fits(
     """
     needs: dict[str, str] = {}
     for need, program in _needs(build, alternatives, needs):
-        runs = need.runs_within(limit) // shapes
+        # Each has weights of its own where their packing depends on the size.
+        runs = need.runs_within(limit // shapes)
         if runs >= 1:
             program.limit_runs(runs)
             return program, need

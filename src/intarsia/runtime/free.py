@@ -461,17 +461,20 @@ class FreeExecutable:
             IntarsiaError: As of `run`.
         """
         if self.buckets is not None:
-            return self._run_padded(self.buckets, feeds)
+            return self._run_padded(self.buckets, feeds, is_over)
         return self.program_for(feeds).run_until(feeds, is_over)
 
-    def _run_padded(self, buckets: Buckets, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    def _run_padded(
+        self, buckets: Buckets, feeds: Mapping[str, Any], is_over: IsOver | None = None
+    ) -> dict[str, Any]:
         """Run the program of the next larger sizes that are buckets."""
         sizes = self.signature.find_sizes(self._check_feeds(feeds))
         rounded = buckets.round_up(sizes)
         shapes = self.signature.shapes_at(rounded)
         program = self._find(shapes, is_own=not self._is_frozen)
+        run = program.run if is_over is None else partial(program.run_until, is_over=is_over)
         if rounded == sizes:
-            return program.run(feeds)
+            return run(feeds)
         padded = {
             spec.name: buckets.pad(spec, feeds[spec.name], shapes[spec.name])
             if spec.name in shapes
@@ -479,7 +482,7 @@ class FreeExecutable:
             for spec in self.inputs
         }
         cut, whole = self._output_shapes(sizes), self._output_shapes(rounded)
-        return cut_back(program.run(padded), whole, cut)
+        return cut_back(run(padded), whole, cut)
 
     def _nominal_sizes(self, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
         """Return a size for each free dimension: what is given, else a bucket, else nominal."""

@@ -41,6 +41,13 @@ DTYPES = {
 DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items()}
 """The protocol's names by ours."""
 
+MOST_DIMENSIONS = 32
+"""Dimensions of a tensor: hashing a type of lists much deeper ends the process, and numpy has no
+more than 64."""
+
+_MOST_SIZE = 2**40
+"""Of one dimension: where another is 0, numpy still multiplies them."""
+
 _LENGTH = struct.Struct("<I")
 
 
@@ -63,6 +70,23 @@ def dtype_of(datatype: str, name: str) -> str:
         ) from None
 
 
+def check_shape(name: str, shape: Sequence[int]) -> None:
+    """Refuse a shape that no array can have.
+
+    Args:
+        name: Of the tensor, for the error.
+        shape: Its dimensions.
+
+    Raises:
+        ServingError: It has too many dimensions, one below 0, or one that no memory holds.
+    """
+    if len(shape) > MOST_DIMENSIONS:
+        raise ServingError(f"input {name!r} has {len(shape)} dimensions: {MOST_DIMENSIONS} at most")
+    # Of another size there is never as much data.
+    if any(size < 0 or (size > _MOST_SIZE and 0 in shape) for size in shape):
+        raise ServingError(f"input {name!r} has shape {list(shape)}")
+
+
 def from_bytes(name: str, datatype: str, shape: Sequence[int], data: memoryview) -> Array:
     """Return a tensor from its bytes, over the same memory where it is aligned there.
 
@@ -75,6 +99,7 @@ def from_bytes(name: str, datatype: str, shape: Sequence[int], data: memoryview)
     Raises:
         ServingError: There are too many or too few, or text is not UTF-8.
     """
+    check_shape(name, shape)
     dtype, count = dtype_of(datatype, name), math.prod(shape)
     if dtype == "string":
         return _from_text_bytes(name, count, data).reshape(shape)
@@ -159,6 +184,7 @@ def from_json(name: str, datatype: str, shape: Sequence[int], text: memoryview) 
     Raises:
         ServingError: It is another value, of another number of elements, or one is no such number.
     """
+    check_shape(name, shape)
     dtype, count = dtype_of(datatype, name), math.prod(shape)
     # Elements take tens of bytes each once they are read: a lie is refused before.
     if dtype != "string" and bytes(text).count(b",") >= max(count, 1):
@@ -166,8 +192,7 @@ def from_json(name: str, datatype: str, shape: Sequence[int], text: memoryview) 
     try:
         values = _decode(dtype, len(shape), text)
         if dtype == "string":
-            flat = list(_flatten(values))
-            array = text_array(name, flat, count)
+            array = _from_texts(name, shape, values)
         else:
             with np.errstate(over="ignore"):
                 array = np.array(values, np_dtype(dtype))
@@ -182,6 +207,13 @@ def from_json(name: str, datatype: str, shape: Sequence[int], text: memoryview) 
             f"input {name!r} is nested as {list(array.shape)}, and its shape says {list(shape)}"
         )
     return array.reshape(shape)
+
+
+def _from_texts(name: str, shape: Sequence[int], values: list[Any]) -> Array:
+    nested = np.array(values, object)
+    if nested.ndim != 1 and nested.shape != tuple(shape):
+        raise ValueError(f"it is nested as {list(nested.shape)}, and its shape says {list(shape)}")
+    return text_array(name, list(_flatten(values)), math.prod(shape))
 
 
 def _decode(dtype: str, rank: int, text: memoryview) -> Any:

@@ -8,42 +8,59 @@ model repository.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
 from intarsia.arrays import Array
 from intarsia.decoding import decode_json
 from intarsia.errors import ServingError
-from intarsia.serving.datatypes import DATATYPES, from_bytes, from_json, to_bytes, to_json
-from intarsia.serving.service import InferenceService, check_parameters, read_timeout, refusal
-from intarsia.serving.values import VERSION, InferenceRequest, ModelState
+from intarsia.serving.datatypes import (
+    DATATYPES,
+    MOST_DIMENSIONS,
+    from_bytes,
+    from_json,
+    to_bytes,
+    to_json,
+)
+from intarsia.serving.service import (
+    LARGE_BYTES,
+    InferenceService,
+    check_parameters,
+    read_timeout,
+    refusal,
+)
+from intarsia.serving.values import VERSION, InferenceRequest, ModelState, is_loopback
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+
+T = TypeVar("T")
 
 HEADER = "Inference-Header-Content-Length"
 """How many bytes of a body are JSON; the rest are tensors."""
 
 _JSON = "application/json"
-_LARGE = 32 << 10
-"""Bytes of a body above which it is read and written on another thread."""
+_GONE = 499
+"""The status, which nobody receives, of a request whose client has gone."""
 
 _BODY_SECONDS = 120.0
 """In which a body must have come."""
 
-_LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "::1", "testserver")
-
 
 class _Input(msgspec.Struct, frozen=True):
     name: str
-    shape: list[Annotated[int, msgspec.Meta(ge=0)]]
+    shape: Annotated[
+        list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(max_length=MOST_DIMENSIONS)
+    ]
     datatype: str
     parameters: dict[str, Any] = {}
     data: msgspec.Raw = msgspec.Raw()
@@ -195,12 +212,14 @@ class _Endpoints:
 
     async def load(self, request: Request) -> Response:
         """Load a model, or load it again."""
+        self._service.check_control()
         body = await _read_small(self._service, request, _LoadBody)
         await self._service.load(_named(request)[0], body.parameters)
         return _answer({})
 
     async def unload(self, request: Request) -> Response:
         """Let a model end what it was asked for, and forget it."""
+        self._service.check_control()
         await _read_small(self._service, request, _LoadBody)
         await self._service.unload(_named(request)[0])
         return _answer({})
@@ -225,7 +244,7 @@ def _check_sender(request: Request, *, is_local: bool) -> None:
         raise ServingError("requests of web pages are not answered", status=403)
     host = request.headers.get("host", "")
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
-    if is_local and name not in _LOOPBACK:
+    if is_local and not is_loopback(name.strip("[]").lower()):
         raise ServingError(f"this server answers to localhost, not to {name[:80]!r}", status=403)
 
 
@@ -251,6 +270,8 @@ async def _read_body(
             async for part in request.stream():
                 hold(len(part))
                 parts.append(part)
+    except ClientDisconnect:
+        raise ServingError("the client has gone", status=_GONE) from None
     except TimeoutError:
         raise ServingError(f"the body has not come in {_BODY_SECONDS:g} s", status=408) from None
     return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -262,7 +283,7 @@ async def _read_small(service: InferenceService, request: Request, form: type[An
     Raises:
         ServingError: It is too large, or another value.
     """
-    with service.holding() as hold:
+    with service.holding(LARGE_BYTES) as hold:
         body = await _read_body(service, request, hold)
         return _decode(body, form) if body.strip() else form()
 
@@ -281,14 +302,34 @@ async def _infer(
     body = await _read_body(service, request, hold)
     header = request.headers.get(HEADER)
     arguments = (name, version, body, header, service.limits.json_bytes)
-    if len(body) > _LARGE:
+    if len(body) > LARGE_BYTES:
         read = await asyncio.to_thread(_read, *arguments)
     else:
         read = _read(*arguments)
-    outputs = await service.infer(read.request)
-    if sum(array.nbytes for array in outputs.values()) > _LARGE:
+    outputs = await _unless_gone(request, service.infer(read.request))
+    if sum(array.nbytes for array in outputs.values()) > LARGE_BYTES:
         return await asyncio.to_thread(_respond, read, outputs)
     return _respond(read, outputs)
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Do what a client waits for, as long as it does: nothing else tells that it has gone.
+
+    Raises:
+        ServingError: It has.
+    """
+    # The body is here: all that may come now is the end of the connection.
+    job, gone = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait((job, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not job.done():
+            raise ServingError("the client has gone", status=_GONE)
+        return job.result()
+    finally:
+        gone.cancel()
+        if job.cancel():
+            with suppress(asyncio.CancelledError):
+                await job  # it leaves its queue
 
 
 def _read(name: str, version: str, body: bytes, header: str | None, most_json: int) -> _Read:

@@ -187,6 +187,7 @@ class RunQueue:
                     self._running -= 1
                     self._left -= worker.is_left
                     self._changed.notify_all()
+                    worker.jobs = jobs = []  # an idle thread keeps no tensors
             if worker.is_left:
                 return
 

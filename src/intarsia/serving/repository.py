@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -255,7 +256,7 @@ class ModelRepository:
             if model.no_batch:
                 logger.warning("requests to %r run alone: %s", name, model.no_batch)
             if before is not None:
-                self._drain(name, before)
+                self._drain(name, before, time.monotonic() + self._limits.grace)
             return model
 
     def unload(self, name: str) -> None:
@@ -274,24 +275,39 @@ class ModelRepository:
                 return
             entry.model, entry.state = None, ModelState.UNLOADING
             entry.reason = "it is being unloaded"
-            self._drain(name, model)
+            self._drain(name, model, time.monotonic() + self._limits.grace)
             self._metrics.forget(name)
             entry.state, entry.reason = ModelState.UNAVAILABLE, "unloaded"
         del model
         gc.collect()
         give_memory_back()
 
-    def close(self) -> None:
-        """Let all models end what they were asked for."""
-        for name, entry in self._entries.items():
-            if entry.model is not None:
-                self._drain(name, entry.model)
+    def has(self, name: str) -> bool:
+        """Tell whether there is a model of a name, loaded or not.
 
-    def _drain(self, name: str, model: ServedModel) -> None:
-        if not model.queue.close(self._limits.grace):
-            logger.warning(
-                "model %r still runs after %g s, and is left alone", name, self._limits.grace
-            )
+        Args:
+            name: Of the model.
+        """
+        return name in self._entries
+
+    def close(self, end: float) -> bool:
+        """Let all models end what they were asked for.
+
+        Args:
+            end: When to wait no longer, by `time.monotonic`.
+
+        Returns:
+            Whether all of it has ended.
+        """
+        models = [(name, each.model) for name, each in self._entries.items() if each.model]
+        have_ended = [self._drain(name, model, end) for name, model in models]
+        return all(have_ended)
+
+    def _drain(self, name: str, model: ServedModel, end: float) -> bool:
+        has_ended = model.queue.close(max(0.0, end - time.monotonic()))
+        if not has_ended:
+            logger.warning("model %r still runs, and is left alone", name)
+        return has_ended
 
     def _known(self, name: str) -> _Entry:
         self._look()

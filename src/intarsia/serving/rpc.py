@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,13 +19,20 @@ from intarsia.errors import ServingError, SettingError
 from intarsia.serving.datatypes import (
     DATATYPES,
     as_text,
+    check_shape,
     dtype_of,
     from_bytes,
     text_array,
     to_bytes,
 )
 from intarsia.serving.messages import METHODS, SERVICE, message
-from intarsia.serving.service import InferenceService, check_parameters, read_timeout, refusal
+from intarsia.serving.service import (
+    LARGE_BYTES,
+    InferenceService,
+    check_parameters,
+    read_timeout,
+    refusal,
+)
 from intarsia.serving.values import VERSION, InferenceRequest, ModelState, TensorMetadata
 
 if TYPE_CHECKING:
@@ -40,6 +49,9 @@ _CODES = {
     504: "DEADLINE_EXCEEDED",
 }
 """gRPC's status for HTTP's; any other is INTERNAL."""
+
+_MOST_CALLS = 256
+"""Calls at once: their messages are read before their sizes can be added up."""
 
 _FIELDS = {
     "BOOL": "bool_contents",
@@ -116,7 +128,8 @@ async def start_rpc(service: InferenceService, host: str, taken: socket.socket) 
             ("grpc.max_receive_message_length", service.limits.body_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),
-        )
+        ),
+        maximum_concurrent_rpcs=_MOST_CALLS,
     )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     name = f"[{host}]" if ":" in host else host
@@ -201,11 +214,24 @@ async def _unload(service: InferenceService, request: Any) -> Any:
 
 async def _infer(service: InferenceService, request: Any) -> Any:
     with service.holding() as hold:
-        hold(request.ByteSize())
-        return await service.counted(request.model_name, "grpc", _answer(service, request))
+        work = _answer(service, request, hold)
+        return await service.counted(request.model_name, "grpc", work)
 
 
-async def _answer(service: InferenceService, request: Any) -> Any:
+async def _answer(service: InferenceService, request: Any, hold: Callable[[int], None]) -> Any:
+    size = request.ByteSize()
+    hold(size)
+    # What takes long would keep others from being answered.
+    is_large = size > LARGE_BYTES
+    asked, is_raw = await asyncio.to_thread(_read, request) if is_large else _read(request)
+    outputs = await service.infer(asked)
+    if sum(array.nbytes for array in outputs.values()) > LARGE_BYTES:
+        return await asyncio.to_thread(_respond, request, outputs, is_raw=is_raw)
+    return _respond(request, outputs, is_raw=is_raw)
+
+
+def _read(request: Any) -> tuple[InferenceRequest, bool]:
+    """Return what a message asks for, and whether its tensors are bytes."""
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise ServingError(
@@ -219,8 +245,7 @@ async def _answer(service: InferenceService, request: Any) -> Any:
             raise ServingError(f"input {one.name!r} is given twice")
         check_parameters(_plain(one.parameters))
         shape = tuple(one.shape)
-        if any(size < 0 for size in shape):
-            raise ServingError(f"input {one.name!r} has shape {list(shape)}")
+        check_shape(one.name, shape)
         if raw:
             data = memoryview(raw[i])
             inputs[one.name] = from_bytes(one.name, one.datatype, shape, data)
@@ -229,12 +254,10 @@ async def _answer(service: InferenceService, request: Any) -> Any:
     for output in request.outputs:
         check_parameters(_plain(output.parameters))
     wanted = tuple(output.name for output in request.outputs) or None
-    outputs = await service.infer(
-        InferenceRequest(
-            request.model_name, request.model_version, inputs, wanted, read_timeout(parameters)
-        )
+    asked = InferenceRequest(
+        request.model_name, request.model_version, inputs, wanted, read_timeout(parameters)
     )
-    return _respond(request, outputs, is_raw=bool(raw))
+    return asked, bool(raw)
 
 
 def _plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -256,9 +279,7 @@ def _from_contents(name: str, datatype: str, shape: tuple[int, ...], contents: A
     if field is None:
         raise ServingError(f"input {name!r} is {datatype}: give it in raw_input_contents")
     values = getattr(contents, field)
-    count = 1
-    for size in shape:
-        count *= size
+    count = math.prod(shape)
     if len(values) != count:
         raise ServingError(
             f"input {name!r} has {len(values)} elements in {field}, and its shape says {count}"

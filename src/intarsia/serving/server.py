@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import signal
 import socket
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -17,6 +18,7 @@ import uvicorn
 from intarsia.errors import SettingError
 from intarsia.serving.http import make_app
 from intarsia.serving.service import in_thread
+from intarsia.serving.values import is_loopback
 
 if TYPE_CHECKING:
     from intarsia.serving.service import InferenceService
@@ -24,21 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("intarsia")
 
 _IDLE_SECONDS = 60
-"""After which a connection that asks nothing is closed."""
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether only this machine reaches an interface.
-
-    Args:
-        host: Its name or address.
-    """
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+"""After which a connection that has asked something, and asks nothing more, is closed."""
 
 
 def take_port(host: str, port: int) -> socket.socket:
@@ -72,6 +60,19 @@ def take_port(host: str, port: int) -> socket.socket:
     return taken
 
 
+@dataclass(frozen=True, slots=True)
+class ServerEnd:
+    """How a server ended.
+
+    Attributes:
+        is_interrupted: Whether the signal was that of Ctrl-C.
+        is_whole: Whether all requests that were in flight are answered.
+    """
+
+    is_interrupted: bool
+    is_whole: bool
+
+
 class _HttpServer(uvicorn.Server):
     """One whose process has signal handlers of its own."""
 
@@ -88,7 +89,7 @@ def serve(
     host: str,
     grpc: socket.socket | None,
     on_ready: Callable[[int, int | None], None],
-) -> bool:
+) -> ServerEnd:
     """Answer requests until a signal says that it is enough; what is in flight is finished then.
 
     Args:
@@ -99,7 +100,10 @@ def serve(
         on_ready: Told the ports of HTTP and of gRPC when requests are taken.
 
     Returns:
-        Whether the signal was that of Ctrl-C.
+        How it ended.
+
+    Raises:
+        SettingError: A port cannot be had.
     """
     # What uvicorn says is for whoever asks for it; errors are ours to tell.
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
@@ -124,7 +128,7 @@ async def _run(
     host: str,
     grpc: socket.socket | None,
     on_ready: Callable[[int, int | None], None],
-) -> bool:
+) -> ServerEnd:
     loop = asyncio.get_running_loop()
     asked: list[int] = []
     stop, now = asyncio.Event(), asyncio.Event()
@@ -143,7 +147,15 @@ async def _run(
             from intarsia.serving.rpc import start_rpc
 
             rpc = await start_rpc(service, host, grpc)
-        http.listen(server.config.backlog)
+        try:
+            http.listen(server.config.backlog)
+        except OSError as error:
+            if rpc is not None:
+                await rpc.stop(0)
+            raise SettingError(
+                f"port {http.getsockname()[1]} of {host!r} cannot be had: {error.strerror}",
+                hint="give another port, or 0 for any that is free",
+            ) from None
         tasks.append(asyncio.create_task(server.serve([http])))
         on_ready(http.getsockname()[1], None if rpc is None else rpc.port)
         asked_to_stop = asyncio.create_task(stop.wait())
@@ -152,23 +164,26 @@ async def _run(
         server.should_exit = True
         if rpc is not None:
             tasks.append(asyncio.create_task(rpc.stop(service.limits.grace)))
-        end, at_once = asyncio.create_task(_end(service, tasks)), asyncio.create_task(now.wait())
+        last = time.monotonic() + service.limits.grace
+        end = asyncio.create_task(_end(service, tasks, last))
+        at_once = asyncio.create_task(now.wait())
         either: list[asyncio.Task[Any]] = [end, at_once]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if now.is_set():
             server.force_exit = True
             end.cancel()
+        is_whole = False
         with suppress(asyncio.CancelledError):
-            await end
+            is_whole = await end and time.monotonic() < last
         for task in (asked_to_stop, at_once):
             task.cancel()
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
-    return signal.SIGINT in asked
+    return ServerEnd(signal.SIGINT in asked, is_whole)
 
 
-async def _end(service: InferenceService, tasks: list[asyncio.Task[None]]) -> None:
-    """Wait for what is in flight."""
+async def _end(service: InferenceService, tasks: list[asyncio.Task[None]], last: float) -> bool:
+    """Wait for what is in flight, and tell whether all of it has ended."""
     await asyncio.gather(*tasks)
-    await in_thread(service.repository.close)
+    return await in_thread(lambda: service.repository.close(last))

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from intarsia.arrays import Array
@@ -29,6 +29,9 @@ T = TypeVar("T")
 
 EXTENSIONS = ("binary_tensor_data", "model_repository", "metrics")
 """Of the protocol's, which this server has."""
+
+LARGE_BYTES = 32 << 10
+"""A request or an answer above it is read and written on another thread."""
 
 _REFUSED = ("classification", "shared_memory_region", "sequence_id", "sequence_start")
 """Parameters of extensions that this server has not; passing over them would answer wrongly."""
@@ -128,11 +131,12 @@ class InferenceService:
             (one for one in (request.timeout, self.limits.timeout) if one is not None),
             default=None,
         )
+        clock = asyncio.timeout(timeout)
         try:
-            async with asyncio.timeout(timeout):
+            async with clock:
                 outputs = await asyncio.wrap_future(waiting.future)
         except TimeoutError as error:
-            if isinstance(error, IntarsiaError):
+            if not clock.expired():  # the model's own
                 raise refusal(error) from error
             raise ServingError(
                 f"model {request.model!r} took longer than {timeout:g} s", status=504
@@ -157,7 +161,7 @@ class InferenceService:
         Raises:
             ServingError: It cannot be loaded; says why.
         """
-        self._check_control()
+        self.check_control()
         if parameters:
             raise ServingError(
                 f"parameter {next(iter(parameters))!r} of a load is not taken",
@@ -175,11 +179,16 @@ class InferenceService:
         Raises:
             ServingError: There is no such model.
         """
-        self._check_control()
+        self.check_control()
         await in_thread(lambda: self.repository.unload(name))
         logger.info("unloaded %s", name)
 
-    def _check_control(self) -> None:
+    def check_control(self) -> None:
+        """Refuse to change what is loaded, where requests may not.
+
+        Raises:
+            ServingError: They may not.
+        """
         if not self._is_controlled:
             raise ServingError(
                 "this server's models are not loaded and unloaded by requests",
@@ -188,21 +197,25 @@ class InferenceService:
             )
 
     @contextmanager
-    def holding(self) -> Iterator[Callable[[int], None]]:
+    def holding(self, most: int | None = None) -> Iterator[Callable[[int], None]]:
         """Yield what is told of each part of a request's body; all are let go at the end.
+
+        Args:
+            most: Bytes of this body at most; None means what the limits say.
 
         Raises:
             ServingError: This body, or those of all requests, are too large.
         """
         held = 0
+        most_bytes = self.limits.body_bytes if most is None else most
 
         def hold(nbytes: int) -> None:
             nonlocal held
-            if held + nbytes > self.limits.body_bytes:
+            if held + nbytes > most_bytes:
                 raise ServingError(
-                    f"the request is larger than {self.limits.body_bytes} bytes",
+                    f"the request is larger than {most_bytes} bytes",
                     status=413,
-                    hint="--max-body says how large one may be",
+                    hint=None if most else "--max-body says how large one may be",
                 )
             if self._held + nbytes > self.limits.all_bodies_bytes:
                 raise ServingError(
@@ -241,7 +254,8 @@ class InferenceService:
             raise
         finally:
             seconds = time.perf_counter() - start
-            known = "" if code in (404, 413) else name
+            # A name that a stranger makes up would be counted for ever.
+            known = name if self.repository.has(name) else ""
             self.metrics.answered(known, protocol, code, seconds)
             logger.debug("%s %s %d %.2f ms", protocol, known or "-", code, 1e3 * seconds)
         return result
@@ -317,7 +331,8 @@ async def in_thread(work: Callable[[], T]) -> T:
             result, failure = work(), None
         except Exception as error:  # whoever waits gets it
             result, failure = None, error
-        loop.call_soon_threadsafe(settle, result, failure)
+        with suppress(RuntimeError):  # the loop has ended: a second signal came
+            loop.call_soon_threadsafe(settle, result, failure)
 
     threading.Thread(target=run, name="intarsia-serve-load", daemon=True).start()
     try:

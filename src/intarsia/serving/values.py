@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from intarsia.arrays import Array
@@ -15,6 +16,20 @@ VERSION = "1"
 
 PLATFORM = "intarsia_onnx"
 """What runs models, in the protocol's form: `<project>_<format>`."""
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine reaches an interface.
+
+    Args:
+        host: Its name or address.
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class ModelState(StrEnum):
@@ -119,22 +134,3 @@ class ServingLimits:
     def json_bytes(self) -> int:
         """Most bytes of JSON in a request: what is read of it takes twenty times as many."""
         return min(self.body_bytes, 32 << 20)
-
-
-@dataclass(frozen=True, slots=True)
-class ListeningAt:
-    """Where a server listens.
-
-    Attributes:
-        host: Name or address of the interface.
-        http_port: The port of HTTP.
-        grpc_port: The port of gRPC; None if there is none.
-        is_controlled: Whether requests may load and unload models.
-        models: Names of those that are loaded.
-    """
-
-    host: str
-    http_port: int
-    grpc_port: int | None
-    is_controlled: bool
-    models: tuple[str, ...] = field(default=())

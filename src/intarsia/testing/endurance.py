@@ -128,9 +128,8 @@ def use_one_thread(subject: Subject) -> None:
     """Require that a device of one thread computes in the thread that calls."""
     if not subject.is_host:
         raise NotApplicable("the device has threads of its own")
-    own_threads = getattr(subject.backend, "own_threads", "")
-    if own_threads:
-        raise NotApplicable(own_threads)
+    if subject.registered.own_threads:
+        raise NotApplicable(subject.registered.own_threads)
     problem, region = first_taken(subject, _WORK)
     bound = subject.bind(subject.build(region, problem.title), problem.title)
     bound.write(problem.values[0])

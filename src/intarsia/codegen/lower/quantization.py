@@ -233,6 +233,8 @@ def _multiply_to_integers(
     limit's multiple of the scale is rounded to the limit. None where the scale is not known, or
     has no such parts.
     """
+    if operation.attribute("block_size", 0):
+        return None  # as many scales as that are better divided by than looked at
     scale, value = operation.value(_SCALE), operation.value(_ZERO_POINT)
     zero_point = _parameter(operation, _ZERO_POINT, "zero_point")
     if scale is None or scale.constant is None or isinstance(zero_point, int):

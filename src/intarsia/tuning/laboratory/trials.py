@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from intarsia.backends.sources import code_version
 from intarsia.cache import make_cache_folder, write_entry
 from intarsia.errors import ReasonCode, SettingError
 from intarsia.graph.hashes import shape_hash
@@ -90,10 +91,10 @@ class RegionTrials:
         return self._known[key]
 
     def _key(self, capability: Capability, region: Region) -> str:
-        target, version = str(capability.target), capability.backend.version()
-        return digest(
-            (target, capability.backend.name, version, machine_text(), shape_hash(region))
-        )
+        code = code_version(capability.backend, capability.context)
+        threads = str(capability.context.num_threads)
+        target = str(capability.target)
+        return digest((target, code, threads, machine_text(), shape_hash(region)))
 
     def _try(
         self, capability: Capability, region: Region, file: Path
