@@ -439,9 +439,10 @@ def compile_free(
         signature.shapes_at(signature.nominal_sizes(some))
     source = FreeModel(own, signature, build, tell, options, shared=SharedConstants())
     with listening() as warnings:
-        # The program for all sizes needs as much memory as the next sizes ask for, and what it runs
-        # is not tried before.
-        is_generic = request.max_memory is None and not request.careful
+        # The program for all sizes needs as much memory as the next sizes ask for; it is tried in
+        # no worker before, but tuning has measured its targets there.
+        is_tried = options is not None or not request.careful
+        is_generic = request.max_memory is None and is_tried
         generic = source.generic(signature) if is_generic else None
     targets = tuple(map(str, looked_up.machine.config.without_tags().targets))
     if generic is not None:

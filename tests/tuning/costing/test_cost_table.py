@@ -41,7 +41,7 @@ def test_costs_of_generated_code_do_not_outlive_its_sources(
     change_sources("00000002")
     assert ask() == [False, True]
     assert setting.identity(is_exact=True).verdict_key() != before
-    assert KeyMaker(setting).version(0).endswith("(sources 00000002)")
+    assert "(sources 00000002" in KeyMaker(setting).version(0)
 
 
 def test_costs_of_kernels_do_not_outlive_their_schedules(

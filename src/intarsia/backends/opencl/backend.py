@@ -208,6 +208,14 @@ class OpenClBackend(ConfiguredBackend):
         number = context.target.device_id or 0
         return driver.find_device(number, str(context.target), self.settings)
 
+    def most_values(self, context: BuildContext) -> int:
+        """Return how many arrays a kernel may have.
+
+        Raises:
+            BackendError: There is no such device.
+        """
+        return self._entry(context).max_argument_bytes // (2 * _ARGUMENT_BYTES)
+
     def limits(self, context: BuildContext) -> DeviceLimits:
         """Return what kernels for a target are shaped by: the device's limits, and the target's.
 
@@ -217,6 +225,10 @@ class OpenClBackend(ConfiguredBackend):
         limits = self._entry(context).limits
         most = context.attrs.get("max_num_threads", limits.max_work_group)
         return replace(limits, max_work_group=min(most, limits.max_work_group))
+
+
+_TOGETHER = frozenset(("Max", "Mean", "Min", "Sum"))
+"""Operators whose inputs, of which there may be any number, one kernel reads."""
 
 
 def _check_arguments(kernel: Function, entry: driver.DriverDevice) -> None:
@@ -237,7 +249,7 @@ def _check_arguments(kernel: Function, entry: driver.DriverDevice) -> None:
 
 def _refuse(backend: OpenClBackend, graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
     """Refuse nodes that lowering does not take, and dtypes that the device cannot compute."""
-    limits = backend.limits(context)
+    limits, most = backend.limits(context), backend.most_values(context)
     have = {"float64": limits.has_fp64, "float16": limits.has_fp16}
     refusals = dict(refuse_unknown(graph, context))
     for node in graph.nodes:
@@ -250,6 +262,10 @@ def _refuse(backend: OpenClBackend, graph: Graph, context: BuildContext) -> Mapp
                 ReasonCode.UNSUPPORTED_DTYPE,
                 f"the device lacks {_EXTENSIONS[lacking[0]]} for {lacking[0]}",
             )
+        count = len({*node.inputs, *node.outputs})
+        if node.op_type in _TOGETHER and count > most and node.id not in refusals:
+            reason = f"the device takes {most} arrays at once, and it has {count}"
+            refusals[node.id] = refuse(node, context, ReasonCode.UNSUPPORTED_OP, reason)
     return refusals
 
 

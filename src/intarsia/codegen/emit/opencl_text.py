@@ -119,6 +119,17 @@ class OpenClSpelling(DeviceSpelling):
         assert name == "abs", name
         return f"as_{type_}(abs({a}))"
 
+    def _remainder(self, a: str, b: str, dtype: str) -> str:
+        """Spell C's `fmod`, which is exact, a lane at a time.
+
+        That of eight doubles is not in PoCL 3.0 with AVX-512: of (-4.3, 7.2, 5, 4.3, -7.2, 8, 0,
+        0) by (2.1, -3.4, 8, -2.1, 3.4, 5, 0, 0) its fourth is 0.0125, where 0.1 is right.
+        """
+        if self.width == 1:
+            return f"fmod({a}, {b})"
+        lanes = [f"s{lane:x}" for lane in range(self.width)]
+        return self.joined([f"fmod(({a}).{lane}, ({b}).{lane})" for lane in lanes], dtype)
+
     def binary(self, name: str, a: str, b: str, dtype: str) -> str:
         """Spell one of `ir.BINARY`."""
         if name in ("min", "max"):
@@ -128,7 +139,7 @@ class OpenClSpelling(DeviceSpelling):
         if name == "copysign":
             return f"copysign({a}, {b})"
         if dtype.startswith("float"):
-            return f"fmod({a}, {b})" if name == "rem" else f"{a} {SYMBOLS[name]} {b}"
+            return self._remainder(a, b, dtype) if name == "rem" else f"{a} {SYMBOLS[name]} {b}"
         element = ELEMENTS[dtype]
         if name in _WRAPPING and element in _UNSIGNED:
             unsigned = self.vector(_UNSIGNED[element])

@@ -147,6 +147,12 @@ BINARY: tuple[OperatorCase, ...] = (
         dtypes=("int32", "int64"),
     ),
     case("Mod", "fmod_of_large", given([1072356.5, -70000.25]), given([-0.28125, 3.5]), fmod=1),
+    case(
+        *("Mod", "fmod_of_doubles"),
+        given([-4.3, 7.2, 5.0, 4.3, -7.2, 8.0], "float64"),
+        given([2.1, -3.4, 8.0, -2.1, 3.4, 5.0], "float64"),
+        fmod=1,
+    ),
     case("Mod", "fmod", given([-7.5, 7.5, 5.25]), given([2.0, -2.0, 3.0]), fmod=1),
     case("Sum", "three", fed(2, 4), fed(4), fed(2, 1)),
     case("Mean", "three", fed(2, 4), fed(4), fed(2, 1)),
