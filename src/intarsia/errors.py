@@ -298,6 +298,11 @@ class InternalError(IntarsiaError):
     exit_code = 4
 
 
+def with_hint(error: IntarsiaError) -> str:
+    """Return the message of an error on one line, with what to do about it in brackets."""
+    return f"{error.message} ({error.hint})" if error.hint else error.message
+
+
 def words(error: Exception) -> str:
     """Return what an exception says, with its name if it is not one of ours."""
     return error.message if isinstance(error, IntarsiaError) else f"{type(error).__name__}: {error}"

@@ -33,7 +33,7 @@ function start() {
   const search = makeSearch(() => graph.nodes, (node) => show(`n${node.index}`));
   const view = make("select", { id: "view", onchange: () => redraw() }, make("option", { value: "nodes" }, "nodes"), make("option", { value: "regions" }, "regions"));
   if (graph.nodes.length > FEW) view.value = "regions";
-  const which = make("select", { id: "which", onchange: () => { graph = graphs[Number(which.value)]; redraw(); } },
+  const which = make("select", { id: "which", onchange: () => { graph = graphs[Number(which.value)]; search.reset(); redraw(); } },
     ...graphs.map((one, i) => make("option", { value: String(i) }, one.title)));
   const button = (label, text, onclick) => make("button", { type: "button", title: label, onclick }, text);
   const bar = make("div", { class: "bar" },

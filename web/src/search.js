@@ -63,5 +63,9 @@ export function makeSearch(nodesOf, onFound) {
     event.preventDefault();
   });
   const element = make("div", { class: "search" }, make("label", { for: "search" }, "Find"), input, list);
-  return { element, count, focus: () => input.focus() };
+  const reset = () => {
+    input.value = "";
+    look();
+  };
+  return { element, count, focus: () => input.focus(), reset };
 }

@@ -121,12 +121,17 @@ class SessionProvider:
         if graph.owner not in _OWNERS:
             return []
         taken = {node.number for node in graph.nodes if graph.takes(node)}
+        before = set(self.programs)
         while taken:
             groups = group_nodes(graph.nodes, taken)
             refused = set[int]()
             for group in groups:
                 refused |= self._try(graph, group)
             if not refused:
+                # Other groups that were tried on the way have weights too.
+                last = {_key_of(_nodes_of(graph, each), graph.results(each)) for each in groups}
+                for key in set(self.programs) - before - last:
+                    del self.programs[key]
                 return groups
             taken -= refused
         return []

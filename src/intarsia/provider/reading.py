@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import onnx_ir as ir
 
-from intarsia.errors import InternalError
+from intarsia.errors import InternalError, ModelError
 from intarsia.provider.abi import TENSOR, OrtApi, OrtError
 
 if TYPE_CHECKING:
@@ -211,10 +211,16 @@ class OrtGraph:
             with self.api.released("ReleaseValue", value):
                 return ir.AttrTensor(name, _tensor_of(self.api, value, name))
         make, data = self._plain(address)
-        if isinstance(data, bytes):
-            data = data.decode()
-        elif isinstance(data, list) and data and isinstance(data[0], bytes):
-            data = [one.decode() for one in data]
+        try:
+            if isinstance(data, bytes):
+                data = data.decode()
+            elif isinstance(data, list) and data and isinstance(data[0], bytes):
+                data = [one.decode() for one in data]
+        except UnicodeDecodeError:
+            raise ModelError(
+                f"attribute {name!r} is not UTF-8, as texts of ONNX are",
+                hint="leave its node to ONNX Runtime",
+            ) from None
         made: ir.Attr = make(name, data)
         return made
 

@@ -11,6 +11,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from intarsia.backends.tracing import WorkSpan
@@ -90,7 +91,10 @@ def trace_runs(executable: PlanExecutable, feeds: Mapping[str, Any], runs: int =
         ends.append(max((one.start + one.seconds for one in timed), default=0.0))
     zero = began[0]
     told = {
-        path: [span for step in steps for span in step.spans()]
+        path: sorted(
+            (span for step in steps for span in step.spans()),
+            key=lambda span: (span.start, -span.seconds),
+        )
         for path, steps in recorder.traced.items()
     }
     found = (_with_spans(call, told.get(call.path, ()), zero) for call in calls)
@@ -106,14 +110,13 @@ def _with_spans(call: TracedCall, spans: Sequence[WorkSpan], zero: float) -> Tra
 
     Args:
         call: By the clock.
-        spans: Of all calls of its path, by the clock.
+        spans: Of all calls of its path, by the clock, in the order in which they began.
         zero: When the trace began.
     """
     end = call.start + call.seconds
-    ordered = sorted(spans, key=lambda span: (span.start, -span.seconds))
-    first = bisect_left(ordered, call.start - _CLOCKS_APART, key=lambda span: span.start)
+    first = bisect_left(spans, call.start - _CLOCKS_APART, key=lambda span: span.start)
     own = []
-    for span in ordered[first:]:
+    for span in islice(spans, first, None):
         if span.start >= end:
             break
         if span.start + span.seconds <= call.start:

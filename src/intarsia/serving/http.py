@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from intarsia.arrays import Array
 from intarsia.decoding import decode_json
-from intarsia.errors import ServingError
+from intarsia.errors import ServingError, with_hint
 from intarsia.serving.datatypes import (
     DATATYPES,
     MOST_DIMENSIONS,
@@ -151,8 +151,9 @@ def _answer(value: Any) -> Response:
 
 def _tell(error: ServingError) -> Response:
     """Return an error in the protocol's form."""
-    text = error.message if error.hint is None else f"{error.message} ({error.hint})"
-    return Response(msgspec.json.encode({"error": text}), error.status, media_type=_JSON)
+    return Response(
+        msgspec.json.encode({"error": with_hint(error)}), error.status, media_type=_JSON
+    )
 
 
 async def _tell_other(_: Request, error: Exception) -> Response:

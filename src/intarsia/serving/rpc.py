@@ -15,7 +15,7 @@ import grpc.aio
 import numpy as np
 
 from intarsia.arrays import Array, np_dtype
-from intarsia.errors import ServingError, SettingError
+from intarsia.errors import ServingError, SettingError, with_hint
 from intarsia.serving.datatypes import (
     DATATYPES,
     as_text,
@@ -150,9 +150,8 @@ async def _call(answer: Callable[[Any], Awaitable[Any]], request: Any, context: 
         return await answer(request)
     except Exception as error:  # what goes out is always a status
         told = refusal(error)
-        text = told.message if told.hint is None else f"{told.message} ({told.hint})"
         code = getattr(grpc.StatusCode, _CODES.get(told.status, "INTERNAL"))
-        await context.abort(code, text)
+        await context.abort(code, with_hint(told))
         raise  # abort raises; this is for whoever reads
 
 

@@ -25,6 +25,7 @@ from intarsia.errors import (
     ModelError,
     SettingError,
     UnsupportedError,
+    with_hint,
 )
 from intarsia.hashing import digest
 from intarsia.runtime.dlpack import share
@@ -121,8 +122,7 @@ def _run_eagerly(
     if options.get("strict"):
         raise error
     count = sum(node.op.startswith("call") for node in graph.graph.nodes)
-    hint = f" ({error.hint})" if error.hint else ""
-    logger.warning("PyTorch runs a graph of %d operations: %s%s", count, error.message, hint)
+    logger.warning("PyTorch runs a graph of %d operations: %s", count, with_hint(error))
     forward: Callable[..., Any] = graph.forward
     return forward
 
