@@ -17,7 +17,6 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -26,12 +25,17 @@ import onnx
 import intarsia
 from intarsia.backends.float64 import evaluate
 from intarsia.bench.models import make_bench_model
+from intarsia.measure.racing import paired_ratio, take_turns
 from intarsia.zoo import build
 
 NETWORKS = ("bert_base", "resnet50")
 OURS = {"llvm f32": "llvm", "llvm bf16": "llvm -precision=bf16"}
 PEERS = {"openvino f32": "f32", "openvino bf16": "bf16"}
 Arrays = dict[str, "np.ndarray[Any, np.dtype[Any]]"]
+
+
+WARM_UP = 2
+"""Rounds that do not count."""
 
 
 def main() -> None:
@@ -68,18 +72,17 @@ def row(name: str, options: argparse.Namespace) -> str:
         runs[kind], result = openvino_run(path, feeds, precision, options.threads)
         errors[kind] = error(result, exact)
     clock = time.process_time if options.cpu else time.perf_counter
-    times: dict[str, list[float]] = {kind: [] for kind in runs}
-    for number in range(options.rounds + 2):
-        order = list(runs)
-        Random(number).shuffle(order)
-        for kind in order:
-            start = clock()
-            runs[kind]()
-            if number >= 2:
-                times[kind].append(clock() - start)
+
+    def take(kind: str) -> float:
+        start = clock()
+        runs[kind]()
+        return clock() - start
+
+    samples = take_turns(list(runs), take, options.rounds + WARM_UP)
+    times = {kind: found[WARM_UP:] for kind, found in samples.items()}
     cells = [f"{1e3 * statistics.median(times[kind]):.2f} ({errors[kind]:.1e})" for kind in runs]
     ratios = [
-        f"{ratio(times[kind], times['llvm bf16']):.2f} times as fast as {kind}"
+        f"{paired_ratio(times[kind], times['llvm bf16']).value:.2f} times as fast as {kind}"
         for kind in ("llvm f32", "openvino bf16")
     ]
     return f"| {name} | {' | '.join(cells)} | {', '.join(ratios)} |"
@@ -112,11 +115,6 @@ def error(found: Any, exact: Any) -> float:
     """Return the error of a result."""
     difference = np.asarray(found, np.float64) - exact
     return float(np.sqrt(np.mean(difference**2) / np.mean(np.square(exact, dtype=np.float64))))
-
-
-def ratio(others: list[float], ours: list[float]) -> float:
-    """Return how many times as long others took."""
-    return statistics.median(a / b for a, b in zip(others, ours, strict=True))
 
 
 if __name__ == "__main__":

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
-_SYMBOL = struct.Struct("<IBBHQQ")
-_RELOCATION = struct.Struct("<QQq")
+SYMBOL = struct.Struct("<IBBHQQ")
+RELOCATION = struct.Struct("<QQq")
 
 _MAGIC = b"\x7fELF\x02\x01\x01"
 """64 bits, little-endian, version 1."""
@@ -139,7 +139,7 @@ class ObjectFile:
 
     def __init__(self, code: bytes, symbols: Mapping[str, int]) -> None:
         self._code, self._symbols = code, symbols
-        head = _HEADER.unpack_from(code)
+        head = HEADER.unpack_from(code)
         magic, kind, machine, start, count = head[0], head[1], head[2], head[6], head[12]
         if not magic.startswith(_MAGIC) or (kind, machine) != (_RELOCATABLE, _X86_64):
             raise NotLinkedError
@@ -185,7 +185,7 @@ class ObjectFile:
         Raises:
             NotLinkedError: There is none of this name.
         """
-        for number in range(self._names.size // _SYMBOL.size):
+        for number in range(self._names.size // SYMBOL.size):
             label, _, _, section_number, value, _ = self._symbol(number)
             if section_number in self._places and self._text(label) == name:
                 return self._places[section_number] + int(value)
@@ -196,15 +196,15 @@ class ObjectFile:
         return section.kind == _UNWIND or self._is_called(section, _FRAMES)
 
     def _is_called(self, section: _Section, name: bytes) -> bool:
-        start = self._sections[_HEADER.unpack_from(self._code)[13]].offset + section.name
+        start = self._sections[HEADER.unpack_from(self._code)[13]].offset + section.name
         return self._code.startswith(name, start)
 
     def _relocations(self, section: _Section) -> Iterator[tuple[Any, ...]]:
         end = section.offset + section.size
-        return _RELOCATION.iter_unpack(self._code[section.offset : end])
+        return RELOCATION.iter_unpack(self._code[section.offset : end])
 
     def _symbol(self, number: int) -> tuple[Any, ...]:
-        return _SYMBOL.unpack_from(self._code, self._names.offset + number * _SYMBOL.size)
+        return SYMBOL.unpack_from(self._code, self._names.offset + number * SYMBOL.size)
 
     def _text(self, label: int) -> str:
         start = self._strings + label

@@ -15,13 +15,21 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from intarsia.native.elf import CALL, PAGE, RELATIVE, TABLE, Image, NotLinkedError, ObjectFile
+from intarsia.native.elf import (
+    CALL,
+    HEADER,
+    PAGE,
+    RELATIVE,
+    RELOCATION,
+    SYMBOL,
+    TABLE,
+    Image,
+    NotLinkedError,
+    ObjectFile,
+)
 
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
-_SYMBOL = struct.Struct("<IBBHQQ")
 _ENTRY = struct.Struct("<Qq")
-_RELOCATION = struct.Struct("<QQq")
 
 _MAGIC = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
 _SHARED, _X86_64 = 3, 62
@@ -88,39 +96,39 @@ def make_library(code: bytes, name: str, exported: Sequence[str]) -> bytes:
         strings += text.encode() + b"\0"
     strings += bytes(-len(strings) % 8)
     count = 1 + len(measured.needed) + len(exported)
-    symbols = _HEADER.size + _SEGMENTS * _SEGMENT.size
-    hashes = symbols + count * _SYMBOL.size + len(strings)
+    symbols = HEADER.size + _SEGMENTS * _SEGMENT.size
+    hashes = symbols + count * SYMBOL.size + len(strings)
     relocations = hashes + 4 * (3 + count) + -(3 + count) % 2 * 4
-    start = relocations + len(measured.needed) * _RELOCATION.size
+    start = relocations + len(measured.needed) * RELOCATION.size
     start += -start % 64  # as functions want it
     dynamic = start + len(measured.image.content)
     dynamic += -dynamic % PAGE
     table = dynamic + 12 * _ENTRY.size
     end = table + 8 * len(measured.needed)
     laid = _lay(code, table - start)
-    symbol_table = bytes(_SYMBOL.size)
+    symbol_table = bytes(SYMBOL.size)
     for text in laid.needed:
-        symbol_table += _SYMBOL.pack(labels[text], _WEAK, 0, 0, 0, 0)
+        symbol_table += SYMBOL.pack(labels[text], _WEAK, 0, 0, 0, 0)
     for text in exported:
         offset = start + laid.offset_of(text)
-        symbol_table += _SYMBOL.pack(labels[text], _FUNCTION, 0, _ANY_SECTION, offset, 0)
+        symbol_table += SYMBOL.pack(labels[text], _FUNCTION, 0, _ANY_SECTION, offset, 0)
     # One chain of all symbols: whoever looks one up compares a handful of names.
     chains = struct.pack(f"<{3 + count}I", 1, count, 1, *((i + 1) % count for i in range(count)))
     wanted = b"".join(
-        _RELOCATION.pack(table + 8 * i, (i + 1) << 32 | _GLOBAL_DATA, 0)
+        RELOCATION.pack(table + 8 * i, (i + 1) << 32 | _GLOBAL_DATA, 0)
         for i in range(len(laid.needed))
     )
     entries = (
         (_HASH, hashes),
-        (_STRINGS, symbols + count * _SYMBOL.size),
+        (_STRINGS, symbols + count * SYMBOL.size),
         (_SYMBOLS, symbols),
         (_STRINGS_BYTES, len(strings)),
-        (_SYMBOL_SIZE, _SYMBOL.size),
+        (_SYMBOL_SIZE, SYMBOL.size),
         (_NAME, labels[name]),
         (_NOW, 0),
         (_RELA, relocations),
         (_RELA_BYTES, len(wanted)),
-        (_RELA_SIZE, _RELOCATION.size),
+        (_RELA_SIZE, RELOCATION.size),
         (0, 0),
         (0, 0),
     )
@@ -131,8 +139,8 @@ def make_library(code: bytes, name: str, exported: Sequence[str]) -> bytes:
         (_DYNAMIC, _READ | _WRITE, *writable[:3], *[len(entries) * _ENTRY.size] * 2, 8),
         (_STACK, _READ | _WRITE, 0, 0, 0, 0, 0, 16),
     )
-    head = _HEADER.pack(
-        *(_MAGIC, _SHARED, _X86_64, 1, 0, _HEADER.size, 0, 0, _HEADER.size),
+    head = HEADER.pack(
+        *(_MAGIC, _SHARED, _X86_64, 1, 0, HEADER.size, 0, 0, HEADER.size),
         *(_SEGMENT.size, _SEGMENTS, 64, 0, 0),
     )
     file = bytearray(end)
