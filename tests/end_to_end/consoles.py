@@ -2,7 +2,7 @@
 """The console blocks of the documentation: commands after `$`, then what they print.
 
 A comment in the line above a block says if it cannot be run as it is: `<!-- needs KIND -->` (of a
-target that has no backend here), or `<!-- takes hours -->`.
+target that has no backend here), `<!-- takes hours -->`, or `<!-- until stopped -->`.
 """
 
 import re

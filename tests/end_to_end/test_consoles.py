@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +26,9 @@ SHORTER = {
     "--graphs 10000": "--graphs 3",
     "--rounds 7": "--rounds 3",
     "resnet50": "squeezenet",
+    "--grpc-port 8001": "--port 0 --grpc-port 0",
 }
-"""What a page gives more time than a test has."""
+"""What a page gives more time than a test has, and ports that another test may have."""
 
 FAST = ("docs/guide.md", "docs/package.md", "docs/targets.md")
 """Pages whose commands take a second or two each."""
@@ -149,6 +151,8 @@ def test_the_commands_of_a_page_run_one_after_another(page, desk):
             skipped.append(command.text)
         elif command.mark == "takes hours":
             check_options(desk, command.text, where)
+        elif command.mark == "until stopped":
+            check_stop(desk, command, where)
         elif command.mark:
             check_need(desk, command, where)
         else:
@@ -197,6 +201,32 @@ def check_options(desk, text, where):
         assert option in printed, where + printed
 
 
+def check_stop(desk, command, where):
+    """A command that runs until it is stopped says what the page shows, and then ends well."""
+    shown = [shorter(line) for line in command.shown]
+    with subprocess.Popen(
+        shlex.split(shorter(command.text)),
+        cwd=desk.folder,
+        env=desk.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    ) as running:
+        watchdog = threading.Timer(120, running.kill)
+        watchdog.start()
+        printed = []
+        for line in running.stdout:
+            printed.append(line.rstrip())
+            if is_shown(shown, printed):
+                break
+        running.terminate()
+        rest, _ = running.communicate()
+        watchdog.cancel()
+    assert is_shown(shown, printed), where + "\n".join(printed) + rest
+    assert running.returncode == 0, where + rest
+
+
 def check_need(desk, command, where):
     """A command runs if what it needs is here, and else says what that is."""
     kind = command.mark.removeprefix("needs ")
@@ -212,7 +242,7 @@ def check_need(desk, command, where):
 
 def test_every_command_is_in_a_console_block_that_is_run_or_says_why_not():
     typed = re.compile(r"^(\$ |intarsia |pip |make |python -m |python \w+/)", re.MULTILINE)
-    known = re.compile(r"(takes hours|needs [a-z0-9_-]+)?")
+    known = re.compile(r"(takes hours|until stopped|needs [a-z0-9_-]+)?")
     for page in PAGES:
         for block in blocks_of(page):
             where = f"{page}:{block.line}"

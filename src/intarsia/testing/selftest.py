@@ -61,6 +61,7 @@ EMITTED = (
     "ReduceMin-last_axis float64",
     "Div-positive_integers int32",
     "Mod-integers int32",
+    "Mod-fmod_of_doubles float32",
     "Cast-float_to_uint8 float32",
     "Cast-to_float16 int64",
     "Cast-to_float32 int64",
