@@ -278,6 +278,19 @@ def test_weights_are_rounded_in_both_programs_or_in_none(bounds, target, dtype):
         assert (f" {dtype} weights" in about) == (dtype != "float32")
 
 
+@pytest.mark.parametrize("order", [("x", "y"), ("y", "x")], ids=["free first", "row first"])
+def test_products_of_one_weight_settle_their_own(order):
+    """One has free rows and float32 weights, the other one row and their halves."""
+    sketch = Sketch()
+    weight = sketch.weight(1030, 300, scale=0.03)
+    outputs = [sketch.add("MatMul", name, weight) for name in order]
+    model = sketch.model({"x": ["rows", 1030], "y": [1, 1030]}, outputs)
+    exe = check(model, [{"rows": 1}, {"rows": 5}], target=HALF_WEIGHTS)
+    for program in (exe.generic, exe.specialise({"rows": 1})):
+        (artifact,) = program.artifacts
+        assert "; 1 x float16 weights" in artifact.metadata["about"]
+
+
 def test_products_of_codes_are_the_same_for_all_sizes():
     """Static and dynamic codes one after the other, beside ONNX's definition."""
     sketch = Sketch()

@@ -25,6 +25,7 @@ from intarsia.graph.load import load
 from intarsia.graph.region import Region
 from intarsia.graph.snapshot import snapshot
 from intarsia.native.tiles import why_no_tiles
+from intarsia.passes.free_shapes import prepare_free
 from intarsia.settings import Settings
 
 TILES = replace(AVX512, tiles=("amx-bf16",))
@@ -211,6 +212,24 @@ def test_sizes_that_are_free_give_the_same_bits():
     model = sketch.model({"x": ["batch", "seq", 64]}, [value])
     sizes = [{"batch": b, "seq": n} for b, n in ((1, 1), (1, 9), (2, 16), (3, 33))]
     check(model, sizes, target="llvm -precision=bf16")
+
+
+@pytest.mark.parametrize("order", [("x", "y"), ("y", "x")], ids=["free first", "row first"])
+def test_products_of_one_weight_settle_their_own(order):
+    """Of free rows by tiles, of one row without, in the program for all sizes and for some."""
+    sketch = Sketch()
+    weight = sketch.weight(64, 32)
+    outputs = [sketch.add("MatMul", name, weight) for name in order]
+    model = sketch.model({"x": ["rows", 64], "y": [1, 64]}, outputs)
+    free = prepare_free(load(model, stays_free=True), {"rows": 32})[0].graph
+    own = lower_region(Region.of(free, range(2)), TILES, is_bf16=True)
+    ways = {key: way for key, way in own.sums.items() if key.startswith("tiles of")}
+    assert sorted(ways.values()) == ["tiles", "vectors"]
+    static = snapshot(load(sketch.model({"x": [1, 64], "y": [1, 64]}, outputs)))
+    told = lower_region(Region.of(static, range(2)), TILES, is_bf16=True, settled=own.sums)
+    for program in (own, told):
+        tiled = [call.nodes for call in program.calls if call.note == "bfloat16 tiles"]
+        assert tiled == [(outputs[order.index("x")],)]
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,8 @@ def _append(assembler: Assembler, group: KernelGroup, at: _Places, first: Recipe
     b_value = operation.value(at.b)
     assert b_value is not None
     if form is _Form.BYTES and assembler.unit.has_byte_tiles:
-        tiled = tiled_product(assembler, spec, a, weights, f"{b_value.name}/less {name}/")
+        centred = f"{b_value.name}/less {name}/"
+        tiled = tiled_product(assembler, spec, a, weights, centred, name)
         if tiled is not None:
             product, rows, packed = tiled
             note = f"{a.dtype} times {kept}, tiles"

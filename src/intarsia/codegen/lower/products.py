@@ -71,7 +71,8 @@ def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
         order = "" if is_plain else f"{'x'.join(map(str, b_order))}/{alpha}/"
         half = assembler.halves.get(b_value.id, "") if alpha == 1 else ""
         name = f"{b_value.name}/{order}"
-        product, a, b, note = pack_weights(assembler, spec, a, weights, name, half)
+        reader = operation.node.name
+        product, a, b, note = pack_weights(assembler, spec, a, weights, name, half, reader)
     else:
         b = assembler.read(b_value.id).permuted(b_order)
         if is_column:
@@ -117,7 +118,8 @@ def append_linear(
         product = choose_product(assembler, spec, f"dots of {'/'.join((*names, weights.name))}")
     else:
         array, half = constant_array(weights), assembler.halves.get(weights.id, "")
-        product, x, b, note = pack_weights(assembler, spec, x, array, f"{weights.name}/", half)
+        name, reader = f"{weights.name}/", "/".join(names)
+        product, x, b, note = pack_weights(assembler, spec, x, array, name, half, reader)
     assembler.call(product, (x, b, c, *added), names, note)
     return c
 
@@ -190,7 +192,8 @@ def pack_weights(
     a: View,
     weights: Array,
     name: str,
-    half: str = "",
+    half: str,
+    reader: str,
 ) -> tuple[Gemm | TileProduct, View, View, str]:
     """Return a product with constant weights as it is to run, both operands, and a note.
 
@@ -201,12 +204,13 @@ def pack_weights(
         weights: The right operand, `[..., k, n]`.
         name: Of the weights as they are, which that of their order is added to.
         half: What they are in the model, if that is halves.
+        reader: The name of the node that multiplies by them: others may do so otherwise.
     """
-    note = ""
+    note, key = "", f"{name} by {reader}"
     if not half:
-        half, note = _half_weights(assembler, spec, weights, name)
+        half, note = _half_weights(assembler, spec, weights, key)
         if half == BFLOAT16 and assembler.unit.has_bf16_tiles:
-            tiled = tiled_product(assembler, spec, a, weights, name)
+            tiled = tiled_product(assembler, spec, a, weights, name, reader)
             if tiled is not None:
                 return *tiled, "bfloat16 tiles"
     if half == BFLOAT16 and assembler.unit.has_bf16_dots and not is_free((spec.k,)):
@@ -219,9 +223,9 @@ def pack_weights(
         spec = replace(spec, schedule=replace(plan, prefetch=plan.prefetch or _AHEAD))
     else:
         spec = assembler.choose(spec)
-    spec = _in_settled_panels(assembler, spec, weights, name)
-    key = f"{name}{gemm.packing(spec)}"
-    return spec, a, assembler.panels(key, partial(gemm.pack, spec, weights), half), note
+    spec = _in_settled_panels(assembler, spec, weights, key)
+    packed = f"{name}{gemm.packing(spec)}"
+    return spec, a, assembler.panels(packed, partial(gemm.pack, spec, weights), half), note
 
 
 def _as_bfloat16(assembler: Assembler, view: View) -> View:
@@ -238,14 +242,14 @@ def _as_bfloat16(assembler: Assembler, view: View) -> View:
 BFLOAT16 = "bfloat16"
 
 
-def _in_settled_panels(assembler: Assembler, spec: Gemm, weights: Array, name: str) -> Gemm:
+def _in_settled_panels(assembler: Assembler, spec: Gemm, weights: Array, key: str) -> Gemm:
     """Return a product with large weights in panels as narrow as the program for all sizes has.
 
     So programs for a prompt and for a token have one copy of them. A product of one row would have
     wider panels, which matters where a cache holds them: what comes from memory comes no faster.
     """
     plan = gemm.schedule(spec)
-    settled = assembler.settle(f"panels of {name}", lambda: str(plan.vectors))
+    settled = assembler.settle(f"panels of {key}", lambda: str(plan.vectors))
     if settled is None or weights.nbytes < LEAST_BYTES or int(settled) >= plan.vectors:
         return spec
     return replace(spec, schedule=replace(plan, vectors=int(settled)))
@@ -283,7 +287,8 @@ def lower_gemm(assembler: Assembler, group: KernelGroup) -> None:
         turned = "t" if operation.attribute("transB", 0) else ""
         half, name = assembler.halves.get(b_value.id, ""), f"{b_value.name}/{turned}{alpha}"
         half = half if alpha == 1 else ""
-        product, a, b, note = pack_weights(assembler, spec, a, scaled, name, half)
+        reader = operation.node.name
+        product, a, b, note = pack_weights(assembler, spec, a, scaled, name, half, reader)
     else:
         b = assembler.read(b_value.id)
         if operation.attribute("transB", 0):
@@ -378,14 +383,14 @@ def _is_bound_by_memory(spec: Gemm, weights: Array) -> bool:
     return rows <= MOST_ROWS and weights.nbytes >= LEAST_BYTES
 
 
-def _half_weights(assembler: Assembler, spec: Gemm, weights: Array, name: str) -> tuple[str, str]:
+def _half_weights(assembler: Assembler, spec: Gemm, weights: Array, key: str) -> tuple[str, str]:
     """Return as which halves the target asks to keep weights of float32, if any, and a note.
 
     Args:
         assembler: Knows what the target asks for.
         spec: The product, its right operand in panels.
         weights: That operand, `[..., k, n]`.
-        name: Of the weights.
+        key: Says which weights and which node.
     """
     if weights.dtype != SINGLE:
         return "", ""
@@ -394,7 +399,7 @@ def _half_weights(assembler: Assembler, spec: Gemm, weights: Array, name: str) -
     if not assembler.half_weights:
         return "", ""
     own = "float16" if _is_bound_by_memory(spec, weights) else SINGLE
-    if (assembler.settle(f"dtype of {name}", lambda: own) or own) != "float16":
+    if (assembler.settle(f"dtype of {key}", lambda: own) or own) != "float16":
         return "", ""
     error = half_error(weights)
     if error is None:

@@ -189,7 +189,8 @@ class _Network:
         if weights.constant is not None:
             array = self.operation.array(_W).transpose(0, 2, 1)[:, None]
             name, half = f"{weights.name}/turned", self.assembler.halves.get(weights.id, "")
-            product, a, b, note = pack_weights(self.assembler, spec, a, array, name, half)
+            reader = self.operation.node.name
+            product, a, b, note = pack_weights(self.assembler, spec, a, array, name, half, reader)
         else:
             b = self.assembler.read(weights.id).permuted((0, 2, 1)).unsqueezed(1)
             b = b.expanded((ways, outer, depth, width))

@@ -56,7 +56,7 @@ def _spare(dtype: str) -> int:
 
 
 def tiled_product(
-    assembler: Assembler, spec: Gemm, a: View, weights: Array, name: str
+    assembler: Assembler, spec: Gemm, a: View, weights: Array, name: str, reader: str
 ) -> tuple[TileProduct, View, View] | None:
     """Return a product of tiles, its left operand and its weights; None where it is none.
 
@@ -66,6 +66,7 @@ def tiled_product(
         a: The left operand, `[*batch, m, k]`.
         weights: The right operand, `[*its batch, k, n]`.
         name: Of the weights.
+        reader: The name of the node that multiplies by them.
     """
     *batch, k, n = weights.shape
     dtype = _DTYPE if a.dtype == "float32" else a.dtype
@@ -84,7 +85,7 @@ def tiled_product(
     def own() -> str:
         return _TILES if typical(product.m) >= _LEAST_ROWS else _VECTORS
 
-    if (assembler.settle(f"tiles of {name}", own) or own()) != _TILES:
+    if (assembler.settle(f"tiles of {name} by {reader}", own) or own()) != _TILES:
         return None
     x = _rows_of(assembler, a, dtype, pitch)
     operands = [_in_blocks(layout) for layout in product.epilogue.operands]
