@@ -3,20 +3,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from intarsia.codegen.cycles.program import ProgramEstimate, estimate_program
+from intarsia.codegen.ir import TileDot, walk
+from intarsia.codegen.lower.program import Program
 from intarsia.codegen.lower.region import lower_region
+from intarsia.codegen.unit import TILE_FEATURES, VectorUnit
 from intarsia.cost.cost import CostSource
 from intarsia.graph.load import load
 from intarsia.graph.region import Region
 from intarsia.graph.snapshot import snapshot
+from intarsia.native import native_target
 from intarsia.native.estimates import (
     SPREAD,
     estimate_cost,
     estimate_region,
+    find_instructions,
     sketch_program,
 )
 from intarsia.native.native_target import lowering_options
@@ -94,3 +103,64 @@ def test_threads_share_turns() -> None:
     assert one is not None
     assert four is not None
     assert one.cycles / 4 <= four.cycles < 0.75 * one.cycles
+
+
+SAPPHIRE = Target("llvm -mtriple=x86_64-linux-gnu -mcpu=sapphirerapids -precision=bf16")
+
+
+def has_tiles(program: Program) -> bool:
+    return any(
+        isinstance(each, TileDot) for kernel in program.kernels for each in walk(kernel.body)
+    )
+
+
+def estimate_with(region: Region, unit: VectorUnit) -> ProgramEstimate:
+    found = find_instructions(SAPPHIRE)
+    assert found is not None
+    program = lower_region(region, unit, is_bf16=True, is_sketch=True)
+    assert has_tiles(program) == bool(unit.tiles)
+    return estimate_program(program, found[0])
+
+
+@pytest.mark.parametrize("channels", [64, 256])
+def test_a_convolution_by_tiles_is_estimated_faster_than_by_vectors(channels: int) -> None:
+    region, unit = convolution(channels), lowering_options(SAPPHIRE).unit
+    vectors = estimate_with(region, unit)
+    tiles = estimate_with(region, replace(unit, tiles=TILE_FEATURES))
+    products = 14 * 14 * 9 * channels**2
+    assert tiles.cycles > products / 512  # 16 x 16 sums of 32 products in 16 cycles
+    assert 2 < vectors.cycles / tiles.cycles < 16
+
+
+def test_an_estimate_is_of_the_kernels_with_tiles_that_are_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def usable(features: frozenset[str], caches: Path) -> tuple[str, ...]:
+        asked.append((features, caches))
+        return TILE_FEATURES
+
+    monkeypatch.setattr(native_target, "usable_tiles", usable)
+    monkeypatch.setattr(native_target, "why_not_here", lambda cpu: "")
+    region = convolution(64)
+    assert has_tiles(sketch_program(region, SAPPHIRE, caches=tmp_path))
+    assert "amx-bf16" in asked[0][0]
+    assert asked[0][1] == tmp_path
+    with_tiles, without = (
+        estimate_cost(region, SAPPHIRE, 1, caches) for caches in (tmp_path, None)
+    )
+    assert with_tiles is not None
+    assert without is not None
+    assert with_tiles.seconds < without.seconds
+    assert not has_tiles(sketch_program(region, SAPPHIRE))
+    exact = Target(str(SAPPHIRE).replace(" -precision=bf16", ""))
+    assert lowering_options(exact, tmp_path).unit.tiles == ("amx-int8",)
+
+
+def test_a_cpu_that_is_not_here_has_no_tiles_in_its_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_target, "usable_tiles", lambda features, caches: TILE_FEATURES)
+    monkeypatch.setattr(native_target, "why_not_here", lambda cpu: "it is elsewhere")
+    assert lowering_options(SAPPHIRE, tmp_path).unit.tiles == ()

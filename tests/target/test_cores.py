@@ -15,11 +15,24 @@ def test_each_core_says_where_its_figures_are_from_and_has_pipes_for_every_opera
     cores, _ = _cores()
     for core in cores.values():
         assert core.source
-        assert set(core.ports) == set(KINDS), core.name
+        assert set(core.ports) - {"tile"} == set(KINDS), core.name
         assert core.hz > 0
         sizes = [level.nbytes for level in core.caches]
         assert sizes == sorted(sizes), core.name
         assert all(level.bytes_per_cycle for level in core.caches[:-1]), core.name
+
+
+def test_cores_of_cpus_with_tiles_say_how_long_products_of_tiles_take() -> None:
+    cores, names = _cores()
+    table = load_table("x86")
+    for cpu, name in names.items():
+        if cpu in table.cpus and "amx-tile" in table.features(cpu):
+            core = cores[name]
+            assert core.ports["tile"] not in "".join(
+                v for k, v in core.ports.items() if k != "tile"
+            )
+            assert core.slots["tile"] == 16
+            assert core.latency["tile"] > core.latency["tile_load"] > core.latency["load"]
 
 
 def test_most_cpus_of_cores_are_llvms() -> None:

@@ -10,7 +10,7 @@ in the artifact's constants as the kernels want them, shared by all contexts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -86,7 +86,6 @@ if TYPE_CHECKING:
     from intarsia.native.pool import Team, ThreadPool
     from intarsia.target import Target, VirtualDevice
 
-_BFLOAT16_TILES = "amx-bf16"
 _LARGE_SCORES = 16 << 20
 """From this many bytes on, a Softmax's result is in memory rather than in a cache."""
 
@@ -359,32 +358,21 @@ class LlvmBackend(ConfiguredBackend):
 
     def identity(self, context: BuildContext) -> CodeIdentity:
         """Return what generates the code, schedules that were measured, and tiles it may use."""
+        from intarsia.native.native_target import tiles_for
         from intarsia.native.schedule_table import find_table
 
         target = context.target.target
         digest = find_table(target, context.num_threads, self.settings).digest()
         facts = [f"schedules {digest}"] if digest else []
-        facts += self._tiles(target)
+        facts += tiles_for(target, self.settings.cache_folder())
         return CodeIdentity(_GENERATORS, ", ".join(facts))
-
-    def _tiles(self, target: Target) -> tuple[str, ...]:
-        """Return the features of tiles that kernels for a target may use: of this machine alone."""
-        if target.attrs.get("runner"):
-            return ()
-        from intarsia.native.native_target import target_cpu, target_features, why_not_here
-        from intarsia.native.tiles import usable_tiles
-
-        if why_not_here(target_cpu(target)[0]):
-            return ()
-        tiles = usable_tiles(target_features(target), self.settings.cache_folder())
-        is_bf16 = target.attrs.get("precision") == "bf16"  # bytes lose nothing, so nobody is asked
-        return tuple(name for name in tiles if is_bf16 or name != _BFLOAT16_TILES)
 
     def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
         """Return what the kernels take by the description of the target's CPU, if there is one."""
         from intarsia.native.estimates import estimate_cost  # running a package lowers nothing
 
-        return estimate_cost(candidate.region, context.target.target, context.num_threads)
+        target, caches = context.target.target, self.settings.cache_folder()
+        return estimate_cost(candidate.region, target, context.num_threads, caches)
 
     def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
         """Return the region as a program of kernels with its weights packed.
@@ -409,11 +397,9 @@ class LlvmBackend(ConfiguredBackend):
 
         target = context.target.target
         cpu, _ = target_cpu(target)
-        options = lowering_options(target)
+        options = lowering_options(target, self.settings.cache_folder())
         is_here = not target.attrs.get("runner") and not why_not_here(cpu)
         unit = options.unit
-        if is_here:
-            unit = replace(unit, tiles=self._tiles(target))
         blocks = (0, unit.lanes())
         borders = read_borders(candidate, self.name, blocks)
         dumped: dict[str, str] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from intarsia.codegen.cycles.instructions import Instructions, Slots, throughput
@@ -36,18 +37,21 @@ UNNAMED = 3.0
 """How many times as fast or slow a CPU may be as the typical one of its architecture."""
 
 
-def sketch_program(region: Region, target: Target, threads: int = 1) -> Program:
+def sketch_program(
+    region: Region, target: Target, threads: int = 1, caches: Path | None = None
+) -> Program:
     """Return the program of a region as it would be compiled for a target, without large weights.
 
     Args:
         region: Of nodes that native code takes.
         target: Of native code or C.
         threads: Of one run.
+        caches: See `lowering_options`: with it, kernels use the tiles that compiled ones do.
 
     Raises:
         TargetError: Its CPU is unknown.
     """
-    options = lowering_options(target)
+    options = lowering_options(target, caches)
     return lower_region(
         region,
         options.unit,
@@ -78,13 +82,16 @@ def find_instructions(target: Target) -> tuple[Instructions, bool] | None:
     return Instructions(core, unit, target.features.arch or ""), is_named
 
 
-def estimate_region(region: Region, target: Target, threads: int = 1) -> ProgramEstimate | None:
+def estimate_region(
+    region: Region, target: Target, threads: int = 1, caches: Path | None = None
+) -> ProgramEstimate | None:
     """Return what a region takes, run again and again among the rest of its model.
 
     Args:
         region: Of nodes that native code takes, of known shapes.
         target: Of native code or C.
         threads: Of one run.
+        caches: As of `sketch_program`.
 
     Returns:
         None where nothing is known of the target's core.
@@ -95,7 +102,7 @@ def estimate_region(region: Region, target: Target, threads: int = 1) -> Program
     found = find_instructions(target)
     if found is None:
         return None
-    program = sketch_program(region, target, threads)
+    program = sketch_program(region, target, threads, caches)
     graph = region.graph
     own = set(region.constants)
     others = sum(
@@ -105,20 +112,23 @@ def estimate_region(region: Region, target: Target, threads: int = 1) -> Program
     return estimate_program(program, found[0], threads=used, others=others)
 
 
-def estimate_cost(region: Region, target: Target, threads: int = 1) -> Cost | None:
+def estimate_cost(
+    region: Region, target: Target, threads: int = 1, caches: Path | None = None
+) -> Cost | None:
     """Return what a region costs, as an estimate whose interval is what estimates are off by.
 
     Args:
         region: Of nodes that native code or C takes.
         target: Of native code or C.
         threads: Of one run.
+        caches: As of `sketch_program`.
 
     Returns:
         None where nothing is known of the target's core.
     """
     try:
         found = find_instructions(target)
-        estimate = estimate_region(region, target, threads)
+        estimate = estimate_region(region, target, threads, caches)
     except TargetError:
         return None
     if found is None or estimate is None or not estimate.seconds:

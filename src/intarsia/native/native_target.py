@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import NoReturn
 
 from intarsia.codegen.unit import (
@@ -16,6 +18,7 @@ from intarsia.codegen.unit import (
 )
 from intarsia.errors import TargetError
 from intarsia.native.machine import NativeCpu
+from intarsia.native.tiles import usable_tiles
 from intarsia.target import Target
 from intarsia.target.cpu import NATIVE, host_cpu, host_triple, vector_bits, vector_registers
 from intarsia.target.cpu_tables import (
@@ -313,8 +316,35 @@ _PLAIN_BITS, _PLAIN_REGISTERS = 128, 16
 """Vectors that C is written for where the target names no CPU: those of every 64-bit one."""
 
 
-def lowering_options(target: Target) -> LoweringOptions:
+def tiles_for(target: Target, caches: Path) -> tuple[str, ...]:
+    """Return the features of tiles that kernels for a target may use: of this machine alone.
+
+    Args:
+        target: Of native code, or of C.
+        caches: The folder of all caches, where the verdict on this machine's tiles is kept.
+
+    Raises:
+        TargetError: As `target_cpu`.
+    """
+    if not target.kind.is_native or target.attrs.get(RUNNER):
+        return ()
+    if why_not_here(target_cpu(target)[0]):
+        return ()
+    tiles = usable_tiles(target_features(target), caches)
+    is_bf16 = target.attrs.get("precision") == "bf16"  # bytes lose nothing, so nobody is asked
+    return tuple(name for name in tiles if is_bf16 or name != _BFLOAT16_TILES)
+
+
+_BFLOAT16_TILES = "amx-bf16"
+
+
+def lowering_options(target: Target, caches: Path | None = None) -> LoweringOptions:
     """Return how regions are lowered for a target of native code, or of C.
+
+    Args:
+        target: What kernels are for.
+        caches: The folder of all caches, for kernels that this process may run: they use the tiles
+            that it may (`tiles_for`). Without it, kernels use none, as those of a library do.
 
     Raises:
         TargetError: As `target_cpu`; or large weights are to be float16, and the CPU converts no
@@ -322,6 +352,8 @@ def lowering_options(target: Target) -> LoweringOptions:
     """
     if target.kind.is_native:
         _, unit = target_cpu(target)
+        if caches is not None:
+            unit = replace(unit, tiles=tiles_for(target, caches))
     else:
         # Compilers make no vectors of floats with MVE, whose denormals are zero; and of codes gcc
         # makes code that is no faster, and takes more of the stack.

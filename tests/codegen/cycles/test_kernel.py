@@ -87,3 +87,45 @@ def test_lines_come_again_where_a_turn_has_no_room_for_them(columns: int, times:
     cost = kernel_cost(sums_of_columns(10, columns), isa("znver3"))
     first = {place[1].name: lines for place, lines in cost.traffic[0].items() if lines}
     assert first["x"] == pytest.approx(times * columns * 4 / 64, rel=0.01)
+
+
+def tiles(count: int, turns: int) -> Function:
+    """Return a kernel that adds `count` products of tiles in each turn, each to its own sum."""
+    b = Builder("tiles")
+    x = b.argument("x", "uint16", (turns * 512,))
+    y = b.argument("y", "float32", (count * 256,), is_written=True)
+    left, right = b.tile("left", "uint16"), b.tile("right", "uint16")
+    totals = [b.tile(f"s{i}", "float32") for i in range(count)]
+    with b.parallel(1):
+        for total in totals:
+            b.tile_zero(total)
+        with b.serial(0, turns) as turn:
+            b.tile_load(left, x, turn * 512, 32)
+            b.tile_load(right, x, turn * 512, 32)
+            for total in totals:
+                b.tile_dot(total, left, right)
+        for i, total in enumerate(totals):
+            b.tile_store(total, y, i * 256, 16)
+    return expand(b.finish())
+
+
+def test_products_of_tiles_are_bound_by_their_unit_and_few_by_latency() -> None:
+    turns, amx = 1000, isa("sapphirerapids", AVX512)
+    four, one = (cycles(kernel_cost(tiles(n, turns), amx)) / turns for n in (4, 1))
+    assert four == pytest.approx(4 * 16, 0.02)
+    assert one == pytest.approx(52, 0.02)  # each waits for the sums of the one before
+
+
+def test_products_of_tiles_cost_something_where_no_unit_is_described() -> None:
+    plain = isa("skylake-avx512", AVX512)
+    assert cycles(kernel_cost(tiles(4, 1000), plain)) / 1000 == pytest.approx(4 * 16, 0.02)
+
+
+def test_tiles_count_as_the_memory_that_they_touch() -> None:
+    turns = 1000
+    cost = kernel_cost(tiles(1, turns), isa("sapphirerapids", AVX512))
+    lines = {
+        buffer.name: each.lines for buffer, each in cost.nest.footprints(cost.nest.root, 0).items()
+    }
+    assert lines["x"] == pytest.approx(turns * 1024 / 64, 0.01)
+    assert lines["y"] == pytest.approx(1024 / 64, 0.1)

@@ -12,6 +12,7 @@ from intarsia.bench.profile import profile_kernels
 from intarsia.codegen.lower.schedules import choice_of
 from intarsia.compiler import resolve_targets
 from intarsia.errors import SettingError, TargetError
+from intarsia.native import native_target
 from intarsia.place.machine import Machine
 from intarsia.place.request import Request
 from intarsia.place.setting import make_setting
@@ -171,3 +172,17 @@ def test_what_is_not_native_has_no_kernels(model, schedules):
         tune(model, "reference")
     with pytest.raises(TargetError, match="mcpu: the code could not run here"):
         tune(model, "llvm -mcpu=neoverse-n1")
+
+
+def test_kernels_that_compiled_code_computes_by_tiles_are_not_tuned(
+    model, schedules, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("INTARSIA_CACHE_DIR", str(tmp_path / "caches"))
+    monkeypatch.setattr(native_target, "why_not_here", lambda cpu: "")
+    target, found = "llvm -mcpu=sapphirerapids -precision=bf16", {}
+    for tiles in ((), ("amx-bf16",)):
+        monkeypatch.setattr(native_target, "usable_tiles", lambda *_, tiles=tiles: tiles)
+        results = tune(model, target, again=True)
+        found[tiles] = [one.kernel for one in results if "32x" in one.kernel]
+    assert len(found["amx-bf16",]) < len(found[()])
+    assert not set(found["amx-bf16",]) - set(found[()])

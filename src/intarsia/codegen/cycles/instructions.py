@@ -84,8 +84,6 @@ def _item_bytes(type_: ir.Type, isa: Instructions) -> int:
 
 _COMPARISONS = ("min", "max")
 _WORD = 4
-_TILE_LATENCY = 52.0
-"""Cycles until the sums of a product of tiles are there (Intel's optimization manual, AMX)."""
 
 
 def instructions_of(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one case a line
@@ -103,14 +101,14 @@ def instructions_of(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one case a line
             return Slots(), 0.0
         case ir.Prefetch():
             return Slots(load=1.0), 0.0
-        case ir.TileLoad():
-            return Slots(load=float(ir.TILE_ROWS)), isa.latency("load")
+        case ir.TileLoad():  # a row is a register of 512 bits
+            return Slots(load=float(ir.TILE_ROWS)), isa.latency("tile_load")
         case ir.TileStore():
-            return Slots(store=float(ir.TILE_ROWS)), 0.0
+            return Slots(store=float(ir.TILE_ROWS)), 1.0
         case ir.TileZero():
             return Slots(), 0.0
-        case ir.TileDot():  # a cycle for each row, as Intel's optimization manual has it
-            return Slots(fma=float(2 * ir.TILE_ROWS)), _TILE_LATENCY
+        case ir.TileDot():
+            return _tile_dot(isa)
         case ir.IndexValue():
             return Slots(scalar=1.0), 1.0
         case ir.Fma(result=result):
@@ -300,6 +298,16 @@ def _dot(dot: ir.Dot, isa: Instructions) -> tuple[Slots, float]:
     if dot.fits_pairs and unit.has_byte_pairs:
         return Slots(mul=2 * each, alu=alu), 2 * isa.latency("mul") + 1
     return Slots(mul=2 * each, alu=4 * alu), isa.latency("mul") + 3
+
+
+def _tile_dot(isa: Instructions) -> tuple[Slots, float]:
+    """Return what a product of tiles takes: a cycle for each row, of a unit of its own.
+
+    Where no such unit is described, multiply-adds stand for it at the same rate.
+    """
+    if "tile" not in isa.core.ports:
+        return Slots(fma=float(2 * ir.TILE_ROWS)), isa.latency("fma")
+    return Slots(tile=isa.core.slots["tile"]), isa.latency("tile")
 
 
 def throughput(slots: Slots, issued: float, core: Core) -> float:

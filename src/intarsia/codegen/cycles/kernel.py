@@ -41,6 +41,9 @@ _LOOP_SLOTS = 2.0
 _Step = tuple[ir.Operation, Slots, float]
 """An operation with its slots by class, and its latency."""
 
+_Held = ir.IrValue | ir.TileRegister
+"""What an operation may wait for."""
+
 Place = tuple[Nest, ir.Buffer]
 """A loop, and memory that it touches by itself."""
 
@@ -158,26 +161,60 @@ def _slots(nest: Nest, steps: Sequence[_Step], isa: Instructions) -> tuple[Slots
 
 def _latencies(nest: Nest, steps: Sequence[_Step], isa: Instructions) -> tuple[float, float]:
     """Return the longest chain in a body, and the longest from one turn to the next."""
-    ready: dict[ir.IrValue, float] = {}
-    since: dict[ir.IrValue, float] = {}
+    ready: dict[_Held, float] = {}
+    since: dict[_Held, float] = {}
     if nest.loop is not None:
-        since = dict.fromkeys(nest.loop.carried, 0.0)
+        since = dict.fromkeys([*nest.loop.carried, *_summed_tiles(nest)], 0.0)
     summed, longest = isa.latency("sum"), 0.0
     for operation, _, latency in steps:
         addend = operation.addend if isinstance(operation, ir.Fma) and latency else None
         end, last = latency, -1.0
-        for value in ir.operands(operation):
+        waits: tuple[_Held, ...] = (*ir.operands(operation), *_read_tiles(operation))
+        written: tuple[_Held, ...] = (*ir.results(operation), *_written_tiles(operation))
+        for value in waits:
             part = min(latency, summed) if value is addend else latency
             end = max(end, ready.get(value, 0.0) + part)
             if value in since:
                 last = max(last, since[value] + part)
         longest = max(longest, end)
-        for value in ir.results(operation):
+        for value in written:
             ready[value] = end
             if last >= 0.0:
                 since[value] = last
-    yielded = nest.loop.yielded if nest.loop is not None else ()
-    return longest, max([since.get(value, 0.0) for value in yielded], default=0.0)
+    kept: list[_Held] = []
+    if nest.loop is not None:
+        kept = [*nest.loop.yielded, *_summed_tiles(nest)]
+    return longest, max([since.get(value, 0.0) for value in kept], default=0.0)
+
+
+def _summed_tiles(nest: Nest) -> Sequence[ir.TileRegister]:
+    """Return the tiles that a turn finds as the turn before left them, and adds to."""
+    begun: set[ir.TileRegister] = set()
+    summed: list[ir.TileRegister] = []
+    for operation in nest.straight:
+        summed += [tile for tile in _read_tiles(operation) if tile not in begun]
+        begun.update(_written_tiles(operation))
+    return summed
+
+
+def _read_tiles(operation: ir.Operation) -> tuple[ir.TileRegister, ...]:
+    match operation:
+        case ir.TileDot(total=total, left=left, right=right):
+            return total, left, right
+        case ir.TileStore(tile=tile):
+            return (tile,)
+        case _:
+            return ()
+
+
+def _written_tiles(operation: ir.Operation) -> tuple[ir.TileRegister, ...]:
+    match operation:
+        case ir.TileZero(tile=tile) | ir.TileLoad(tile=tile):
+            return (tile,)
+        case ir.TileDot(total=total):
+            return (total,)
+        case _:
+            return ()
 
 
 def _traffic(nest: KernelNest, loop: Nest, size: int) -> dict[Place, float]:

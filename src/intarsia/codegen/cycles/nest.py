@@ -23,6 +23,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 SAMPLES = 64
 LINE = 64
 """Bytes of a cache line."""
+_ACCESSES = ir.Load | ir.Store | ir.TileLoad | ir.TileStore
 _UNKNOWN = 8.0
 """What a number is taken for that comes from memory and steers a loop."""
 _FAR = 1 << 40
@@ -143,7 +144,7 @@ class KernelNest:
             nest.straight.append(operation)
             for value in ir.results(operation):
                 self._definitions[value] = operation
-            if isinstance(operation, ir.Load | ir.Store):
+            if isinstance(operation, _ACCESSES):
                 nest.accesses.append(self._access(operation))
         if nest.children:
             nest.alone = Nest(nest.loop, nest.depth, (), accesses=nest.accesses)
@@ -159,16 +160,21 @@ class KernelNest:
         self._samples[loop.variable] = lower + loop.step * np.floor(parts * turns)
         return turns
 
-    def _access(self, operation: ir.Load | ir.Store) -> Access:
+    def _access(self, operation: ir.Load | ir.Store | ir.TileLoad | ir.TileStore) -> Access:
         buffer = operation.buffer
-        type_ = operation.value.type if isinstance(operation, ir.Store) else operation.result.type
         const, terms = 0, dict[ir.IrValue, int]()
         for subscript, step in zip(operation.subscripts, buffer.strides, strict=True):
             stride = 1 if isinstance(step, Expression) else step
             const += stride * self._add_expanded(subscript, stride, terms)
         item = buffer.item_bytes
-        count = operation.count if type_.lanes > 1 else 1
         scaled = tuple((value, scale * item) for value, scale in terms.items() if scale)
+        if isinstance(operation, ir.TileLoad | ir.TileStore):
+            pitch, width = operation.stride * item, ir.TILE_BYTES
+            if pitch > width:
+                return Access(buffer, const * item, scaled, width, ((pitch, ir.TILE_ROWS),))
+            return Access(buffer, const * item, scaled, (ir.TILE_ROWS - 1) * pitch + width)
+        type_ = operation.value.type if isinstance(operation, ir.Store) else operation.result.type
+        count = operation.count if type_.lanes > 1 else 1
         stride = operation.stride * item
         if stride > LINE:
             return Access(buffer, const * item, scaled, item, ((stride, count),))

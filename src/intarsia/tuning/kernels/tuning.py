@@ -255,7 +255,7 @@ def _record(session: _Session) -> dict[Target, Recorder]:
         region, target = assigned.region, assigned.capability.target
         if not target.target.kind.is_native:
             continue
-        options = lowering_options(target.target)
+        options = lowering_options(target.target, setting.backends.settings.cache_folder())
         candidate, _ = setting.pipeline.rewrite(Candidate.plain(region, target))
         known = session.table(target.target).schedules()
         recorder = found.setdefault(target.target, Recorder(known))
