@@ -119,8 +119,8 @@ BLOCKS = (
 )
 
 
-def run_program(program, region, feeds, run_kernel):
-    """Run the calls of a program on fresh memory and return its outputs by name."""
+def run_program(program, region, feeds, run_kernel, filler=0xA5):
+    """Run the calls of a program on memory full of one byte and return its outputs by name."""
     values = region.graph.values
     outputs = [np.zeros(values[i].shape, values[i].dtype) for i in region.outputs]
     memory = {
@@ -128,7 +128,7 @@ def run_program(program, region, feeds, run_kernel):
         StorageKind.OUTPUT: [aligned_copy(array) for array in outputs],
         StorageKind.CONSTANT: [aligned_copy(array) for array in program.constants.values()],
     }
-    arena = aligned_copy(np.full(program.scratch_bytes, 0xA5, np.uint8))
+    arena = aligned_copy(np.full(program.scratch_bytes, filler, np.uint8))
     for call in program.calls:
         arrays = []
         buffers = program.kernels[call.kernel].buffers

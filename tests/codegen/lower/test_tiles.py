@@ -80,6 +80,22 @@ MODELS = {
         (1, 32, 6, 6),
         (40, 32, 2, 3),
     ),
+    "7x7 by 2 of an image": conv(
+        "y = Conv<kernel_shape = [7, 7], pads = [3, 3, 3, 3], strides = [2, 2]>(x, w, b)",
+        *((2, 3, 20, 37), (24, 3, 7, 7)),
+    ),
+    "3x3 of an image": conv(CONV.format(""), (1, 3, 9, 18), (32, 3, 3, 3)),
+    "4 by 4 of an image": conv(
+        "y = Conv<strides = [4, 4]>(x, w, b)", (1, 3, 16, 12), (16, 3, 4, 4)
+    ),
+    "a grey image": conv(
+        "y = Conv<kernel_shape = [5, 5], pads = [2, 2, 2, 2], dilations = [1, 1]>(x, w, b)",
+        *((1, 1, 8, 9), (16, 1, 5, 5)),
+    ),
+    "samples of two channels": conv(
+        "y = Conv<kernel_shape = [8], strides = [4]>(x, w, b)", (1, 2, 70), (16, 2, 8)
+    ),
+    "channels that fill half a row": conv(CONV.format(""), (1, 48, 5, 7), (32, 48, 3, 3)),
     "one dimension": conv(
         "y = Conv<kernel_shape = [3], pads = [1, 1], strides = [2]>(x, w, b)",
         (2, 32, 37),
@@ -140,7 +156,7 @@ def close(found, want, rtol=3e-6):
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "residual"])
 def test_what_kernels_of_tiles_compute(name):
-    """In the interpreter, which leaves no buffer, with an arena of 0xA5 that nobody may count."""
+    """In the interpreter, which leaves no buffer, with an arena of NaN that nobody may count."""
     model, feeds = MODELS[name], feeds_of(MODELS[name])
     graph = snapshot(load(model))
     region = Region.of(graph, range(len(graph.nodes)))
@@ -151,7 +167,7 @@ def test_what_kernels_of_tiles_compute(name):
     def run(call, arrays):
         interpret(program.kernels[call.kernel], arrays)
 
-    close(run_program(program, region, feeds, run)["y"], wanted(model, feeds))
+    close(run_program(program, region, feeds, run, filler=0xFF)["y"], wanted(model, feeds))
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -258,9 +274,12 @@ def test_others_have_no_tiles(name, unit):
         small_model("y", "y = MatMul(x, w)", {"x": (4, 96)}, {"w": (96, 32)}),
         small_model("y", "y = MatMul(x, w)", {"x": (33, 90)}, {"w": (90, 32)}),
         conv("y = Conv<group = 2>(x, w, b)", (1, 64, 5, 7), (32, 32, 1, 1)),
-        conv("y = Conv(x, w, b)", (1, 48, 5, 7), (32, 48, 1, 1)),
+        conv("y = Conv(x, w, b)", (1, 40, 5, 7), (32, 40, 1, 1)),
+        conv("y = Conv(x, w, b)", (1, 3, 5, 12), (32, 3, 3, 9)),
+        conv("y = Conv<dilations = [2, 2]>(x, w, b)", (1, 3, 9, 12), (32, 3, 3, 3)),
     ],
-    ids=["weights that it does not hold", "few rows", "terms", "groups", "channels"],
+    ids=["weights that it does not hold", "few rows", "terms", "groups", "channels"]
+    + ["taps of an image", "taps of an image apart"],
 )
 def test_what_does_not_fit_tiles_stays_as_it_was(model):
     graph = snapshot(load(model))

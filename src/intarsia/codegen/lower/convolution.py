@@ -37,7 +37,7 @@ from intarsia.codegen.lower.layouts import Wish, widest
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.products import bfloat16_weights
 from intarsia.codegen.lower.recipes import ANCHOR, Recipe, fuse, over
-from intarsia.codegen.lower.tiles import append_tiled, fits_tiles
+from intarsia.codegen.lower.tiles import append_tiled, fits_tiles, reads_few
 from intarsia.codegen.lower.views import Pads, View
 from intarsia.codegen.lower.windows import read_conv_window
 from intarsia.codegen.unit import VectorUnit, WinogradMode
@@ -139,7 +139,9 @@ class ConvProblem:
 def lower_conv(assembler: Assembler, group: KernelGroup) -> None:
     """Append the call of a convolution with its epilogue."""
     if _takes_tiles(assembler, group):
-        x = assembler.read(group.anchor.node.inputs[0], assembler.lanes, is_wide=True)
+        is_few = reads_few(group.anchor.shape()[1], read_conv_window(group.anchor))
+        block = 0 if is_few else assembler.lanes
+        x = assembler.read(group.anchor.node.inputs[0], block, is_wide=True)
         problem = conv_problem(assembler, group, x, assembler.target(group.result))
         append_tiled(assembler, group, problem, _pads(group.anchor))
         return

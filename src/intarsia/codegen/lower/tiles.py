@@ -27,7 +27,7 @@ from intarsia.codegen.kernels.window import Window
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
-from intarsia.codegen.lower.views import CHANNELS, Pads, View
+from intarsia.codegen.lower.views import CHANNELS, Pads, View, inner, padded
 from intarsia.codegen.lower.windows import WindowAttributes, read_conv_window
 from intarsia.codegen.unit import VectorUnit
 from intarsia.extents import Size, is_free, typical
@@ -46,6 +46,8 @@ _MOST_STRIDE = 4
 _FEW_SETS = 512
 """Rows a multiple of so many numbers apart share few sets of the first cache."""
 _TILES, _VECTORS = "tiles", "vectors"
+_FEW_CHANNELS = 4
+"""Of an image at most, whose taps along a row lie side by side in a row of a tile."""
 _LEAST_CHANNELS = 16
 """Of codes, where a row of a tile has one tap: of fewer, it would hold little but zeros."""
 
@@ -199,28 +201,32 @@ def _joined(layout: Layout) -> Layout:
 
 def fits_tiles(operation: Operation, unit: VectorUnit) -> bool:
     """Tell whether a convolution with constant weights may be a product of tiles of bfloat16."""
-    has_rows = operation.shape()[CHANNELS] % row_of(_DTYPE) == 0
-    window = read_conv_window(operation)
+    window, channels = read_conv_window(operation), operation.shape()[CHANNELS]
+    has_rows = channels % PIECE == 0 or reads_few(channels, window)
     return unit.has_bf16_tiles and has_rows and _is_window_of_tiles(operation, window, unit)
+
+
+def reads_few(channels: int, window: WindowAttributes | Window) -> bool:
+    """Tell whether a row of a tile of bfloat16 holds few channels of all taps along a row."""
+    return channels <= _FEW_CHANNELS and _shares_rows(channels, window, _DTYPE)
 
 
 def fits_tiles_of_codes(operation: Operation, window: WindowAttributes, unit: VectorUnit) -> bool:
     """Tell whether a convolution of codes by constant int8 may be a product of tiles."""
     channels = operation.shape()[CHANNELS]
-    has_rows = channels >= _LEAST_CHANNELS or _shares_rows(channels, window)
+    has_rows = channels >= _LEAST_CHANNELS or _shares_rows(channels, window, "uint8")
     return unit.has_byte_tiles and has_rows and _is_window_of_tiles(operation, window, unit)
 
 
-def _shares_rows(channels: int, window: WindowAttributes | Window) -> bool:
+def _shares_rows(channels: int, window: WindowAttributes | Window, dtype: str) -> bool:
     """Tell whether a row of a tile holds the channels of all taps along a row."""
     is_next = window.dilations[-1] == 1 or window.kernel[-1] == 1
-    return is_next and window.kernel[-1] * _block_of_few(channels) <= row_of("uint8")
+    return is_next and window.kernel[-1] * _block_of_few(channels) <= row_of(dtype)
 
 
 def _block_of_few(channels: int) -> int:
-    """Return in blocks of how many bytes few channels lie for products of tiles."""
-    group = DOT_GROUPS["uint8"]
-    return group if channels <= group else -(-channels // PIECE) * PIECE
+    """Return in blocks of how many few channels lie for products of tiles."""
+    return _FEW_CHANNELS if channels <= _FEW_CHANNELS else -(-channels // PIECE) * PIECE
 
 
 def _is_window_of_tiles(operation: Operation, window: WindowAttributes, unit: VectorUnit) -> bool:
@@ -243,12 +249,32 @@ def append_tiled(
     pads: Pads,
 ) -> None:
     """Append a convolution that `fits_tiles`; `x` of the problem is its input without padding."""
-    assert isinstance(problem.weights, np.ndarray)
-    x = _image_rows(assembler, group.anchor.node.inputs[0], problem.x, pads)
+    weights, window = problem.weights, problem.window
+    assert isinstance(weights, np.ndarray)
+    if reads_few(weights.shape[1], window):
+        x = _few_numbers(assembler, group.anchor.inputs[0], problem.x, pads, window.kernel[-1])
+        weights, window = _taps_as_channels(weights, window, _FEW_CHANNELS)
+    else:
+        x = _image_rows(assembler, group.anchor.node.inputs[0], problem.x, pads)
     biases = () if problem.bias is None else (problem.bias,)
     narrow = _narrow_result(assembler, group.result, problem.y)
-    placed = TiledResult(problem.window, problem.y, problem.epilogue, problem.operands)
-    _append(assembler, group, x, placed, problem.weights, problem.key, biases, narrow)
+    placed = TiledResult(window, problem.y, problem.epilogue, problem.operands)
+    _append(assembler, group, x, placed, weights, problem.key, biases, narrow)
+
+
+def _taps_as_channels(weights: Array, window: Window, few: int) -> tuple[Array, Window]:
+    """Return weights and window of a convolution whose taps along a row are channels.
+
+    Args:
+        weights: (out_channels, in_channels, *taps).
+        window: Its positions.
+        few: In blocks of how many its input channels lie.
+    """
+    outside = [(0, 0), (0, few - weights.shape[1]), *[(0, 0)] * (weights.ndim - 2)]
+    taps = np.moveaxis(np.pad(weights, outside), -1, 1)
+    *kernel, along = window.kernel
+    shape = (len(weights), few * along, *kernel, 1)
+    return taps.reshape(shape), replace(window, kernel=(*kernel, 1))
 
 
 def append_tiled_codes(
@@ -273,17 +299,12 @@ def append_tiled_codes(
     """
     value, lanes = group.anchor.inputs[0], assembler.lanes
     few = lanes if assembler.plan.blocks.get(value.id) else _block_of_few(weights.shape[1])
-    kernel = placed.window.kernel
-    if weights.shape[1] <= few and _shares_rows(few, placed.window):
+    if weights.shape[1] <= few and _shares_rows(few, placed.window, value.dtype):
         x = _few_channels(assembler, value, few, pads, zero)
-        outside = [(0, 0), (0, few - weights.shape[1]), *[(0, 0)] * (weights.ndim - 2)]
-        taps = np.moveaxis(np.pad(weights, outside), -1, 1)
-        weights = taps.reshape(len(weights), few * kernel[-1], *kernel[:-1], 1)
-        placed = replace(placed, window=replace(placed.window, kernel=(*kernel[:-1], 1)))
+        weights, window = _taps_as_channels(weights, placed.window, few)
+        placed = replace(placed, window=window)
     else:
         x = _image_rows(assembler, value.id, assembler.read(value.id, lanes), pads, zero)
-    missing = -weights.shape[1] % row_of(x.dtype)
-    weights = np.pad(weights, [(0, 0), (0, missing), *[(0, 0)] * (weights.ndim - 2)])
     _append(assembler, group, x, placed, weights, key)
 
 
@@ -298,6 +319,35 @@ def _few_channels(assembler: Assembler, value: Value, block: int, pads: Pads, ze
         return x
 
     return assembler.read_as((value.id, _TILES, "few", zero), block, pads, make)
+
+
+def _few_numbers(assembler: Assembler, value: Value, x: View, pads: Pads, along: int) -> View:
+    """Return an image of few channels as bfloat16, in one block of these, with its padding.
+
+    Args:
+        assembler: Of the program.
+        value: The image.
+        x: Where it is, plain.
+        pads: Of the convolution.
+        along: Taps along a row.
+    """
+
+    # A row of a tile has channels and columns behind those of the taps: their weights are 0, but 0
+    # times what memory happens to hold need not be.
+    def make(border: Pads | None) -> View:
+        spare = TILE_ROWS * _MOST_STRIDE * _FEW_CHANNELS + row_of(_DTYPE)
+        shape, block = padded(x.shape, border), _FEW_CHANNELS
+        whole = assembler.scratch("float32", shape, block, half="bfloat16", spare=spare)
+        images, *rest = whole.domain
+        flat = replace(whole, dtype=_DTYPE, half="", block=0)
+        assembler.clear(replace(flat, shape=(images, prod(rest)), strides=(prod(rest), 1)))
+        copy = inner(whole, border)
+        assembler.copy(x, copy, (), f"{value.name} as bfloat16")
+        return replace(copy, dtype=_DTYPE, half="")
+
+    *others, (before, after) = pads
+    wide = (*others, (before, after + row_of(_DTYPE) // _FEW_CHANNELS - along))
+    return assembler.read_as((value.id, _TILES, "few"), _FEW_CHANNELS, wide, make)
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +384,7 @@ def _append(
         group: What the convolution anchors.
         x: Its input as rows of tiles, with its padding.
         placed: What it writes.
-        weights: (out_channels, in_channels, *taps), with as many channels as rows have.
+        weights: (out_channels, in_channels, *taps).
         key: Names them.
         biases: One, or none.
         narrow: Where results are written as bfloat16 too; None for nowhere.
@@ -347,6 +397,8 @@ def _append(
     layout, *operands = at.layouts
     narrow_layout = operands.pop() if narrow is not None else None
     is_kept = narrow is None or not assembler.tiled[group.result].is_all
+    missing = -weights.shape[1] % row_of(x.dtype)
+    weights = np.pad(weights, [(0, 0), (0, missing), *[(0, 0)] * (weights.ndim - 2)])
     tiled = TileProduct(
         y.shape[0],
         weights.shape[1],
