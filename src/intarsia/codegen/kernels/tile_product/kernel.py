@@ -113,7 +113,7 @@ class _TileKernel:
             end = b.smaller(begin + plan.positions, tiles)
             for pair, counts in self._pairs(group):
                 with b.serial(begin, end, 2) as tile:
-                    self._tiles(image, tile, end, pair, counts)
+                    self._tiles(image, tile, end, tile - begin, pair, counts)
         return b.finish()
 
     def _pairs(self, group: Index) -> Iterator[tuple[Index, Counts]]:
@@ -132,8 +132,19 @@ class _TileKernel:
             with b.serial(b.larger(first, whole), b.smaller(end, whole + 1)) as pair:
                 yield pair, last
 
-    def _tiles(self, image: Index, tile: Index, end: Index, pair: Index, counts: Counts) -> None:
-        """Compute two tiles of positions, or one, by one or two blocks of output channels."""
+    def _tiles(
+        self, image: Index, tile: Index, end: Index, done: Index, pair: Index, counts: Counts
+    ) -> None:
+        """Compute two tiles of positions, or one, by one or two blocks of output channels.
+
+        Args:
+            image: Of which image.
+            tile: The first of them.
+            end: Where those of the turn end.
+            done: How many of the turn were computed by these output channels.
+            pair: The blocks of output channels.
+            counts: See `Counts`.
+        """
         b, spec, size = self.b, self.spec, len(counts)
         is_two = b.smaller(end - tile - 1, 1)
         number = [tile, tile + is_two]
@@ -146,7 +157,7 @@ class _TileKernel:
         for i in range(2):
             for j in range(size):
                 b.tile_zero(self.totals[i][j])
-        self._accumulate(starts, pair, size)
+        self._accumulate(starts, done, pair, size)
         for i in range(2):
             for j in range(size):
                 b.tile_store(self.totals[i][j], self.sums, (2 * i + j) * _SUMS, TILE_ROWS)
@@ -154,7 +165,7 @@ class _TileKernel:
         with b.serial(0, is_two):
             self._finish(image, places[1], 1, pair, counts)
 
-    def _accumulate(self, starts: list[Index], pair: Index, size: int) -> None:
+    def _accumulate(self, starts: list[Index], done: Index, pair: Index, size: int) -> None:
         b, spec = self.b, self.spec
         rows, columns = spec.taps
         by_group, by_column = spec.x_strides[1], spec.x_strides[3]
@@ -172,9 +183,19 @@ class _TileKernel:
             for j in range(size):
                 place = first + step * (size * self.tile) + j * self.tile
                 b.tile_load(self.rights[j], self.w, place, spec.row)
+            self._prefetch(first, step, done)
             for i in range(2):
                 for j in range(size):
                     b.tile_dot(self.totals[i][j], self.lefts[i], self.rights[j])
+
+    def _prefetch(self, first: Index, step: Index, done: Index) -> None:
+        """Ask for weights of the next pair, as many as a step's part of them."""
+        spec, count = self.spec, self.plan.prefetch
+        following = first + 2 * spec.steps * self.tile
+        turn = done * (spec.steps * count * spec.row // 2)
+        for line in range(count):
+            place = following + turn + step * (count * spec.row) + line * spec.row
+            self.b.prefetch(self.w, place, is_far=True)
 
     def _finish(
         self, image: Index, place: tuple[Index, Index], which: int, pair: Index, counts: Counts

@@ -15,6 +15,8 @@ from intarsia.extents import Size, is_free, typical
 _TURN_WORK = 1 << 22
 """Products of a turn, at least: some microseconds."""
 _MOST_TURNS = 64
+_FAR_PART = 8
+"""The part of the second cache that weights may fill and be found there in the next run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +142,14 @@ class TileSchedule:
         length: Positions of such a line.
         positions: Tiles of positions of a turn, at most.
         pairs: Pairs of blocks of output channels of a turn, at most.
+        prefetch: Cache lines of the next pair's weights that are asked for in each step.
     """
 
     lines: int
     length: Size
     positions: int
     pairs: int
+    prefetch: int = 0
 
 
 def schedule(spec: TileProduct) -> TileSchedule:
@@ -171,4 +175,7 @@ def schedule(spec: TileProduct) -> TileSchedule:
             shares = min(pairs, -(-wanted // have))
         else:
             positions = max(2, positions // (-(-wanted // have)) // 2 * 2)
-    return TileSchedule(lines, length, positions, -(-pairs // shares))
+    # Weights that the second cache does not keep from run to run come while those before are read.
+    is_far = w_bytes > spec.unit.l2_bytes // _FAR_PART
+    prefetch = -(-2 * TILE_ROWS // -(-min(positions, tiles) // 2)) if is_far else 0
+    return TileSchedule(lines, length, positions, -(-pairs // shares), prefetch)
