@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs ONNX's node tests through our provider in ONNX Runtime, and compares with direct use.
 
-    python scripts/provider_conformance.py [--target llvm] [--one-in 1] [--seed 0]
+    python scripts/provider_conformance.py [--target llvm] [--one-in 1] [--seed 0] [--results FILE]
 
 Of a model whose nodes are all ours the results have to be those of `intarsia.compile`, bit by bit;
 of every model that ONNX Runtime loads they have to be what the test expects, unless plain ONNX
 Runtime gives the same or direct use misses it too. The answer is no (1) if one is not.
+
+With `--results`, each test's outcome is a line of JSON in that file as soon as it is known, and a
+test that the file has is not run again: a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -155,17 +160,33 @@ def chosen_cases(one_in: int, seed: int) -> Iterator[OnnxCase]:
             yield case
 
 
+def read_results(file: Path | None) -> dict[str, str]:
+    """Return the outcomes of an earlier run by the names of its tests."""
+    if file is None or not file.exists():
+        return {}
+    found = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    return {one["name"]: one["outcome"] for one in found}
+
+
 def main() -> int:
     """Run the tests and print what became of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", default="llvm")
     parser.add_argument("--one-in", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--results", type=Path)
     arguments = parser.parse_args()
+    known = read_results(arguments.results)
     counts = Counter[str]()
     with quiet():
         for case in chosen_cases(arguments.one_in, arguments.seed):
-            outcome, why = compare(case, arguments.target)
+            outcome, why = known.get(case.name), ""
+            if outcome is None:
+                outcome, why = compare(case, arguments.target)
+                if arguments.results is not None:
+                    line = json.dumps({"name": case.name, "outcome": outcome, "why": why})
+                    with arguments.results.open("a", encoding="utf-8") as log:
+                        log.write(f"{line}\n")
             counts[outcome] += 1
             if why:
                 print(f"{case.name}: {outcome}: {why}", flush=True)

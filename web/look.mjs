@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Opens a report in headless Chromium as a reader would, and prints as JSON what is seen there.
-//   node look.mjs REPORT.html CHROMIUM PROFILE [--node NAME] [--picture FILE.png] [--dark] [--axe]
+//   node look.mjs REPORT.html CHROMIUM PROFILE [--node NAME [--from NAME]] [--keys] [--picture FILE.png]
+//        [--dark] [--axe] [--below] [--view nodes|regions]
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
@@ -11,6 +12,8 @@ const { values, positionals } = parseArgs({
   allowPositionals: true,
   options: {
     node: { type: "string" },
+    from: { type: "string" }, // whose edge to the node is clicked
+    keys: { type: "boolean" },
     picture: { type: "string" },
     dark: { type: "boolean" },
     axe: { type: "boolean" },
@@ -81,14 +84,45 @@ seen.hasPicture = (await page.locator("#app canvas").count()) > 0;
 seen.calls = await page.locator("rect[data-call]").count();
 if (seen.hasPicture) seen.spent = await page.evaluate(() => window.intarsiaReport.spent());
 if (values.view) await page.locator("#view").selectOption(values.view);
+if (values.keys) {
+  // Where the keyboard leads: Tab from the top of the page; then what Enter and Escape do.
+  const focused = () =>
+    page.evaluate(() => {
+      const { id, tagName, title, className } = document.activeElement;
+      return id || title || document.activeElement.getAttribute("aria-label") || className || tagName.toLowerCase();
+    });
+  const heading = () => page.locator("aside h2").first().textContent();
+  const tabs = [];
+  for (let i = 0; i < 8; i++) {
+    await page.keyboard.press("Tab");
+    tabs.push(await focused());
+  }
+  await page.keyboard.press("Shift+Tab");
+  const back = await focused();
+  await page.locator(".graph").focus();
+  await page.keyboard.press("n");
+  const picked = await heading();
+  await page.keyboard.press("Enter");
+  const entered = await focused();
+  await page.keyboard.press("Escape");
+  const left = await focused();
+  await page.keyboard.press("Escape");
+  const nothing = await heading();
+  await page.keyboard.press("/");
+  const searching = await focused();
+  await page.keyboard.type("a");
+  await page.keyboard.press("Escape");
+  const isClosed = await page.locator("#found").isHidden();
+  await page.locator(".graph").focus();
+  seen.keys = { tabs, back, picked, entered, left, nothing, searching, isClosed };
+}
 if (values.node !== undefined) {
   // By the keyboard alone.
   await page.keyboard.press("/");
   await page.keyboard.type(values.node);
   seen.found = await page.locator("#found li").allTextContents();
-  await page.keyboard.press("Enter");
+  await page.keyboard.press("Enter"); // which leads to the graph
   seen.searched = await readPanel();
-  await page.locator(".graph").focus();
   await page.keyboard.press("n");
   seen.next = await readPanel();
   await page.keyboard.press("p");
@@ -98,6 +132,16 @@ if (values.node !== undefined) {
   const box = await page.locator(".graph").boundingBox();
   await page.mouse.click(box.x + at.x, box.y + at.y);
   seen.clicked = await readPanel();
+}
+if (values.from !== undefined) {
+  const id = await page.evaluate(([from, to]) => {
+    const { edge, find } = window.intarsiaReport;
+    return edge(`n${find(from)}`, `n${find(to)}`);
+  }, [values.from, seen.searched.heading]);
+  const at = await page.evaluate((edge) => window.intarsiaReport.at(edge), id);
+  const box = await page.locator(".graph").boundingBox();
+  await page.mouse.click(box.x + at.x, box.y + at.y);
+  seen.edge = { heading: await page.locator("aside h2").first().textContent(), tables: await readTables() };
 }
 if (values.axe) {
   await page.evaluate(readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8"));

@@ -86,7 +86,7 @@ def find(told, name):
 def test_a_node_is_found_and_clicked_and_reads_as_json_has_it(call, look, chain):
     target = ["-t", "fake -ops=Relu,Tanh, onnxruntime"]
     told = call("explain", chain, *target, "--html", "report.html")
-    seen = look(Path("report.html").absolute(), "--node", "ALERT", "--axe")
+    seen = look(Path("report.html").absolute(), "--node", "ALERT", "--from", "first", "--axe")
     index, region, node, reads, writes = find(told, HOSTILE)
     panel = seen["searched"]
     assert seen["found"] == [f"{HOSTILE} Tanh, {region['target']}"]
@@ -104,9 +104,34 @@ def test_a_node_is_found_and_clicked_and_reads_as_json_has_it(call, look, chain)
     ]
     assert seen["clicked"] == panel
     assert seen["next"]["heading"] != panel["heading"]
+    (copy,) = [one for one in told["copies"] if one["tensor"] == "a"]
+    assert seen["edge"]["heading"] == "copy"
+    assert seen["edge"]["tables"]["Values"] == [["a", "float32[2,4]"]]
+    (row,) = seen["edge"]["tables"]["Copied in"]
+    assert row[:2] == ["a", f"{copy['source']} → {copy['destination']}"]
+    assert row[2].startswith(f"{copy['nbytes']} (")
     assert len(told["copies"]) == seen["tables"]["Devices and copies: copies"]
     assert seen["violations"] == []
     assert seen["passes"] > 10
+
+
+@pytest.mark.exhaustive
+def test_the_keyboard_reaches_everything_and_a_line_is_picked(call, look, chain):
+    call("explain", chain, "-t", "fake -ops=Relu,Tanh, onnxruntime", "--html", "report.html")
+    report = Path("report.html").absolute()
+    seen = look(report, "--keys", "--node", "fifth", "--from", "third", "--dark")
+    buttons = ["Zoom in (+)", "Zoom out (-)", "Show the whole graph (0)"]
+    keys = seen["keys"]
+    assert keys["tabs"][:7] == ["search", "view", *buttons, "Graph of the model", "What was picked"]
+    assert keys["back"] == "What was picked"
+    assert keys["picked"] == "first"  # of the first node on
+    assert keys["entered"] == "What was picked"
+    assert keys["left"] == "Graph of the model"
+    assert keys["nothing"] == "the model"
+    assert keys["searching"] == "search"
+    assert keys["isClosed"]
+    assert seen["searched"]["heading"] == "fifth"
+    assert seen["edge"] == {"heading": "value", "tables": {"Values": [["b", "float32[2,4]"]]}}
 
 
 @pytest.mark.exhaustive
@@ -115,7 +140,7 @@ def test_a_tuned_plan_has_costs_on_every_target(call, look, chain):
         *("tune", chain, "-t", "fake -cost=*:1e-3, onnxruntime", "--threads", "1"),
         *("--budget", "8s", "--database", "costs.sqlite", "--html", "report.html"),
     )["tuning"]
-    seen = look(Path("report.html").absolute(), "--node", "sigmoid")
+    seen = look(Path("report.html").absolute(), "--node", "sigmoid", "--axe")
     (unit,) = [unit for unit in told["unit_reports"] if "third" in unit["nodes"]]
     (costs,) = [rows for name, rows in seen["searched"]["tables"].items() if "Cost" in name]
     assert [row[0].removesuffix(" (runs here)") for row in costs] == [
@@ -127,6 +152,7 @@ def test_a_tuned_plan_has_costs_on_every_target(call, look, chain):
             assert shown == pytest.approx(1e3 * cost["alone_seconds"], rel=5e-3)
     (plans,) = [rows for name, rows in seen["tables"].items() if "whole plans" in name]
     assert plans == len(told["finalists"])
+    assert seen["violations"] == []
 
 
 @pytest.mark.exhaustive

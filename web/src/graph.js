@@ -2,20 +2,29 @@
 // The picture of one graph: regions as boxes in the colour of their target, nodes in them.
 import cytoscape from "cytoscape";
 import { colourOf, scheme } from "./colours.js";
+import { makeLines } from "./lines.js";
 import { place } from "./layout.js";
 import { bytesText, copiesTo } from "./model.js";
 
 const HEAD = 26; // above the nodes of a box
 const EDGE = 14; // around them
 const SHARED = 8; // what more nodes read, as a mask, is drawn faintly
-const MANY = 1500; // from so many nodes on, edges wait while the picture moves
+const BORDER = 24; // around the picture, in pixels of the screen
+const WIDEST = 170; // a node
+
+const width = (text, most) => Math.min(most, 18 + 6.6 * text.length);
+
+/** A text that fits into a box: Cytoscape would measure every one of them. */
+function fitted(text, most) {
+  const count = Math.floor((most - 18) / 6.6);
+  return text.length > count ? `${text.slice(0, count - 1)}…` : text;
+}
 
 /** Where everything is, computed once for each view of a graph. */
 function arrange(graph, view) {
   const known = new Map();
   const boxes = [];
   const regionAt = [];
-  const width = (text, most) => Math.min(most, 18 + 6.6 * text.length);
   const inputs = graph.values.map((value, index) => ({ value, index })).filter(({ value }) => value.source === "input");
   inputs.forEach(({ value }) => boxes.push({ w: width(value.name, 200), h: 24 }));
   const inner = graph.regions.map((region) => {
@@ -24,7 +33,7 @@ function arrange(graph, view) {
     const edges = graph.edges
       .filter((edge) => position.has(edge.from) && position.has(edge.to))
       .map((edge) => [position.get(edge.from), position.get(edge.to)]);
-    const sizes = region.members.map((node) => ({ w: width(graph.nodes[node].op, 170), h: 24 }));
+    const sizes = region.members.map((node) => ({ w: width(graph.nodes[node].op, WIDEST), h: 24 }));
     return place(sizes, chained(graph, edges, region.members.length), known);
   });
   inner.forEach((one, i) => {
@@ -50,11 +59,17 @@ function chained(graph, edges, count) {
   return graph.values.length ? edges : Array.from({ length: Math.max(0, count - 1) }, (_, i) => [i, i + 1]);
 }
 
+/** What Cytoscape draws, and the edges that are only lines: those without a copy. */
 function elementsOf(graph, view, moved) {
   const { boxes, inner, inputs, regionAt, outputAt, outer } = arrange(graph, view);
   const elements = [];
+  const lines = [];
+  const placed = new Map();
   const target = (text) => graph.targets.indexOf(text);
-  const node = (id, classes, x, y, data) => elements.push({ data: { id, ...data }, position: { x, y }, classes });
+  const node = (id, classes, x, y, data) => {
+    placed.set(id, { x, y, w: data.w, h: data.h });
+    elements.push({ data: { id, ...data }, position: { x, y }, classes });
+  };
   graph.regions.forEach((region, i) => {
     const at = regionAt[i];
     const count = `${region.nodes.length} node${region.nodes.length === 1 ? "" : "s"}`;
@@ -67,12 +82,12 @@ function elementsOf(graph, view, moved) {
     region.members.forEach((member, k) => {
       const { op, name } = graph.nodes[member];
       const classes = moved.has(name) ? "node moved" : "node";
-      const w = Math.min(170, 18 + 6.6 * op.length);
-      node(`n${member}`, classes, left + inner[i].x[k], top + inner[i].y[k], { label: op, t: target(region.runsOn), w, h: 24 });
+      const data = { label: fitted(op, WIDEST), t: target(region.runsOn), w: width(op, WIDEST), h: 24 };
+      node(`n${member}`, classes, left + inner[i].x[k], top + inner[i].y[k], data);
     });
   });
   const end = (id, value, at) =>
-    node(id, "end", outer.x[at], outer.y[at], { label: value.name, w: boxes[at].w, h: 24 });
+    node(id, "end", outer.x[at], outer.y[at], { label: fitted(value.name, 200), w: boxes[at].w, h: 24 });
   inputs.forEach(({ value, index }, i) => end(`i${index}`, value, i));
   graph.outputs.forEach((value, i) => end(`o${i}`, graph.values[value], outputAt + i));
   const seen = new Set();
@@ -82,9 +97,12 @@ function elementsOf(graph, view, moved) {
     const copies = region ? copiesTo(graph, values.map((value) => graph.values[value].name), region) : [];
     const bytes = copies.reduce((sum, copy) => sum + copy.nbytes, 0);
     const data = { id: `e${seen.size}`, source, target: to, values, region: region?.index ?? -1 };
-    if (copies.length) data.label = bytesText(bytes);
+    if (copies.length) {
+      elements.push({ data: { ...data, label: bytesText(bytes) }, classes: "copy" });
+      return;
+    }
     const isShared = values.every((value) => graph.values[value].readers.length > SHARED);
-    elements.push({ data, classes: copies.length ? "copy" : isShared ? "shared" : "" });
+    lines.push({ data, isShared, from: placed.get(source), to: placed.get(to) });
   };
   const idOf = (index) => (view === "regions" ? `r${graph.nodes[index].region}` : `n${index}`);
   const regionOf = (index) => graph.regions[graph.nodes[index].region];
@@ -99,32 +117,36 @@ function elementsOf(graph, view, moved) {
     const { producer } = graph.values[value];
     if (producer >= 0) edge(idOf(producer), `o${i}`, [value], null);
   });
-  return elements;
+  return { elements, lines, w: outer.w, h: outer.h };
 }
 
 function styleOf(targets) {
-  const { ink, soft, mark, accent } = scheme();
+  const { ink, soft, paper, mark, accent } = scheme();
   const text = { color: ink, "font-family": "system-ui, DejaVu Sans, sans-serif", "font-size": 11 };
   return [
-    { selector: "node", style: { ...text, label: "data(label)", shape: "round-rectangle", width: "data(w)", height: "data(h)", "border-width": 1, "border-color": soft, "text-valign": "center", "text-max-width": "data(w)", "text-wrap": "ellipsis", "min-zoomed-font-size": 6 } },
+    { selector: "node", style: { ...text, label: "data(label)", shape: "round-rectangle", width: "data(w)", height: "data(h)", "border-width": 1, "border-color": soft, "text-valign": "center", "min-zoomed-font-size": 6, "z-index": 2 } },
     { selector: ".region", style: { "background-opacity": 0.3, "text-valign": "top", "text-margin-y": 20, "font-size": 13, "font-weight": "bold", "z-index": 0, "min-zoomed-font-size": 5, "border-width": 1.5 } },
-    { selector: ".node", style: { "z-index": 2 } },
-    { selector: ".end", style: { shape: "round-tag", "background-opacity": 0, "z-index": 2 } },
+    { selector: ".end", style: { shape: "round-tag", "background-color": paper } },
     ...targets.map((_, i) => ({ selector: `node[t = ${i}]`, style: { "background-color": colourOf(i) } })),
     { selector: ".moved", style: { "border-width": 3, "border-color": mark, "border-style": "double" } },
-    { selector: "edge", style: { width: 1, "line-color": soft, "curve-style": "straight", "target-arrow-shape": "triangle", "target-arrow-color": soft, "arrow-scale": 0.6, "z-index": 1 } },
-    { selector: ".shared", style: { opacity: 0.3 } },
-    { selector: ".copy", style: { ...text, label: "data(label)", width: 2, "line-style": "dashed", "line-color": mark, "target-arrow-color": mark, color: mark, "font-size": 10, "min-zoomed-font-size": 6 } },
+    { selector: "edge", style: { ...text, label: "data(label)", width: 2, "line-style": "dashed", "line-color": mark, "curve-style": "straight", "target-arrow-shape": "triangle", "target-arrow-color": mark, "arrow-scale": 0.6, "z-index": 1, color: mark, "font-size": 10, "min-zoomed-font-size": 6 } },
     { selector: "node:selected", style: { "border-width": 4, "border-color": accent } },
-    { selector: "edge:selected", style: { opacity: 1, width: 3, "line-color": accent, "target-arrow-color": accent } },
+    { selector: "edge:selected", style: { width: 3, "line-color": accent, "target-arrow-color": accent } },
   ];
 }
 
 /** Draws a graph into an element, and returns what can be done with the picture. */
 export function draw(graph, view, container, { moved, onPick }) {
   const start = performance.now();
-  const elements = elementsOf(graph, view, moved);
+  const { elements, lines, w, h } = elementsOf(graph, view, moved);
   const laidOut = performance.now();
+  /** Where the whole is seen. Cytoscape would go through all labels and edges to find it out. */
+  const whole = () => {
+    const [width, height] = [container.clientWidth, container.clientHeight];
+    const least = Math.min((width - 2 * BORDER) / Math.max(1, w), (height - 2 * BORDER) / Math.max(1, h));
+    const zoom = Math.min(1.2, Math.max(0.01, least));
+    return { zoom, pan: { x: (width - zoom * w) / 2, y: (height - zoom * h) / 2 } };
+  };
   const picture = cytoscape({
     container,
     elements,
@@ -133,22 +155,23 @@ export function draw(graph, view, container, { moved, onPick }) {
     autoungrabify: true,
     boxSelectionEnabled: false,
     selectionType: "single",
-    hideEdgesOnViewport: graph.nodes.length > MANY,
     minZoom: 0.01,
     maxZoom: 4,
+    ...whole(),
   });
-  const fit = () => {
-    picture.fit(undefined, 24);
-    if (picture.zoom() > 1.2) {
-      picture.zoom(1.2);
-      picture.center();
-    }
-  };
-  fit();
-  picture.on("tap", "node, edge", (event) => onPick(event.target.id(), event.target.data()));
+  const drawn = makeLines(picture, container, lines);
+  picture.on("tap", ({ target, position }) => {
+    // A line is below the picture, and runs through regions.
+    const isOpen = target === picture || (view === "nodes" && target.hasClass("region"));
+    const line = isOpen ? drawn.near(position) : null;
+    drawn.select(line);
+    if (line) onPick(line.data.id, line.data);
+    else if (target !== picture) onPick(target.id(), target.data());
+  });
+  picture.on("select", ({ target }) => drawn.hasSelected() && target.unselect()); // the region around a line
   return {
     spent: { layout: laidOut - start, picture: performance.now() - laidOut },
-    fit,
+    fit: () => picture.viewport(whole()),
     restyle: () => picture.style(styleOf(graph.targets)),
     resize: () => picture.resize(),
     destroy: () => picture.destroy(),
@@ -158,16 +181,28 @@ export function draw(graph, view, container, { moved, onPick }) {
     show(id, isFar) {
       const element = picture.getElementById(id);
       if (element.empty()) return;
-      picture.elements(":selected").unselect();
+      this.unselect();
       element.select();
       if (isFar) {
         if (picture.zoom() < 0.7) picture.zoom(0.9);
         picture.center(element);
       }
     },
+    unselect() {
+      drawn.select(null);
+      picture.elements(":selected").unselect();
+    },
+    /** Where an element is drawn: its middle, in pixels. */
     at(id) {
       const element = picture.getElementById(id);
-      return element.empty() ? null : element.renderedPosition();
+      if (!element.empty()) return element.isEdge() ? element.renderedMidpoint() : element.renderedPosition();
+      const middle = drawn.middle(id);
+      return middle && { x: middle.x * picture.zoom() + picture.pan().x, y: middle.y * picture.zoom() + picture.pan().y };
+    },
+    /** The edge between two elements, if there is one. */
+    edge(source, target) {
+      const isIt = (data) => data.source === source && data.target === target;
+      return [...lines, ...elements].find(({ data }) => isIt(data))?.data.id ?? null;
     },
   };
 }

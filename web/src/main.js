@@ -12,7 +12,8 @@ const FEW = 4000; // of more nodes, regions are drawn first
 
 const KEYS =
   "In the graph: arrows move it, + and - zoom, 0 shows all of it, n and p go to the next and the " +
-  "previous node, / searches. In the timeline: arrows, +, -, 0, n and p likewise.";
+  "previous node, Enter to what is told of it, from where Escape leads back; / searches. " +
+  "In the timeline: arrows, +, -, 0, n and p likewise.";
 
 function start() {
   const data = JSON.parse(document.getElementById("data").textContent);
@@ -30,7 +31,10 @@ function start() {
   const panel = make("aside", { "aria-label": "What was picked", tabindex: "0", "aria-live": "polite" });
   const container = make("div", { class: "graph", role: "application", tabindex: "0", "aria-label": "Graph of the model" });
   const legend = make("ul", { class: "legend", "aria-label": "Colours of targets" });
-  const search = makeSearch(() => graph.nodes, (node) => show(`n${node.index}`));
+  const search = makeSearch(() => graph.nodes, (node) => {
+    show(`n${node.index}`);
+    container.focus({ preventScroll: true });
+  });
   const view = make("select", { id: "view", onchange: () => redraw() }, make("option", { value: "nodes" }, "nodes"), make("option", { value: "regions" }, "regions"));
   if (graph.nodes.length > FEW) view.value = "regions";
   const which = make("select", { id: "which", onchange: () => { graph = graphs[Number(which.value)]; search.reset(); redraw(); } },
@@ -86,9 +90,15 @@ function start() {
 
   function redraw() {
     picture?.destroy();
-    current = -1;
     picture = draw(graph, view.value, container, { moved, onPick: (id, edge) => tell(...describe(id, edge)) });
     paintLegend();
+    tellAll();
+  }
+
+  /** Picks nothing, and tells what the graph is. */
+  function tellAll() {
+    current = -1;
+    picture.unselect();
     tell(
       make("h2", {}, graph.title),
       make("p", {}, graph.explanation.summary),
@@ -112,10 +122,17 @@ function start() {
       0: () => picture.fit(),
       n: () => graph.nodes.length && go(1),
       p: () => graph.nodes.length && go(current < 0 ? 0 : -1),
+      Enter: () => panel.focus(),
+      Escape: tellAll,
     };
     if (!keys[event.key]) return;
     event.preventDefault();
     keys[event.key]();
+  });
+  panel.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    event.preventDefault();
+    container.focus();
   });
   document.addEventListener("keydown", (event) => {
     const isTyping = /^(input|select|textarea)$/i.test(event.target.tagName);
@@ -135,7 +152,12 @@ function start() {
     }));
   }
   // For tests and the curious: where an element is drawn, and how long drawing took.
-  window.intarsiaReport = { at: (id) => picture.at(id), find: (name) => graph.nodes.findIndex((node) => node.name === name), spent: () => picture.spent };
+  window.intarsiaReport = {
+    at: (id) => picture.at(id),
+    edge: (source, target) => picture.edge(source, target),
+    find: (name) => graph.nodes.findIndex((node) => node.name === name),
+    spent: () => picture.spent,
+  };
 }
 
 start();

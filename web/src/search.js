@@ -67,5 +67,9 @@ export function makeSearch(nodesOf, onFound) {
     input.value = "";
     look();
   };
-  return { element, count, focus: () => input.focus(), reset };
+  const focus = () => {
+    input.focus();
+    input.select();
+  };
+  return { element, count, focus, reset };
 }
