@@ -6,6 +6,7 @@ import json
 import numpy as np
 import onnx
 import onnx.parser
+import pytest
 from onnx.reference import ReferenceEvaluator
 
 import intarsia
@@ -77,3 +78,19 @@ def test_a_loss_in_a_branch_is_taken_apart_there() -> None:
         feeds["flag"] = np.array(flag)
         (wanted,) = ReferenceEvaluator(model).run(None, feeds)
         np.testing.assert_allclose(program.run(feeds)["y"], wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("op_type", ["HannWindow", "HammingWindow", "BlackmanWindow"])
+@pytest.mark.parametrize("element", ["DOUBLE", "FLOAT"])
+def test_a_window_is_as_exact_as_its_type(op_type: str, element: str) -> None:
+    """ONNX's function computes in float32, also where float64 is wanted."""
+    dtype = onnx.TensorProto.DataType.Value(element)
+    body = f"{{ y = {op_type} <periodic = 1, output_datatype = {dtype}> (size) }}"
+    text = f"g (int64 size) => ({element.lower()}[n] y) {body}"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+    feeds = {"size": np.array(24)}
+    (wanted,) = ReferenceEvaluator(model).run(None, feeds)
+    result = intarsia.compile(model, "reference", num_threads=1).run(feeds)["y"]
+    atol = 1e-15 if element == "DOUBLE" else 3e-7
+    assert result.dtype == wanted.dtype
+    np.testing.assert_allclose(result, wanted, rtol=0, atol=atol)

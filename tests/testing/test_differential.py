@@ -5,11 +5,13 @@ import json
 from itertools import islice
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
 
 import intarsia
+from intarsia.arrays import np_dtype
 from intarsia.backends.defects import forgotten
 from intarsia.backends.openvino_defects import DEFECTS
 from intarsia.testing.differential import (
@@ -26,7 +28,7 @@ from intarsia.testing.differential.mended import MENDED
 from intarsia.testing.differential.rounding import RUNS, Evaluation
 from intarsia.testing.differential.shrinking import describe, shrink
 from intarsia.testing.differential.sight import find, switches
-from intarsia.testing.graphs import OPERATORS
+from intarsia.testing.graphs import OPERATORS, Family
 
 NAN, INF = float("nan"), float("inf")
 
@@ -375,7 +377,7 @@ def test_results_add_up_over_runs_and_the_last_verdict_counts(tmp_path):
     Results(tmp_path).add(record(0, ("llvm", "agrees"), ("", "disagrees")))
     Results(tmp_path).add(record(2, ("llvm", "agrees")))
     results = Results(tmp_path)
-    assert results.todo(2) == [1, 3]
+    assert results.todo(2, (Family.PLAIN,)) == [1, 3]
     assert results.seeds_with([GraphVerdict.DISAGREES]) == [0]
     results.add(record(0, ("", "agrees")))
     counts = Results(tmp_path).counts()
@@ -387,9 +389,9 @@ def test_a_line_that_was_cut_off_is_done_again(tmp_path):
     path = tmp_path / "results.jsonl"
     path.write_text(path.read_text() + '{"seed": 1, "findi')
     results = Results(tmp_path)
-    assert results.todo(1) == [1]
+    assert results.todo(1, (Family.PLAIN,)) == [1]
     results.add(record(1, ("llvm", "agrees")))
-    assert Results(tmp_path).todo(1) == [2]
+    assert Results(tmp_path).todo(1, (Family.PLAIN,)) == [2]
 
 
 def test_graphs_of_another_generator_do_not_count(tmp_path):
@@ -450,6 +452,48 @@ def test_a_seed_is_judged_on_every_target():
     record = judge_seed(0, [("llvm", 1), ("onnxruntime", 2)])
     assert [finding["target"] for finding in record["findings"]] == ["llvm", "onnxruntime"]
     assert {finding["verdict"] for finding in record["findings"]} <= {"agrees", "refused"}
+
+
+@pytest.mark.parametrize("family", [Family.NARROW, Family.FREE])
+def test_seeds_of_every_family_are_judged(family):
+    start = family.seeds[0]
+    for seed in range(start, start + 8):
+        for finding in judge_seed(seed, [("llvm", 1)])["findings"]:
+            assert finding["verdict"] not in BAD, (seed, finding)
+
+
+def test_a_program_that_is_wrong_at_some_sizes_is_found(monkeypatch):
+    """Where it is right at the sizes that it was drawn with."""
+    model = parsed("g (float[n] x) => (float[m] y) { y = Neg(x) }")
+    judged = Judged(model, [{"x": np.ones(n, np.float32)} for n in (4, 7)])
+    assert judged.judge("llvm", 1).verdict == GraphVerdict.AGREES
+    compiled = intarsia.compile(model, "llvm", num_threads=1)
+
+    class Wrong:
+        placement = compiled.placement
+
+        def run(self, feeds):
+            return {"y": -feeds["x"] + (len(feeds["x"]) == 7)}
+
+    monkeypatch.setattr(
+        "intarsia.testing.differential.judging._compile", lambda *arguments: (Wrong(), True)
+    )
+    assert judged.judge("llvm", 1).verdict == GraphVerdict.DISAGREES
+
+
+def test_seeds_are_taken_from_families_by_turns(tmp_path):
+    results = Results(tmp_path)
+    starts = [family.seeds[0] for family in Family]
+    assert results.todo(4) == [*starts, starts[0] + 1]
+    assert results.todo(2, (Family.FREE,)) == [starts[2], starts[2] + 1]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_halves_agree_within_their_own_units(dtype):
+    one = np.ones(3, np_dtype(dtype))
+    unit = float(ml_dtypes.finfo(one.dtype).eps)
+    assert not differs((one * (1 + unit)).astype(one.dtype), one)
+    assert differs((one * (1 + 8 * unit)).astype(one.dtype), one)
 
 
 @pytest.mark.parametrize("name", ["openvino LSTM", "openvino PRelu", "folding LpNormalization"])

@@ -15,7 +15,16 @@ from onnx.reference.ops import _op_list
 from intarsia.backends import corrections
 from intarsia.backends.defects import Values
 from intarsia.testing.differential.rounding import EXACT, Evaluation
-from intarsia.testing.graphs import LEFT_OUT, OPERATORS, OPSETS, draw_graph, drawing, generation
+from intarsia.testing.graphs import (
+    LEFT_OUT,
+    OPERATORS,
+    OPSETS,
+    Family,
+    draw_graph,
+    drawing,
+    generation,
+    narrow,
+)
 from intarsia.testing.graphs.draft import schema_of
 from intarsia.testing.graphs.drawing import RECIPES
 from intarsia.testing.graphs.numbers import KINDS, draw
@@ -136,3 +145,76 @@ def test_numbers_are_of_their_dtype_and_told_apart(kind, dtype):
 
 def test_exact_operators_are_operators():
     assert set(OPERATORS) >= EXACT
+
+
+@pytest.fixture(scope="module")
+def narrow_graphs():
+    """A few graphs of each form of narrow types."""
+    return [draw_graph(Family.NARROW.seeds[i]) for i in range(8 * len(narrow.FORMS))]
+
+
+def test_each_family_has_seeds_of_its_own():
+    assert [Family.of(seed) for seed in (0, 999_999, 1_000_000, 2_000_000)] == [
+        *(Family.PLAIN, Family.PLAIN, Family.NARROW, Family.FREE)
+    ]
+    assert all(Family.of(seed) is family for family in Family for seed in family.seeds[:: 10**5])
+
+
+def test_narrow_types_all_occur(narrow_graphs):
+    assert {graph.heart for graph in narrow_graphs} == set(narrow.FORMS)
+    types = set()
+    for graph in narrow_graphs:
+        onnx.checker.check_model(graph.model, full_check=True)
+        values = Evaluation(graph.model, graph.feeds).values.values()
+        types |= {array.dtype.name for array in values if isinstance(array, np.ndarray)}
+    assert {"int4", "uint4", "int8", "uint8", "float16", "bfloat16"} <= types
+    named = {node.op_type for graph in narrow_graphs for node in graph.model.graph.node}
+    assert {"QLinearConv", "QLinearMatMul", "DynamicQuantizeLinear", "MatMulInteger"} <= named
+    blocks = [graph for graph in narrow_graphs if graph.heart == "blocks"]
+    assert any(
+        attribute.name == "block_size"
+        for graph in blocks
+        for node in graph.model.graph.node
+        for attribute in node.attribute
+    )
+
+
+def test_what_numpy_lacks_is_no_input_and_no_output(narrow_graphs):
+    numpy_s = set(map(onnx.helper.np_dtype_to_tensor_dtype, map(np.dtype, "fdeilBbHhIL?")))
+    for graph in narrow_graphs:
+        for value in (*graph.model.graph.input, *graph.model.graph.output):
+            assert value.type.tensor_type.elem_type in numpy_s
+
+
+def test_a_graph_with_free_sizes_is_computed_at_several():
+    narrow_types = 0
+    for seed in Family.FREE.seeds[:24]:
+        graph = draw_graph(seed)
+        free = {
+            (value.name, axis): dim.dim_param
+            for value in graph.model.graph.input
+            for axis, dim in enumerate(value.type.tensor_type.shape.dim)
+            if dim.dim_param
+        }
+        assert free
+        narrow_types += graph.heart in narrow.FORMS
+        for feeds in graph.draws:
+            by_name = {name: set() for name in free.values()}
+            for (name, axis), symbol in free.items():
+                by_name[symbol].add(np.shape(feeds[name])[axis])
+            assert all(len(found) == 1 for found in by_name.values())
+            for value in graph.model.graph.input:
+                fixed = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+                shape = np.shape(feeds[value.name])
+                assert [s for s, f in zip(shape, fixed, strict=True) if f] == [
+                    f for f in fixed if f
+                ]
+            Evaluation(graph.model, feeds)
+        assert len(graph.draws) == 3
+    assert narrow_types > 2
+
+
+def test_graphs_with_free_sizes_have_more_than_one():
+    graphs = [draw_graph(seed) for seed in Family.FREE.seeds[:24]]
+    shapes = [{tuple(map(np.shape, feeds.values())) for feeds in graph.draws} for graph in graphs]
+    assert sum(len(found) > 1 for found in shapes) >= 22

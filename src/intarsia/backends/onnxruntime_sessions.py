@@ -90,6 +90,10 @@ def make_session(
         raise RUNTIME.error(f"refused a region: {first_line(error)}", artifact) from error
 
 
+AS_FLOATS = "1"
+"""The `accuracy_level` of products that is float32."""
+
+
 def session_settings(num_threads: int, level: str, libraries: str) -> Any:
     """Return options of a session.
 
@@ -110,6 +114,8 @@ def session_settings(num_threads: int, level: str, libraries: str) -> Any:
     settings.add_session_config_entry("session.disable_double_qdq_remover", "1")  # drops a rounding
     # Constant int8 factors become uint8 where the CPU has no VNNI: their sums saturate there.
     settings.add_session_config_entry("session.x64quantprecision", "1")
+    # Behind weights in blocks, activations would become int8: 2 % of a result's root mean square.
+    settings.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", AS_FLOATS)
     for path in check_libraries(libraries):
         try:
             settings.register_custom_ops_library(path)

@@ -10,6 +10,7 @@ of another version of the generator count for nothing, because its seeds are oth
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import platform
 import subprocess
@@ -28,9 +29,12 @@ from intarsia.process.workers import Limits, Worker
 from intarsia.report.health import backend_health
 from intarsia.settings import Settings
 from intarsia.testing.differential.judging import GraphVerdict
-from intarsia.testing.graphs import OPERATORS, generation
+from intarsia.testing.graphs import OPERATORS, Family, generation
 
-TARGETS = ("llvm", "dnnl, llvm", "openvino, onnxruntime", "onnxruntime", "opencl", "")
+TARGETS = (
+    *("llvm", "dnnl, llvm", "openvino, onnxruntime", "onnxruntime", "opencl", ""),
+    *("webgpu", "xnnpack, llvm", "ncnn, llvm"),
+)
 """Text of the targets; the empty one is the default target."""
 
 BAD = (
@@ -49,7 +53,7 @@ _RENEWED = 400
 NOWHERE = "before any target"
 """Stands for the target of a finding if drawing or judging the graph itself failed."""
 
-SPARSE = {"opencl": 4}
+SPARSE = {"opencl": 4, "webgpu": 16, "xnnpack, llvm": 4, "ncnn, llvm": 4}
 """Targets that take a share of the seeds only, because their compilers are slow: every so many."""
 
 Plan = Sequence[tuple[str, int]]
@@ -102,15 +106,16 @@ class Results:
         self._write(record)
         self._take(record)
 
-    def todo(self, count: int) -> list[int]:
-        """Return the first seeds that were never judged."""
-        seeds: list[int] = []
-        seed = 0
-        while len(seeds) < count:
-            if seed not in self.records:
-                seeds.append(seed)
-            seed += 1
-        return seeds
+    def todo(self, count: int, families: Sequence[Family] = tuple(Family)) -> list[int]:
+        """Return the first seeds that were never judged, of each family in turn.
+
+        Args:
+            count: How many.
+            families: Which families of graphs.
+        """
+        turns = zip(*(family.seeds for family in families), strict=True)
+        unseen = (seed for turn in turns for seed in turn if seed not in self.records)
+        return list(itertools.islice(unseen, count))
 
     def seeds_with(self, verdicts: Iterable[GraphVerdict]) -> list[int]:
         """Return the seeds that have one of these verdicts on some target."""

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from intarsia.arrays import Array
+from intarsia.backends.defects import is_float
 from intarsia.testing.differential.rounding import epsilon
 
 UNITS = 2.0
@@ -140,12 +142,12 @@ def _parts(moved: Callable[[], Sequence[Any]], position: int) -> list[Any]:
 
 
 def _equals(computed: Array, answer: Array, is_signed: bool) -> Array:
-    if computed.dtype.kind != "f":
+    if not is_float(computed):
         return np.asarray(computed == answer)
     left, right = computed.astype(np.float64), answer.astype(np.float64)
     with np.errstate(all="ignore"):
         unit = epsilon(computed.dtype) * np.maximum(np.abs(left), np.abs(right))
-        least = float(np.finfo(computed.dtype).smallest_subnormal)
+        least = float(ml_dtypes.finfo(computed.dtype).smallest_subnormal)
         near = np.abs(left - right) <= UNITS * np.maximum(unit, least)
     near &= np.isfinite(left) & np.isfinite(right)
     same = (left == right) | (np.isnan(left) & np.isnan(right)) | near
@@ -156,6 +158,7 @@ def _equals(computed: Array, answer: Array, is_signed: bool) -> Array:
 
 def _kinds(array: Array) -> Array:
     """Return 0 for finite numbers, 1 for NaN, 2 and 3 for the infinities."""
+    array = array.astype(np.float64)
     return np.where(
         np.isnan(array), 1, np.where(np.isposinf(array), 2, np.where(np.isneginf(array), 3, 0))
     )
@@ -170,7 +173,7 @@ def _is_rounding(computed: Array, answers: Sequence[Array], runs: Sequence[Array
         steps = [np.abs(run.astype(int) - centre) for run in runs]
         far = [np.abs(computed.astype(int) - answer) for answer in answers]
         return np.asarray(np.min(far, axis=0) <= FACTOR * np.max(steps, axis=0))
-    if computed.dtype.kind != "f":
+    if not is_float(computed):
         return np.asarray(np.any([run != centre for run in runs], axis=0))
     wide = computed.astype(np.float64)
     kinds = _kinds(centre)
@@ -186,7 +189,7 @@ def _is_rounding(computed: Array, answers: Sequence[Array], runs: Sequence[Array
 
 
 def _describe(name: str, computed: Array, answer: Array, wrong: Array) -> OutputDifference:
-    if computed.dtype.kind != "f":
+    if not is_float(computed):
         effect = "value"
         place = np.argwhere(wrong)[0]
     else:

@@ -261,7 +261,7 @@ def judge_seed(seed: int, plan: Sequence[Sequence[Any]]) -> dict[str, Any]:
         plan: Pairs of a target's text and a number of threads.
     """
     graph = draw_graph(seed)
-    judged = Judged(graph.model, (graph.feeds, graph.others))
+    judged = Judged(graph.model, graph.draws)
     findings = [judged.judge(target, threads).row for target, threads in plan]
     doubts = {"peer": judged.peer_error[:200], "dispute": judged.dispute}
     return {**facts(graph), **{k: v for k, v in doubts.items() if v}, "findings": findings}
@@ -276,6 +276,7 @@ def facts(graph: RandomGraph) -> dict[str, Any]:
         "nodes": [node.op_type for node in graph.model.graph.node],
         "kind": graph.kind,
         "dtype": graph.dtype,
+        "family": str(graph.family),
     }
 
 

@@ -23,6 +23,7 @@ import onnx
 
 from intarsia.codegen import maths
 from intarsia.codegen.scalar_ops import SCALAR_OPS, ScalarOp
+from intarsia.graph.operator_functions import WINDOWS
 from intarsia.testing.differential.judging import Judged
 
 if TYPE_CHECKING:
@@ -115,6 +116,29 @@ def _without_second_quantisations() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _with_activations_of_bytes() -> Iterator[None]:
+    with patch("intarsia.backends.onnxruntime_sessions.AS_FLOATS", "4"):
+        yield
+
+
+def _has_double_window(judged: Judged) -> bool:
+    return any(
+        attribute.name == "output_datatype" and attribute.i == onnx.TensorProto.DOUBLE
+        for node in judged.model.graph.node
+        if node.op_type in WINDOWS
+        for attribute in node.attribute
+    )
+
+
+def _has_blocks(judged: Judged) -> bool:
+    return any(
+        attribute.name == "block_size" and attribute.i
+        for node in _nodes(judged, "DequantizeLinear")
+        for attribute in node.attribute
+    )
+
+
 _OPENVINO = "openvino, onnxruntime"
 
 MENDED = (
@@ -172,6 +196,20 @@ MENDED = (
         "onnxruntime",
         frozenset(("QuantizeLinear",)),
         _without_second_quantisations,
+    ),
+    Mended(
+        "MatMul: behind weights in blocks, activations become int8",
+        "onnxruntime",
+        frozenset(("MatMul",)),
+        _with_activations_of_bytes,
+        _has_blocks,
+    ),
+    Mended(
+        "windows: what is wanted in float64 is computed in float32",
+        "llvm",
+        frozenset(WINDOWS),
+        partial(patch, "intarsia.graph.operator_functions.WINDOWS", ()),
+        _has_double_window,
     ),
 )
 """Mended defects, each with the former computation that brings it back."""

@@ -16,11 +16,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 
 from intarsia.arrays import Array
-from intarsia.backends.defects import Bound
+from intarsia.backends.defects import Bound, is_float
 from intarsia.testing.graphs.draft import NodeRun, info
 
 RUNS = 8
@@ -108,7 +109,7 @@ def units_of(
 
 def epsilon(dtype: np.dtype[Any]) -> float:
     """Return the unit in the last place of one."""
-    return float(np.finfo(dtype).eps)
+    return float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
 
 
 class Evaluation:
@@ -275,9 +276,9 @@ def _flush(value: Any) -> Any:
 def _shift(rng: np.random.Generator, numbers: Array, far: Array | float) -> Array:
     """Return finite numbers shifted at random by up to a bound, whole ones by whole steps."""
     with np.errstate(all="ignore"):
-        if numbers.dtype.kind == "f":
+        if is_float(numbers):
             shifted = numbers + rng.uniform(-1, 1, numbers.shape) * far
-            is_moved = np.isfinite(numbers) & np.isfinite(shifted)
+            is_moved = np.isfinite(numbers.astype(np.float64)) & np.isfinite(shifted)
             return np.asarray(np.where(is_moved, shifted, numbers).astype(numbers.dtype))
         limits = np.iinfo(numbers.dtype)
         shifted = numbers + np.rint(rng.choice((-1, 0, 1), numbers.shape) * far)
@@ -298,11 +299,11 @@ def _move(rng: np.random.Generator, value: Any, units: float, least: float | Non
         units: How many at most.
         least: What the largest is taken to be at least; None for units of each number's own.
     """
-    if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or not value.size:
+    if not isinstance(value, np.ndarray) or not is_float(value) or not value.size:
         return value
-    finite = np.isfinite(value)
     with np.errstate(all="ignore"):
         wide = value.astype(np.float64)
+        finite = np.isfinite(wide)
         sizes = np.abs(wide)
         if least is not None:
             sizes = np.max(sizes, where=finite, initial=least)

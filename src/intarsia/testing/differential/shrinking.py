@@ -30,7 +30,7 @@ def shrink_seed(seed: int, target: str, threads: int, folder: str) -> dict[str, 
         folder: Where `SEED-TARGET.onnx` and `.npz` go.
     """
     graph = draw_graph(seed)
-    for feeds in (graph.feeds, graph.others):
+    for feeds in graph.draws:
         judged = Judged(graph.model, (feeds,))
         finding = judged.judge(target, threads)
         if finding.verdict in _SHRUNK:

@@ -195,7 +195,7 @@ def find(index: int, tries: int, first: int | None = None, threads: int = 1) -> 
         kinds = {node.op_type for node in graph.model.graph.node}
         if switch.operators and switch.operators.isdisjoint(kinds):
             continue
-        judged = Judged(graph.model, (graph.feeds, graph.others))
+        judged = Judged(graph.model, graph.draws)
         if not switch.concerns(judged):
             continue
         tried += 1

@@ -10,21 +10,23 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from intarsia.arrays import Array
+from intarsia.arrays import Array, np_dtype
 from intarsia.backends.evaluator import make_evaluator
 from intarsia.graph.ops import operator_named
 from intarsia.testing.graphs import numbers
 
-FLOATS = ("float32", "float16", "float64")
+FLOATS = ("float32", "float16", "float64", "bfloat16")
 INTEGERS = ("int32", "int64", "uint8", "int8", "int16", "uint16", "uint32", "uint64")
-DTYPES = (*FLOATS, *INTEGERS, "bool")
+DTYPES = ("float32", "float16", "float64", *INTEGERS, "bool")
+"""What values of graphs are made of; of bfloat16 only where a draft says so."""
+
 MOST_ELEMENTS = 4096
 
 _EXTENTS = (1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8)
@@ -36,6 +38,10 @@ _EMPTY_SHARE, _LONG_SHARE = 0.02, 0.06
 
 class Unfit(Exception):  # noqa: N818 - no error: another operator is drawn instead
     """What was drawn makes no valid node."""
+
+
+Redraw = Callable[..., Array]
+"""Draws an array by a generator of numbers, of the shape that there was if none is given."""
 
 
 @cache
@@ -58,7 +64,7 @@ def dtypes_of(op_type: str, opset: int, position: int) -> tuple[str, ...]:
     port = ports[min(position, len(ports) - 1)]
     words = {"tensor(float)": "float32", "tensor(double)": "float64"}
     allowed = {words.get(text, text.removeprefix("tensor(").rstrip(")")) for text in port.types}
-    return tuple(dtype for dtype in DTYPES if dtype in allowed)
+    return tuple(dtype for dtype in (*DTYPES, "bfloat16") if dtype in allowed)
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +77,9 @@ class Draft:
         dtype: The element type that most values have.
         kind: The kind of numbers that most inputs hold.
         feeds: Arrays of the inputs so far, by name.
-        redraws: How another array is drawn, for inputs that may hold others.
+        dtypes: Those that values may have.
+        redraws: How another array is drawn, for inputs that may hold others; of another shape where
+            one is given.
         constants: Arrays of the initializers so far, by name.
         values: What every name holds.
         loose: Names whose shape depends on numbers.
@@ -84,7 +92,8 @@ class Draft:
     dtype: str = "float32"
     kind: str = "plain"
     feeds: dict[str, Any] = field(default_factory=dict)
-    redraws: dict[str, Callable[[np.random.Generator], Array]] = field(default_factory=dict)
+    dtypes: tuple[str, ...] = DTYPES
+    redraws: dict[str, Redraw] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     loose: set[str] = field(default_factory=set)
@@ -139,8 +148,14 @@ class Draft:
 
     # ---- operands
 
-    def fed(self, array: Any, redraw: Callable[[np.random.Generator], Array] | None = None) -> str:
-        """Add an input and return its name; without `redraw` it holds these numbers always."""
+    def fed(self, array: Any, redraw: Redraw | None = None) -> str:
+        """Add an input and return its name; without `redraw` it holds these numbers always.
+
+        One of bfloat16 is cast from float32: runtimes cannot be fed with what numpy lacks.
+        """
+        if np.asarray(array).dtype == np_dtype("bfloat16"):
+            wide = None if redraw is None else partial(_drawn_wide, redraw)
+            return self.op("Cast", [self.fed(array.astype("f4"), wide)], to=_BFLOAT16)[0]
         name = self._name("x")
         self.feeds[name] = self.values[name] = array
         if redraw is not None:
@@ -150,12 +165,13 @@ class Draft:
     def constant(self, array: Any, dtype: str | None = None) -> str:
         """Add an initializer and return its name."""
         name = self._name("c")
-        self.constants[name] = self.values[name] = np.asarray(array, dtype)
+        own = None if dtype is None else np_dtype(dtype)
+        self.constants[name] = self.values[name] = np.asarray(array, own)
         return name
 
     def fixed(self, array: Any, dtype: str = "int64", constant: float = 0.8) -> str:
         """Add shapes, axes or indices: mostly a constant, else an input that never changes."""
-        array = np.asarray(array, dtype)
+        array = np.asarray(array, np_dtype(dtype))
         return self.constant(array) if self.chance(constant) else self.fed(array)
 
     def new(
@@ -169,12 +185,12 @@ class Draft:
         kind: str | None = None,
     ) -> str:
         """Add an operand of drawn numbers, evenly between bounds if given, and return its name."""
-        own, shape = np.dtype(dtype), tuple(int(extent) for extent in shape)
+        own, shape = np_dtype(dtype), tuple(int(extent) for extent in shape)
         if np.prod(shape) > 4 * MOST_ELEMENTS:
             raise Unfit("too large")
         kind = kind or (self.kind if self.chance(0.75) else "plain")
 
-        def redraw(rng: np.random.Generator) -> Array:
+        def redraw(rng: np.random.Generator, shape: tuple[int, ...] = shape) -> Array:
             if low is None:
                 return numbers.draw(rng, kind, own, shape)
             if own.kind in "iu":
@@ -186,8 +202,8 @@ class Draft:
 
     def weight(self, dtype: str, shape: Sequence[int], fan: float = 1.0) -> str:
         """Add weights, mostly constant, so small that sums of `fan` of them are near one."""
-        own = np.dtype(dtype)
-        if own.kind != "f" or self.chance(0.1):
+        own = np_dtype(dtype)
+        if dtype not in FLOATS or self.chance(0.1):
             return self.new(dtype, shape, constant=0.8)
         numbers_ = self.rng.standard_normal(tuple(shape)) / max(fan, 1.0) ** 0.5
         array = np.asarray(numbers_).astype(own)
@@ -216,7 +232,7 @@ class Draft:
         allowed = [
             dtype
             for dtype in dtypes_of(op_type, self.opset, position)
-            if dtypes is None or dtype in dtypes
+            if dtype in self.dtypes and (dtypes is None or dtype in dtypes)
         ]
         made = [
             name
@@ -317,6 +333,13 @@ class Draft:
     def _drop(self, name: str) -> None:
         for place in (self.feeds, self.redraws, self.constants, self.values):
             place.pop(name, None)
+
+
+_BFLOAT16 = onnx.TensorProto.BFLOAT16
+
+
+def _drawn_wide(redraw: Redraw, *drawn: Any) -> Array:
+    return np.asarray(redraw(*drawn), np.float32)
 
 
 _KNOWN_SINCE = {"DequantizeLinear": 19}

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -16,27 +17,11 @@ import onnx
 from onnx import helper
 
 from intarsia.backends import corrections
-from intarsia.testing.graphs import (
-    movement,
-    numbers,
-    pointwise,
-    quantised,
-    structures,
-    sums,
-    windows,
-)
+from intarsia.testing.graphs import free, narrow, numbers, quantised
 from intarsia.testing.graphs.draft import Draft, Unfit, info, schema_of, tensor
+from intarsia.testing.graphs.growing import RECIPES, UNFIT, grow
 
 OPSETS = range(9, 23)
-
-RECIPES = {
-    **pointwise.RECIPES,
-    **movement.RECIPES,
-    **windows.RECIPES,
-    **sums.RECIPES,
-    **quantised.RECIPES,
-    **structures.RECIPES,
-}
 
 OPERATORS = tuple(sorted(RECIPES))
 """The operators that are drawn; seed `s` has `OPERATORS[s % len(OPERATORS)]` for its heart."""
@@ -64,12 +49,30 @@ FUSED = (
 )
 """Operators that backends fuse: what most of a longer graph is made of."""
 
-_ATTEMPTS = 30
+_ATTEMPTS = 60
+_NARROW_SHARE = 0.3
 _LATEST_IR = 10
-_UNFIT = (
-    *(Unfit, ValueError, IndexError),  # empty dimensions have no elements to choose from
-    *(onnx.checker.ValidationError, onnx.shape_inference.InferenceError),
-)
+
+_FAMILY_SEEDS = 1_000_000
+
+
+class Family(StrEnum):
+    """What is drawn from a seed: each family has a million seeds of its own."""
+
+    PLAIN = "plain"
+    NARROW = "narrow"
+    FREE = "free"
+
+    @classmethod
+    def of(cls, seed: int) -> Family:
+        """Return the family of a seed; there is none beyond the last."""
+        return list(cls)[min(seed // _FAMILY_SEEDS, len(cls) - 1)]
+
+    @property
+    def seeds(self) -> range:
+        """The seeds of the family."""
+        start = list(Family).index(self) * _FAMILY_SEEDS
+        return range(start, start + _FAMILY_SEEDS)
 
 
 @cache
@@ -96,6 +99,7 @@ class RandomGraph:
         others: The same inputs with other numbers, equal where a shape or an index depends on them.
         kind: Of numbers, a key of `numbers.KINDS`.
         dtype: That most values have.
+        more: Further numbers, which may have other sizes in dimensions that are free.
     """
 
     seed: int
@@ -105,6 +109,17 @@ class RandomGraph:
     others: Mapping[str, Any]
     kind: str
     dtype: str
+    more: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def family(self) -> Family:
+        """What it was drawn as."""
+        return Family.of(self.seed)
+
+    @property
+    def draws(self) -> tuple[Mapping[str, Any], ...]:
+        """All its numbers."""
+        return self.feeds, self.others, *self.more
 
     @property
     def opset(self) -> int:
@@ -116,7 +131,7 @@ def draw_graph(seed: int, operators: tuple[str, ...] = OPERATORS) -> RandomGraph
     """Return the graph of a seed; equal seeds give equal graphs everywhere.
 
     Args:
-        seed: Any number from 0 on.
+        seed: Any number from 0 on; its family is `Family.of` it.
         operators: Which to draw from for the heart of graphs.
 
     Raises:
@@ -126,12 +141,25 @@ def draw_graph(seed: int, operators: tuple[str, ...] = OPERATORS) -> RandomGraph
     for attempt in range(_ATTEMPTS):
         try:
             return _draw(seed, heart, np.random.default_rng([seed, attempt]))
-        except _UNFIT:
+        except UNFIT:
             continue
     raise RuntimeError(f"seed {seed}: no valid graph with {heart} in {_ATTEMPTS} attempts")
 
 
 def _draw(seed: int, heart: str, rng: np.random.Generator) -> RandomGraph:
+    family = Family.of(seed)
+    if family is Family.PLAIN:
+        return _plain(seed, heart, rng)[0]
+    if family is Family.NARROW:
+        return _narrow(seed, rng)[0]
+    graph, draft = _narrow(seed, rng) if rng.random() < _NARROW_SHARE else _plain(seed, heart, rng)
+    freed = free.free(draft, graph.model)
+    model, sizes = freed
+    feeds = [dict(graph.feeds), *(free.feeds_of(draft, graph.feeds, each) for each in sizes)]
+    return replace(graph, model=model, feeds=feeds[0], others=feeds[1], more=tuple(feeds[2:]))
+
+
+def _plain(seed: int, heart: str, rng: np.random.Generator) -> tuple[RandomGraph, Draft]:
     opsets = [version for version in OPSETS if schema_of(heart, version) is not None]
     recent = [version for version in opsets if version >= 13] if rng.random() < 0.7 else opsets  # noqa: PLR2004
     kind = str(rng.choice(list(numbers.WEIGHTS), p=list(numbers.WEIGHTS.values())))
@@ -141,25 +169,39 @@ def _draw(seed: int, heart: str, rng: np.random.Generator) -> RandomGraph:
     if style < 0.08:  # noqa: PLR2004
         quantised.network(d)
     count = 0 if style > 0.65 else d.between(0, 3)  # noqa: PLR2004
-    _grow(d, count)
+    grow(d, FUSED, count)
     RECIPES[heart](d, heart)
-    _grow(d, 0 if style > 0.85 else d.between(0, 4 if count else 2))  # noqa: PLR2004
+    grow(d, FUSED, 0 if style > 0.85 else d.between(0, 4 if count else 2))  # noqa: PLR2004
+    return _whole(d, seed, heart), d
+
+
+def _narrow(seed: int, rng: np.random.Generator) -> tuple[RandomGraph, Draft]:
+    forms = list(narrow.FORMS)
+    form = forms[seed % len(forms)]
+    d = Draft(rng, int(rng.integers(13, OPSETS[-1] + 1)))
+    if form == "blocks":
+        d.opset = max(d.opset, narrow.BLOCKS)
+    narrow.FORMS[form](d)
+    if not d.nodes:
+        raise Unfit("nothing fits")
+    _widen(d)
+    return _whole(d, seed, form), d
+
+
+def _widen(d: Draft) -> None:
+    """Cast to float32 what is not read and of a type that no runtime gives back."""
+    read = _read(d)
+    for name in [name for node in d.nodes for name in node.output if name and name not in read]:
+        if d.values[name].dtype == "bfloat16":
+            d.op("Cast", [name], to=onnx.TensorProto.FLOAT)
+
+
+def _whole(d: Draft, seed: int, heart: str) -> RandomGraph:
     model = _finish(d)
     onnx.checker.check_model(model, full_check=True)
-    others = {name: d.redraws[name](rng) if name in d.redraws else array for name, array in _fed(d)}
-    return RandomGraph(seed, heart, model, dict(_fed(d)), others, kind, dtype)
-
-
-def _grow(d: Draft, count: int) -> None:
-    """Add a few nodes of operators that are often fused; what does not fit is left out."""
-    for _ in range(count):
-        op_type = d.pick(FUSED)
-        nodes, values = len(d.nodes), dict(d.values)
-        try:
-            RECIPES[op_type](d, op_type)
-        except _UNFIT:
-            del d.nodes[nodes:]
-            d.values = values
+    fed = dict(_fed(d))
+    others = {n: d.redraws[n](d.rng) if n in d.redraws else array for n, array in fed.items()}
+    return RandomGraph(seed, heart, model, fed, others, d.kind, d.dtype)
 
 
 def _read(d: Draft) -> set[str]:
@@ -175,10 +217,16 @@ def _fed(d: Draft) -> list[tuple[str, Any]]:
     return [(name, array) for name, array in d.feeds.items() if name in read]
 
 
+def _is_narrower(value: Any) -> bool:
+    """Tell whether numpy lacks the type of a value, so that no output may be of it."""
+    return isinstance(value, np.ndarray) and value.dtype.kind == "V"
+
+
 def _finish(d: Draft) -> onnx.ModelProto:
     read = _read(d)
     made = [name for node in d.nodes for name in node.output if name]
     outputs = [name for name in made if name not in read or d.chance(0.12)]
+    outputs = [name for name in outputs if not _is_narrower(d.values[name])]
     graph = helper.make_graph(
         d.nodes,
         "random",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from intarsia.testing.graphs.draft import Draft, tensor
+from intarsia.testing.graphs.draft import FLOATS, Draft, tensor
 
 
 def concat(d: Draft, op_type: str) -> None:
@@ -195,7 +195,7 @@ def pad(d: Draft, op_type: str) -> None:
         d.op(op_type, [x], mode=mode, pads=pads, **d.some(value=value))
         return
     dtype = d.dtype_of(x)
-    value = abs(int(value)) if np.dtype(dtype).kind != "f" else value
+    value = abs(int(value)) if dtype not in FLOATS else value
     inputs = [x, d.fixed(pads)]
     if mode == "constant" and d.chance(0.6):
         inputs.append(d.fixed(np.array(value), dtype, 0.5))

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from ml_dtypes import finfo
 
 from intarsia.arrays import Array
 
@@ -44,7 +45,7 @@ def _integers(
 
 
 def _specials(rng: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    info = np.finfo(dtype)
+    info = finfo(dtype)
     odd = [np.nan, np.inf, -np.inf, 0.0, -0.0, info.smallest_subnormal, -info.smallest_normal / 2]
     odd += [info.max, info.min, info.smallest_normal]
     chosen = rng.choice(np.array(odd, np.float64), shape)
@@ -57,12 +58,12 @@ def _infinities(rng: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int
 
 
 def _huge(rng: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    exponent = rng.uniform(0.3, 0.99) * np.log(float(np.finfo(dtype).max))
+    exponent = rng.uniform(0.3, 0.99) * np.log(float(finfo(dtype).max))
     return np.asarray(rng.uniform(-1, 1, shape) * np.exp(exponent))
 
 
 def _tiny(rng: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    return rng.standard_normal(shape) * 4 * float(np.finfo(dtype).smallest_normal)
+    return rng.standard_normal(shape) * 4 * float(finfo(dtype).smallest_normal)
 
 
 KINDS: Mapping[str, Callable[..., Array]] = MappingProxyType(

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from intarsia.testing.graphs.draft import DTYPES, FLOATS, Draft, Unfit
+from intarsia.arrays import np_dtype
+from intarsia.backends.defects import is_float
+from intarsia.testing.graphs.draft import FLOATS, Draft, Unfit
 
 UNARY = (
     *("Abs", "Neg", "Sign", "Ceil", "Floor", "Round", "Sqrt", "Reciprocal", "Exp", "Log", "Sin"),
@@ -115,7 +117,7 @@ def clip(d: Draft, op_type: str) -> None:
     """Draw Clip: bounds as attributes or inputs, one, both or none."""
     x = d.take(op_type)
     dtype = d.dtype_of(x)
-    own = np.dtype(dtype)
+    own = np_dtype(dtype)
     low, high = (0, 3) if own.kind == "u" else (d.pick((-1, 0, -2)), d.pick((1, 2, 6)))
     if d.has(op_type, "min"):
         d.op(op_type, [x], **d.some(min=float(low), max=float(high)))
@@ -126,16 +128,16 @@ def clip(d: Draft, op_type: str) -> None:
 
 def cast(d: Draft, op_type: str) -> None:
     """Draw Cast or CastLike; to integers only numbers that they have."""
-    to = d.pick(DTYPES)
+    to = d.pick(d.dtypes)
     x = d.take("Cast")
-    source = d.array(x)
-    if source.dtype.kind == "f" and np.dtype(to).kind in "iu":
-        low = 0.0 if np.dtype(to).kind == "u" else -_MOST_EXACT
+    source, kind = d.array(x), np_dtype(to).kind
+    if is_float(source) and kind in "iu":
+        low = 0.0 if kind == "u" else -_MOST_EXACT
         x = d.new(source.dtype.name, source.shape, low=low, high=_MOST_EXACT)
     if op_type == "CastLike":
         d.op(op_type, [x, d.new(to, (1,), kind="plain")])
         return
-    d.op(op_type, [x], to=helper.np_dtype_to_tensor_dtype(np.dtype(to)))
+    d.op(op_type, [x], to=helper.np_dtype_to_tensor_dtype(np_dtype(to)))
 
 
 def where(d: Draft, op_type: str) -> None:
