@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.interpreter import apply_binary, interpret
+from intarsia.codegen.computation import apply_binary
+from intarsia.codegen.interpreter import interpret
 from intarsia.codegen.ir import INT64, IrValue, Type
 from intarsia.errors import InternalError
 from intarsia.extents import symbol

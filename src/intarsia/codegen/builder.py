@@ -89,10 +89,22 @@ class Builder:
 
     def local(self, name: str, dtype: str, shape: Sequence[int], align: int = 64) -> ir.Buffer:
         """Declare a dense buffer of the kernel's own, of at most some tens of kilobytes."""
+        return self._own(name, dtype, shape, ir.Scope.LOCAL, align)
+
+    def shared(self, name: str, dtype: str, shape: Sequence[int], align: int = 16) -> ir.Buffer:
+        """Declare a dense buffer that all work-items of a block see."""
+        return self._own(name, dtype, shape, ir.Scope.SHARED, align)
+
+    def registers(self, name: str, dtype: str, shape: Sequence[int]) -> ir.Buffer:
+        """Declare a dense buffer of each work-item's own, whose subscripts are constants."""
+        return self._own(name, dtype, shape, ir.Scope.REGISTER, 16)
+
+    def _own(
+        self, name: str, dtype: str, shape: Sequence[int], scope: ir.Scope, align: int
+    ) -> ir.Buffer:
         shape = tuple(shape)
-        buffer = ir.Buffer(
-            name, dtype, shape, ir.row_major(shape), ir.Scope.LOCAL, align, is_written=True
-        )
+        strides = ir.row_major(shape)
+        buffer = ir.Buffer(name, dtype, shape, strides, scope, align, is_written=True)
         self._locals.append(buffer)
         return buffer
 
@@ -168,6 +180,10 @@ class Builder:
             is_far: Whether it is for later, and only as near as the second cache.
         """
         self._blocks[-1].append(ir.Prefetch(buffer, self._position(buffer, position), is_far))
+
+    def barrier(self) -> None:
+        """Let all work-items of a block wait for each other."""
+        self._blocks[-1].append(ir.Barrier())
 
     # Tiles
 
@@ -424,6 +440,27 @@ class Builder:
         if isinstance(extent, Expression):
             self._turns = extent
         with self._open(ir.LoopKind.PARALLEL, 0, extent, 1) as index:
+            yield index
+
+    @contextmanager
+    def grid(self, blocks: ir.Subscript) -> Iterator[ir.Index]:
+        """Open the loop over the blocks of a kernel for a GPU; a block loop is to follow."""
+        assert len(self._blocks) == 1, "the grid loop is the outermost"
+        if isinstance(blocks, Expression):
+            self._turns = blocks
+        with self._open(ir.LoopKind.GRID, 0, blocks, 1) as index:
+            yield index
+
+    @contextmanager
+    def block(self, extent: int) -> Iterator[ir.Index]:
+        """Open the loop over a block's work-items, or over its warps if a lane loop follows."""
+        with self._open(ir.LoopKind.BLOCK, 0, extent, 1) as index:
+            yield index
+
+    @contextmanager
+    def lane(self, lanes: int) -> Iterator[ir.Index]:
+        """Open the loop over the work-items of a warp."""
+        with self._open(ir.LoopKind.LANE, 0, lanes, 1) as index:
             yield index
 
     @contextmanager

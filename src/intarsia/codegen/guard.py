@@ -10,6 +10,7 @@ from intarsia.codegen import ir
 
 def guarded(function: ir.Function, number: int) -> ir.Function:
     """Return a kernel with one more argument, int64[1], that does nothing unless it is a number."""
+    assert function.grid is None, "a barrier may not come to all work-items"
     choice = ir.Buffer("choice", ir.INT64.dtype, (1,), (1,), align=8)
     given, wanted = ir.IrValue(ir.INT64), ir.IrValue(ir.INT64)
     is_it, turns = ir.IrValue(ir.Type("bool")), ir.IrValue(ir.INT64)

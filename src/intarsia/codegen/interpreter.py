@@ -6,16 +6,15 @@ It is the second opinion on every emitter: loads and stores outside a buffer are
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from intarsia.codegen import ir
+from intarsia.codegen.computation import Array, computation
+from intarsia.codegen.work_items import WorkItems
 from intarsia.errors import InternalError
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def interpret(
@@ -30,10 +29,10 @@ def interpret(
         function: The kernel, expanded or not.
         arrays: One-dimensional memory of every buffer, in order, from its first element on.
         sizes: The kernel's sizes.
-        turns: Of the parallel loop; None means all.
+        turns: Of the parallel or grid loop; None means all.
 
     Raises:
-        InternalError: The kernel leaves a buffer.
+        InternalError: The kernel leaves a buffer, or work-items of a GPU race.
     """
     KernelInterpreter(function, arrays, sizes, turns).run()
 
@@ -54,10 +53,10 @@ class KernelInterpreter:
         turns: range | None = None,
     ) -> None:
         self._function = function
-        self._parallel = None if turns is None else function.parallel
+        self._parallel = None if turns is None else function.parallel or function.grid
         self._turns = turns
         self._memory: dict[ir.Buffer, Array] = dict(zip(function.buffers, arrays, strict=True))
-        for buffer in function.locals:
+        for buffer in (item for item in function.locals if item.scope is ir.Scope.LOCAL):
             self._memory[buffer] = np.zeros(int(np.prod(buffer.shape)), buffer.dtype)
         self._tiles: dict[ir.TileRegister, Array] = {
             tile: np.zeros((ir.TILE_ROWS, tile.columns), tile.dtype) for tile in function.tiles
@@ -75,7 +74,9 @@ class KernelInterpreter:
     def _body(self, body: Sequence[ir.Operation]) -> list[Act]:
         acts = []
         for operation in body:
-            if isinstance(operation, ir.Loop):
+            if isinstance(operation, ir.Loop) and operation.kind is ir.LoopKind.BLOCK:
+                acts.append(self._work_items(operation))
+            elif isinstance(operation, ir.Loop):
                 acts.append(self._loop(operation))
             elif isinstance(operation, ir.Store):
                 acts.append(self._store(operation))
@@ -103,6 +104,14 @@ class KernelInterpreter:
             values.update(zip(loop.results, current, strict=True))
 
         return run
+
+    def _work_items(self, loop: ir.Loop) -> Act:
+        """Return what runs the work-items of a block side by side."""
+        grid = self._function.grid
+        assert grid is not None, "a block loop stands in a grid loop"
+        items = WorkItems(self._function, self._memory, self._values)
+        values = self._values
+        return lambda: items.run(loop, int(values[grid.variable]))
 
     def _index(self, index: ir.Index) -> Callable[[], int]:
         values, const = self._values, int(index.const)
@@ -210,7 +219,7 @@ class KernelInterpreter:
                 values[result] = np.int64(index())
 
             return subscript
-        compute = _computation(operation)
+        compute = computation(operation)
         match ir.operands(operation):
             case ():
                 value = compute()
@@ -241,78 +250,6 @@ class KernelInterpreter:
                 raise AssertionError(operation)
 
 
-def _computation(operation: ir.Operation) -> Callable[..., Any]:  # noqa: PLR0911, PLR0912, C901 - one case a line
-    """Return what makes the result of an operation of its operands, in their order."""
-    match operation:
-        case ir.Constant(result=result, value=value):
-            return lambda: _filled(value, result)
-        case ir.Unary(name=name):
-            unary: Callable[..., Any] = _UNARY[name]
-            return unary
-        case ir.Binary(name=name):
-            binary: Callable[..., Any] = _BINARY[name]
-            return binary
-        case ir.Fma(result=result):
-            return _fused(np.dtype(result.type.dtype))
-        case ir.Dot():
-            return _dot
-        case ir.Compare(predicate=predicate):
-            compare: Callable[..., Any] = _PREDICATES[predicate]
-            return compare
-        case ir.Select():
-            return _where
-        case ir.Cast(result=result):
-            dtype = np.dtype(result.type.dtype)
-            return lambda a: a.astype(dtype)
-        case ir.Bitcast(result=result):
-            bits = np.dtype(result.type.dtype)
-            return lambda a: a.view(bits)
-        case ir.Splat(result=result):
-            return lambda a: _filled(a, result)
-        case ir.Shuffle(lanes=(lane,)):
-            return lambda a, b: np.concatenate((a, b))[lane]
-        case ir.Shuffle(lanes=lanes):
-            picked = np.array(lanes)
-            return lambda a, b: np.concatenate((a, b))[picked]
-        case ir.Extract(lane=lane):
-            return lambda a: a[lane]
-        case ir.Reduce(name=name):
-            return lambda a: _reduce(name, a)
-        case _:
-            raise AssertionError(operation)
-
-
-def _fused(dtype: np.dtype[Any]) -> Callable[..., Any]:
-    if dtype.kind != "f":
-        return lambda a, b, c: a * b + c
-    wide = np.dtype(np.longdouble if dtype == np.float64 else np.float64)
-    # Of float32 the product is exact so (48 of 53 bits); the sum is rounded twice,
-    # which differs from a fused one next to ties alone.
-    return lambda a, b, c: (np.multiply(a, b, dtype=wide) + c).astype(dtype)
-
-
-def _filled(value: Any, result: ir.IrValue) -> Any:
-    type_ = result.type
-    if type_.lanes == 1:
-        return np.dtype(type_.dtype).type(value)
-    return np.full(type_.lanes, value, type_.dtype)
-
-
-def _dot(left: Array, right: Array, addend: Any) -> Any:
-    group = len(left) // np.size(addend)
-    if left.dtype == np.uint16:  # bfloat16: the upper half of a float32
-        left, right = ((item.astype(np.uint32) << 16).view(np.float32) for item in (left, right))
-    wide = np.asarray(addend).dtype
-    products = left.astype(wide) * right.astype(wide)
-    total = np.atleast_1d(addend)
-    for number in reversed(range(group)):
-        before, total = total, total + products[number::group]
-        if wide == np.int16:
-            exact = before.astype(np.int32) + products[number::group]
-            assert (total == exact).all(), "a sum does not fit int16"
-    return total if np.ndim(addend) else total[0]
-
-
 def _tile_dot(total: Array, left: Array, right: Array) -> Array:
     """Return what `ir.TileDot` makes of the total."""
     wide, group = total.dtype, ir.DOT_GROUPS[left.dtype.name]
@@ -336,79 +273,3 @@ def _flushed(numbers: Array) -> Array:
     """Return numbers with denormals as 0."""
     is_small = np.abs(numbers) < np.finfo(numbers.dtype).tiny
     return np.where(is_small, numbers.dtype.type(0), numbers)
-
-
-def _reduce(name: str, lanes: Array) -> Any:
-    while len(lanes) > 1:
-        # By halves, as the IR defines it: then emitters and this agree to the bit.
-        half = (len(lanes) + 1) // 2
-        upper = lanes[half:]
-        combined = lanes[:half].copy()
-        combined[: len(upper)] = apply_binary(name, lanes[: len(upper)], upper)
-        lanes = combined
-    return lanes[0]
-
-
-def apply_binary(name: str, left: Any, right: Any) -> Any:
-    """Apply one of `ir.BINARY` as the IR defines it."""
-    return _BINARY[name](left, right)
-
-
-def _quotient(left: Any, right: Any) -> Any:
-    dtype = np.asarray(left).dtype
-    if dtype.kind == "f":
-        return left / right
-    safe = np.where(right == 0, 1, right).astype(dtype)
-    quotient = left // safe  # rounds down; the smallest integer has no absolute value
-    if dtype.kind == "i":
-        quotient = quotient + ((left % safe != 0) & ((left < 0) != (safe < 0)))
-    return np.asarray(quotient).astype(dtype)[()]
-
-
-def _remainder(left: Any, right: Any) -> Any:
-    dtype = np.asarray(left).dtype
-    if dtype.kind == "f":
-        return np.fmod(left, right)
-    safe = np.where(right == 0, 1, right).astype(dtype)
-    return np.asarray(left - _quotient(left, safe) * safe).astype(dtype)[()]
-
-
-def _where(condition: Any, left: Any, right: Any) -> Any:
-    return np.where(condition, left, right)[()]
-
-
-_UNARY: Mapping[str, Any] = {
-    "neg": operator.neg,
-    "abs": np.abs,
-    "sqrt": np.sqrt,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "trunc": np.trunc,
-    "rint": np.rint,
-    "not": np.invert,
-    "isnan": np.isnan,
-}
-_BINARY: Mapping[str, Any] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "div": _quotient,
-    "rem": _remainder,
-    # Where one is NaN, the right operand, as `minps` and `maxps` have it.
-    "min": lambda a, b: _where(a < b, a, b),
-    "max": lambda a, b: _where(a > b, a, b),
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-    "shl": np.left_shift,
-    "shr": np.right_shift,
-    "copysign": np.copysign,
-}
-_PREDICATES: Mapping[str, Any] = {
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-}

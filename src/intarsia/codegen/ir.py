@@ -75,8 +75,10 @@ class IrValue:
 class Scope(StrEnum):
     """Where a buffer's memory comes from."""
 
-    ARGUMENT = "argument"  # the caller's: inputs, outputs, constants and scratch alike
+    GLOBAL = "global"  # the caller's: inputs, outputs, constants and scratch alike
     LOCAL = "local"  # the kernel's own, one for each thread that runs an iteration
+    SHARED = "shared"  # one for each turn of the grid loop: all work-items of a block see it
+    REGISTER = "register"  # one for each work-item; only constants are its subscripts
 
 
 @dataclass(eq=False, slots=True)
@@ -98,7 +100,7 @@ class Buffer:
     dtype: str
     shape: tuple[Size, ...]
     strides: tuple[Size, ...]
-    scope: Scope = Scope.ARGUMENT
+    scope: Scope = Scope.GLOBAL
     align: int = 64
     is_written: bool = False
 
@@ -195,10 +197,19 @@ Subscript: TypeAlias = "Index | IrValue | Size"
 
 
 class LoopKind(StrEnum):
-    """How the iterations of a loop are run."""
+    """How the iterations of a loop are run.
+
+    A kernel for a GPU is a nest of a grid loop, a block loop and perhaps a lane loop, with nothing
+    beside them but what has no effects. A turn of the innermost of these is a *work-item*; all of
+    one turn of the grid loop are a *block*, and wait for each other at barriers. With a lane loop,
+    the turns of the block loop are *warps*: work-item `warp * lanes + lane` is one of a warp's.
+    """
 
     SERIAL = "serial"
     PARALLEL = "parallel"  # independent; the outermost statement of a kernel, at most one
+    GRID = "grid"  # independent, and each a block; in the place of a parallel loop
+    BLOCK = "block"  # side by side, the only loop of a turn of the grid: work-items, or warps
+    LANE = "lane"  # in lockstep, the only loop of a turn of the block: work-items of a warp
 
 
 UNARY = frozenset(("neg", "abs", "sqrt", "floor", "ceil", "trunc", "rint", "not", "isnan"))
@@ -504,6 +515,14 @@ TileOperation: TypeAlias = TileZero | TileLoad | TileStore | TileDot
 
 
 @dataclass(eq=False, frozen=True, slots=True)
+class Barrier:
+    """Let all work-items of a block wait for each other; each sees then what others have written.
+
+    All of them come to it, so it stands in no loop whose turns may differ between them.
+    """
+
+
+@dataclass(eq=False, frozen=True, slots=True)
 class Loop:
     """`for variable in range(lower, upper, step)`, with values carried from turn to turn.
 
@@ -562,6 +581,7 @@ Operation: TypeAlias = (
     | TileLoad
     | TileStore
     | TileDot
+    | Barrier
     | Loop
 )
 
@@ -577,7 +597,7 @@ class Function:
         sizes: int64 arguments: extents that are known when it runs.
         body: Operations. Stores are inside the parallel loop, if there is one.
         free: What `sizes` are.
-        turns: Of the parallel loop, if they are free.
+        turns: Of the parallel or grid loop, if they are free.
         tiles: Its tile registers; with any, it runs only where the CPU has them, see `VectorUnit`.
     """
 
@@ -594,18 +614,38 @@ class Function:
     @property
     def parallel(self) -> Loop | None:
         """The parallel loop, if there is one."""
-        for operation in self.body:
-            if isinstance(operation, Loop) and operation.kind is LoopKind.PARALLEL:
-                return operation
-        return None
+        return find_loop(self.body, LoopKind.PARALLEL)
+
+    @property
+    def grid(self) -> Loop | None:
+        """The grid loop, if it is a kernel for a GPU."""
+        return find_loop(self.body, LoopKind.GRID)
+
+    @property
+    def work_items(self) -> int:
+        """Work-items of a block; 0 if there is no grid loop."""
+        grid = self.grid
+        block = grid and find_loop(grid.body, LoopKind.BLOCK)
+        if block is None:
+            return 0
+        lane = find_loop(block.body, LoopKind.LANE)
+        return (block.trip_count or 0) * (1 if lane is None else lane.trip_count or 0)
 
     @property
     def extent(self) -> Size | None:
-        """Turns of the parallel loop (1 without one); None if known only when it runs."""
+        """Turns of the parallel or grid loop (1 without); None if known only when it runs."""
         if self.turns is not None:
             return self.turns
-        loop = self.parallel
+        loop = self.parallel or self.grid
         return 1 if loop is None else loop.trip_count
+
+
+def find_loop(body: tuple[Operation, ...], kind: LoopKind) -> Loop | None:
+    """Return the first loop of a kind that stands in a body itself."""
+    for operation in body:
+        if isinstance(operation, Loop) and operation.kind is kind:
+            return operation
+    return None
 
 
 def operands(operation: Operation) -> tuple[IrValue, ...]:  # noqa: C901, PLR0911 - cases
@@ -617,7 +657,7 @@ def operands(operation: Operation) -> tuple[IrValue, ...]:  # noqa: C901, PLR091
             return _values(subscripts)
         case TileLoad(subscripts=subscripts) | TileStore(subscripts=subscripts):
             return _values(subscripts)
-        case TileZero() | TileDot():
+        case TileZero() | TileDot() | Barrier():
             return ()
         case Binary(left=a, right=b) | Compare(left=a, right=b) | Shuffle(left=a, right=b):
             return (a, b)

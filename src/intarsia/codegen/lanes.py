@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from intarsia.codegen import ir
+from intarsia.codegen.computation import Array, apply_binary
 from intarsia.codegen.emit.distribute import Distribution
-from intarsia.codegen.interpreter import Array, KernelInterpreter, apply_binary
+from intarsia.codegen.interpreter import KernelInterpreter
 from intarsia.errors import InternalError
 
 _MANY = -1

@@ -20,7 +20,7 @@ import hashlib
 
 from intarsia.codegen import ir
 
-_KINDS = {ir.LoopKind.SERIAL: "for", ir.LoopKind.PARALLEL: "parallel"}
+_KINDS = {kind: kind.value for kind in ir.LoopKind} | {ir.LoopKind.SERIAL: "for"}
 
 
 def print_function(function: ir.Function) -> str:
@@ -49,7 +49,9 @@ class _Printer:
         for buffer in function.buffers:
             access = "" if buffer.is_written else "const "
             self._lines.append(f"  {buffer.name}: {access}{_layout(buffer)}")
-        self._lines += [f"  local {buffer.name}: {_layout(buffer)}" for buffer in function.locals]
+        self._lines += [
+            f"  {buffer.scope} {buffer.name}: {_layout(buffer)}" for buffer in function.locals
+        ]
         self._lines += [f"  tile {tile.name}: {tile.dtype}" for tile in function.tiles]
         for size in function.sizes:
             self._names[size] = size.name
@@ -94,6 +96,8 @@ class _Printer:
                 return f"{place}{span} <- {self._use(value)}"
             case ir.Prefetch(buffer=buffer, subscripts=subscripts, is_far=is_far):
                 return f"prefetch{' far' * is_far} {self._place(buffer, subscripts)}"
+            case ir.Barrier():
+                return "barrier"
             case ir.TileZero(tile=tile):
                 return f"tile {tile.name} <- 0"
             case ir.TileLoad(tile=tile, buffer=buffer, subscripts=subscripts, stride=stride):

@@ -84,6 +84,29 @@ class VectorUnit:
         return max(1, self.bits // 8 // np.dtype(dtype).itemsize)
 
 
+@dataclass(frozen=True, slots=True)
+class GpuModel:
+    """What a schedule must know of a GPU.
+
+    Attributes:
+        item: What the code of one work-item is shaped for, where a kernel has no schedule for GPUs.
+        lanes: Work-items of a warp, which go on in lockstep.
+        most_items: Work-items that a block may have.
+        shared_bytes: Memory that the work-items of a block can share.
+        registers: Of 32 bits, what a work-item can have without spilling.
+        has_fp16: Whether it computes with float16.
+        has_fp64: Whether it computes with float64.
+    """
+
+    item: VectorUnit
+    lanes: int = 32
+    most_items: int = 256
+    shared_bytes: int = 32 << 10
+    registers: int = 128
+    has_fp16: bool = False
+    has_fp64: bool = False
+
+
 _ZMM_BITS = 512
 _PAIRS = ("sse2", "avx2", "avx512bw")
 _BYTES = ("avx512vl", "avx512vnni", "avxvnni", "avxvnniint8", "dotprod", "i8mm")

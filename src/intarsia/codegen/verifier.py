@@ -9,20 +9,33 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from intarsia.codegen import ir
+from intarsia.codegen.grid_rules import check_grid
+from intarsia.codegen.unit import GpuModel
+from intarsia.codegen.unit import VectorUnit as CpuModel
 from intarsia.errors import InternalError
+
+_OUTERMOST = (ir.LoopKind.PARALLEL, ir.LoopKind.GRID)
+_GPU_SCOPES = (ir.Scope.SHARED, ir.Scope.REGISTER)
 
 Span = tuple[int, int]
 """The smallest and the largest value that an int64 can have, as far as loops tell."""
 
 
-def verify(function: ir.Function) -> None:
+def verify(function: ir.Function, machine: CpuModel | GpuModel | None = None) -> None:
     """Check a kernel.
+
+    Args:
+        function: The kernel.
+        machine: Of what it is for; None leaves out what depends on that.
 
     Raises:
         InternalError: It uses a value before its definition, mixes types, writes where it must
-            not, has two parallel loops, or leaves a buffer.
+            not, has two parallel loops, leaves a buffer, has a barrier that not all work-items come
+            to, or is none for the machine.
     """
     _Verifier(function).run()
+    if function.grid is not None:
+        check_grid(function, machine)
 
 
 class _Verifier:
@@ -40,7 +53,7 @@ class _Verifier:
         if len(self._function.tiles) > ir.MOST_TILES:
             self._fail(f"there are {len(self._function.tiles)} tiles")
         loops = [item for item in self._function.body if isinstance(item, ir.Loop)]
-        parallel = [item for item in loops if item.kind is ir.LoopKind.PARALLEL]
+        parallel = [item for item in loops if item.kind in _OUTERMOST]
         if len(parallel) > 1:
             self._fail("there are two parallel loops")
         if parallel and any(_writes(item) for item in self._function.body if item not in parallel):
@@ -54,7 +67,9 @@ class _Verifier:
             self._fail(f"buffer {buffer.name} has {len(buffer.strides)} strides")
         if any(extent < 0 for extent in buffer.shape):
             self._fail(f"buffer {buffer.name} has a negative extent")
-        if (buffer in self._function.locals) != (buffer.scope is ir.Scope.LOCAL):
+        own = _GPU_SCOPES if self._function.grid is not None else (ir.Scope.LOCAL,)
+        expected = own if buffer in self._function.locals else (ir.Scope.GLOBAL,)
+        if buffer.scope not in expected:
             self._fail(f"buffer {buffer.name} has scope {buffer.scope}")
 
     def _body(self, body: Iterable[ir.Operation], *, is_outermost: bool = False) -> None:
@@ -64,8 +79,8 @@ class _Verifier:
                 if value not in defined:
                     self._check_defined(value, operation)
             if isinstance(operation, ir.Loop):
-                if operation.kind is ir.LoopKind.PARALLEL and not is_outermost:
-                    self._fail("a parallel loop lies inside another loop")
+                if operation.kind in _OUTERMOST and not is_outermost:
+                    self._fail(f"a {operation.kind} loop lies inside another loop")
                 self._loop(operation)
             else:
                 self._check_types(operation)
@@ -91,8 +106,8 @@ class _Verifier:
         groups = (loop.initial, loop.carried, loop.yielded, loop.results)
         if len({tuple(value.type for value in group) for group in groups}) != 1:
             self._fail("a loop carries, yields and returns different types")
-        if loop.kind is ir.LoopKind.PARALLEL and loop.initial:
-            self._fail("a parallel loop carries values")
+        if loop.kind is not ir.LoopKind.SERIAL and loop.initial:
+            self._fail(f"a {loop.kind} loop carries values")
         outer = self._defined  # what is inside is not known after it
         self._defined = set(outer)
         self._define(loop.variable)

@@ -164,7 +164,7 @@ def lower_for_gpu(request: Request) -> tuple[Program, Target, DeviceLimits]:
     _refuse(graph, piece)
     _check_outputs(graph, set(piece.region.outputs), target)
     limits = gpu_limits(target)
-    return lower_region(piece.region, limits.unit), target, limits
+    return lower_region(piece.region, limits.machine), target, limits
 
 
 def _read(request: Request) -> tuple[Setting, Mapping[Symbol, int]]:

@@ -13,6 +13,7 @@ from intarsia.codegen.builder import Builder
 from intarsia.codegen.expand import expand
 from intarsia.codegen.ir import (
     TILE_ROWS,
+    Barrier,
     Constant,
     Function,
     IndexValue,
@@ -72,7 +73,7 @@ def _work(body: tuple[Operation, ...], unit: VectorUnit) -> int:
                 is_apart = stride not in (0, 1)
                 steps = value.type.lanes if is_apart else _registers(value.type, unit)
                 total += _MEMORY * steps
-            case Prefetch():
+            case Prefetch() | Barrier():
                 total += 1
             case TileLoad() | TileStore():
                 total += _MEMORY * TILE_ROWS

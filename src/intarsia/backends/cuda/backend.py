@@ -125,7 +125,7 @@ class CudaBackend(ConfiguredBackend):
         from intarsia.codegen.lower.region import lower_region
 
         arch, limits = self.arch(context), gpu_limits(context.target.target)
-        program = lower_region(candidate.region, limits.unit)
+        program = lower_region(candidate.region, limits.machine)
         kernels = [emit_nvptx(kernel, limits) for kernel in program.kernels]
         dump_kernels(
             self.settings.dump_dir,

@@ -137,7 +137,7 @@ class OpenClBackend(ConfiguredBackend):
         from intarsia.codegen.lower.region import lower_region
 
         limits = self.limits(context)
-        program = lower_region(candidate.region, limits.unit)
+        program = lower_region(candidate.region, limits.machine)
         entry = self._entry(context)
         for kernel in program.kernels:
             _check_arguments(kernel, entry)

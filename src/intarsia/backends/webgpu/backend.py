@@ -145,7 +145,7 @@ class WebGpuBackend(ConfiguredBackend):
         from intarsia.codegen.lower.region import lower_region
 
         limits, entry = self.limits(context), self.adapter(context)
-        program = lower_region(candidate.region, limits.unit)
+        program = lower_region(candidate.region, limits.machine)
         _check_bindings(program, entry)
         kernels = [emit_wgsl(kernel, limits) for kernel in program.kernels]
         dump_kernels(

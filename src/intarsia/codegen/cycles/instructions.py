@@ -97,7 +97,7 @@ def instructions_of(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one case a line
         loaded: Values that come from memory as scalars, which a splat takes from there.
     """
     match operation:
-        case ir.Constant() | ir.Bitcast():
+        case ir.Constant() | ir.Bitcast() | ir.Barrier():
             return Slots(), 0.0
         case ir.Prefetch():
             return Slots(load=1.0), 0.0

@@ -193,6 +193,7 @@ class _Kernel(CFamily):
         self._flush()
 
     def parallel(self, loop: ir.Loop) -> None:
+        assert loop.kind is ir.LoopKind.PARALLEL, "a kernel for a GPU"
         step = "++turn" if loop.step == 1 else f"turn += {loop.step}"
         self.names[loop.variable] = ("turn",)
         self.open(f"for ({self.integer} turn = begin; turn < end; {step})")

@@ -140,10 +140,10 @@ class CFamily(ABC):
         """Write one operation."""
         match operation:
             case ir.Loop():
-                if operation.kind is ir.LoopKind.PARALLEL:
-                    self.parallel(operation)
-                else:
+                if operation.kind is ir.LoopKind.SERIAL:
                     self.loop(operation)
+                else:
+                    self.parallel(operation)
             case ir.Load():
                 self.load(operation)
             case ir.Store():
@@ -248,7 +248,7 @@ class CFamily(ABC):
 
     @abstractmethod
     def parallel(self, loop: ir.Loop) -> None:
-        """Write the parallel loop."""
+        """Write the parallel loop, or one of those of a kernel for a GPU."""
 
     @abstractmethod
     def copy(self, value: ir.IrValue) -> tuple[str, ...]:

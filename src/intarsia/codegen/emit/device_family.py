@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the emitters of languages for devices share: work-items, and vectors cut into variables.
 
-A turn of the parallel loop becomes one work-item; where loops inside it are provably parallel
+A kernel with a grid loop says which work-items there are: a turn of it is a group. Of any other
+one a turn of the parallel loop becomes one work-item; where loops inside it are provably parallel
 (`distribute`), several work-items share them, as one group if they must wait for each other. A
 kernel's own buffers are private, or local to the group that shares a turn.
 
@@ -20,7 +21,10 @@ import numpy as np
 from intarsia.codegen import ir
 from intarsia.codegen.emit.c_family import CFamily, Spelling, spell
 from intarsia.codegen.emit.distribute import Distribution, distribute
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import GpuModel, VectorUnit
+
+_LEAST_GROUP = 32
+"""Work-items of a group from which a device is taken for a GPU: those that NVIDIA's run at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,21 @@ class DeviceLimits:
 
     @property
     def unit(self) -> VectorUnit:
-        """The vector unit that kernels for the device are shaped for."""
+        """The vector unit that a work-item's code is shaped for."""
         return VectorUnit(self.vector_bits, self.registers, has_fma=self.has_fma)
+
+    @property
+    def machine(self) -> VectorUnit | GpuModel:
+        """What kernels for the device are shaped for: a GPU runs the items of a group at once."""
+        if self.group_size < _LEAST_GROUP:
+            return self.unit
+        return GpuModel(
+            self.unit,
+            most_items=self.max_work_group,
+            shared_bytes=self.local_bytes,
+            has_fp16=self.has_fp16,
+            has_fp64=self.has_fp64,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +128,16 @@ def device_kernel(
         plan: How work-items share a turn.
         source: The text.
     """
+    width = function.work_items or sharing(limits, plan)
+    is_shared = bool(function.work_items) or plan.items > 1
     return DeviceKernel(
         name=function.name,
         source=source,
         buffers=tuple(buffer.name for buffer in function.buffers),
         sizes=len(function.sizes),
-        local_size=(1, sharing(limits, plan)) if plan.items > 1 else (limits.group_size, 1),
-        items=plan.items,
-        is_group=plan.items > 1 and (plan.waits or bool(function.locals)),
+        local_size=(1, width) if is_shared else (limits.group_size, 1),
+        items=function.work_items or plan.items,
+        is_group=is_shared and (plan.waits or bool(function.locals or function.work_items)),
         busy_items=limits.busy_items,
     )
 
@@ -143,6 +162,8 @@ def divide(
         meeting_bytes: Returns the bytes that a work-item needs where all of them see a value, for
             each kind of variable that holds it.
     """
+    if function.grid is not None:
+        return Distribution()  # it says itself what is parallel
     plan = distribute(function)
     own_bytes = sum(buffer.span * item_bytes(buffer.dtype) for buffer in function.locals)
     meeting: dict[object, int] = {}
@@ -248,6 +269,10 @@ class DeviceFamily(CFamily):
 
     turn: str
     """Which turn a work-item has, if turns are counted from 0."""
+    group: str
+    """Which group a work-item is in."""
+    item_of_group: str
+    """Its number there."""
 
     @abstractmethod
     def wait(self) -> None:
@@ -464,6 +489,9 @@ class DeviceFamily(CFamily):
         plan = self.plan
         if id(operation) in plan.barriers:
             self.wait()
+        if isinstance(operation, ir.Barrier):
+            self.wait()
+            return
         # Outside of shared loops all items compute the same: one of them writes it.
         is_alone = plan.items > 1 and not self._is_inside and isinstance(operation, ir.Store)
         if is_alone:
@@ -535,9 +563,12 @@ class DeviceFamily(CFamily):
         self._is_inside = before
 
     def parallel(self, loop: ir.Loop) -> None:
-        """Write one turn of the parallel loop."""
+        """Write one turn of the parallel loop, or of a loop of a kernel for a GPU."""
+        if loop.kind in (ir.LoopKind.BLOCK, ir.LoopKind.LANE):
+            self._side_by_side(loop)
+            return
         lower, upper = self.index(loop.lower), self.index(loop.upper)
-        turn = self.turn
+        turn = self.turn if loop.kind is ir.LoopKind.PARALLEL else self.group
         if loop.step != 1:
             turn = f"{loop.step} * {turn}"
         if lower != "0":
@@ -547,3 +578,17 @@ class DeviceFamily(CFamily):
         self.open(f"if (turn < {upper})")
         self.body(loop.body)
         self.close()
+
+    def _side_by_side(self, loop: ir.Loop) -> None:
+        """Write the turn of a block loop or lane loop that is this work-item's."""
+        grid = self.function.grid
+        assert grid is not None, "a block loop stands in a grid loop"
+        block = ir.find_loop(grid.body, ir.LoopKind.BLOCK)
+        lane = block and ir.find_loop(block.body, ir.LoopKind.LANE)
+        number = self.item_of_group
+        if lane is not None:
+            number = f"({number}) {'%' if loop is lane else '/'} {lane.trip_count}"
+        name = self.fresh()
+        self.variable(self.integer, name, number)
+        self.names[loop.variable] = (name,)
+        self.body(loop.body)

@@ -48,7 +48,7 @@ def _pruned(body: tuple[ir.Operation, ...], live: set[ir.IrValue]) -> tuple[ir.O
             out.append(replace(pruned, results=after, body=inner))
         elif isinstance(operation, ir.Prefetch):
             continue
-        elif isinstance(operation, ir.Store) or any(
+        elif isinstance(operation, ir.Store | ir.Barrier) or any(
             value in live for value in ir.results(operation)
         ):
             out.append(operation)
@@ -75,5 +75,5 @@ def _place(access: ir.Load | ir.Store) -> tuple[ir.IrValue, ...]:
 
 def _writes(operation: ir.Operation) -> bool:
     return isinstance(operation, ir.Loop) and any(
-        isinstance(item, ir.Store) for item in ir.walk(operation.body)
+        isinstance(item, ir.Store | ir.Barrier) for item in ir.walk(operation.body)
     )

@@ -135,6 +135,7 @@ class _Cpu(LlvmCore):
     def bounds(self, loop: ir.Loop) -> Bounds:
         if loop.kind is ir.LoopKind.PARALLEL:
             return Bounds("%begin", "%end", loop.step, is_sure=False)
+        assert loop.kind is ir.LoopKind.SERIAL, "a kernel for a GPU"
         return super().bounds(loop)
 
     def hidden(self, pointer: str, depth: int) -> str:

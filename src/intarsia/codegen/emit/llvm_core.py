@@ -103,6 +103,10 @@ class LlvmCore:
         """Write an operation on tiles, where there are any."""
         raise AssertionError(operation)
 
+    def barrier(self) -> None:
+        """Write that work-items wait for each other, where there are any."""
+        raise AssertionError("a barrier of a CPU")
+
     def hidden(self, pointer: str, depth: int) -> str:
         """Return a pointer of which LLVM does not know how it came about, if that is of use."""
         return pointer
@@ -172,6 +176,8 @@ class LlvmCore:
                 self.prefetch(operation)
             case ir.TileZero() | ir.TileLoad() | ir.TileStore() | ir.TileDot():
                 self.tile(operation)
+            case ir.Barrier():
+                self.barrier()
             case ir.Constant(result=result, value=value):
                 self.keep(result, llvm_literal(value, result.type), 0)
             case _:

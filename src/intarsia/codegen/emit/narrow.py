@@ -101,6 +101,8 @@ class _Narrowing:
                     self._convert((result,), out)
             case ir.Prefetch():
                 pass
+            case ir.Barrier():
+                out.append(operation)
             case _:
                 self._compute(operation, out)
                 self._convert(ir.results(operation), out)

@@ -2,11 +2,11 @@
 """From the loop-level IR to LLVM IR for NVIDIA's GPUs (LLVM, "User Guide for NVPTX Back-end").
 
 A kernel becomes one `ptx_kernel`. Blocks have one dimension of threads, as many as
-`DeviceKernel.local_size` has work-items. A turn of the parallel loop is a thread's, by its block
-and its number there; where loops inside it are provably parallel (`distribute`), a turn is a
-block's (`ctaid.x`), whose threads share them, with those of other blocks (`ctaid.y`) if nobody
-waits. A kernel's own buffers are private to a thread, or lie in shared memory for the block that
-shares a turn.
+`DeviceKernel.local_size` has work-items. A turn of a grid loop is a block. Of other kernels a turn
+of the parallel loop is a thread's, by its block and its number there; where loops inside it are
+provably parallel (`distribute`), a turn is a block's (`ctaid.x`), whose threads share them, with
+those of other blocks (`ctaid.y`) if nobody waits. A kernel's own buffers are private to a thread,
+or lie in shared memory for the block that shares a turn.
 
 Arguments, in order: for each buffer the address of its first element, then each size as an int64.
 
@@ -97,7 +97,7 @@ class _Nvptx(LlvmCore):
         for number, buffer in enumerate(function.locals):
             self._local(number, buffer)
         self._place()
-        if function.parallel is None:
+        if function.parallel is None and function.grid is None:
             self._turn(None, function.body)
         else:
             self.body(function.body)
@@ -123,7 +123,7 @@ class _Nvptx(LlvmCore):
     def _local(self, number: int, buffer: ir.Buffer) -> None:
         """Make a buffer of the kernel's own."""
         what = f"[{buffer.span} x {memory_type(buffer.dtype)}]"
-        if self._is_shared:
+        if self._is_shared or buffer.scope is ir.Scope.SHARED:
             self.pointers[buffer] = self._shared_memory(f"l{number}", what, buffer.align)
             return
         nbytes = buffer.span * buffer.item_bytes
@@ -153,6 +153,8 @@ class _Nvptx(LlvmCore):
         """Write which turn a thread has, and which part of it."""
         thread, block = self._register("tid.x"), self._register("ctaid.x")
         self._now, self._item, self._items = block, thread, str(sharing(self.limits, self.plan))
+        if self.function.grid is not None:
+            return
         if not self._is_shared:
             self._now = self._sum(self._product(block, self.limits.group_size), thread)
         elif not (self.plan.waits or self.function.locals):
@@ -176,6 +178,9 @@ class _Nvptx(LlvmCore):
         self.line(f"{name} = add nsw i64 {left}, {right}")
         return name
 
+    def barrier(self) -> None:
+        self._wait()
+
     def _wait(self) -> None:
         callee = self.declare("llvm.nvvm.barrier.cta.sync.aligned.all", "void (i32)")
         self.line(f"call void {callee}(i32 0)")
@@ -185,13 +190,16 @@ class _Nvptx(LlvmCore):
     def pointer_type(self, buffer: ir.Buffer) -> str:
         if buffer in self.function.buffers:
             return _GLOBAL
-        return _SHARED if self._is_shared else "ptr"
+        return _SHARED if self._is_shared or buffer.scope is ir.Scope.SHARED else "ptr"
 
     def operation(self, operation: ir.Operation) -> None:
         if id(operation) in self.plan.barriers:
             self._wait()
-        if isinstance(operation, ir.Loop) and operation.kind is ir.LoopKind.PARALLEL:
-            self._turn(operation, operation.body)
+        if isinstance(operation, ir.Loop) and operation.kind is not ir.LoopKind.SERIAL:
+            if operation.kind in (ir.LoopKind.BLOCK, ir.LoopKind.LANE):
+                self._side_by_side(operation)
+            else:
+                self._turn(operation, operation.body)
             return
         super().operation(operation)
         if isinstance(operation, ir.Loop) and id(operation) in self.plan.reduced:
@@ -309,3 +317,17 @@ class _Nvptx(LlvmCore):
         self.line("br i1 %is.mine, label %turn, label %end")
         outer.lines += ["turn:", *inner.lines, "  br label %end", "end:"]
         outer.label = "end"
+
+    def _side_by_side(self, loop: ir.Loop) -> None:
+        """Write the turn of a block loop or lane loop that is this thread's."""
+        grid = self.function.grid
+        assert grid is not None, "a block loop stands in a grid loop"
+        block = ir.find_loop(grid.body, ir.LoopKind.BLOCK)
+        lane = block and ir.find_loop(block.body, ir.LoopKind.LANE)
+        number = self._item
+        if lane is not None:
+            number = self.fresh()
+            name = "urem" if loop is lane else "udiv"
+            self.line(f"{number} = {name} i64 {self._item}, {lane.trip_count}")
+        self.keep(loop.variable, number, len(self.blocks) - 1)
+        self.body(loop.body)

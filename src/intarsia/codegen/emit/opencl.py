@@ -9,7 +9,8 @@ One IR kernel becomes one `__kernel`::
     # build `source` with `build_options(limits)`, then for a call of `function.extent` turns:
     # enqueue kernel.name with kernel.global_size(extent) and kernel.local_size
 
-A turn of the parallel loop becomes one work-item of dimension 0; where loops inside it are provably
+A turn of a grid loop is a work-group, whose items are those of dimension 1. Of other kernels a turn
+of the parallel loop becomes one work-item of dimension 0; where loops inside it are provably
 parallel (`distribute`), the items of dimension 1 share them, as one work-group if they must wait
 for each other. A kernel's own buffers are private, or local to the group that shares a turn.
 
@@ -101,6 +102,8 @@ default switch case register static void volatile size_t
 class _OpenCl(DeviceFamily):
     integer = "long"
     turn = "(long)get_global_id(0)"
+    group = "(long)get_group_id(0)"
+    item_of_group = "(long)get_local_id(1)"
     reserved = frozenset(_RESERVED.split())
 
     wide: Mapping[int, text.OpenClSpelling]
@@ -124,14 +127,14 @@ class _OpenCl(DeviceFamily):
             self.line(f"{name} += {name}_at;")
         for buffer in function.locals:
             element = text.MEMORY[buffer.dtype]
-            if self.plan.items > 1:
+            if self.plan.items > 1 or buffer.scope is ir.Scope.SHARED:
                 element = f"__local {element}"
             align = f"__attribute__((aligned({buffer.align})))"
             self.line(f"{element} {self.buffers[buffer]}[{buffer.span}] {align};")
         if self.plan.items > 1:
             self.line("const long item = get_global_id(1), items = get_global_size(1);")
         # Without a parallel loop one work-item does it all; a group may have more.
-        if function.parallel is None:
+        if function.parallel is None and function.grid is None:
             self.open("if (get_global_id(0) == 0)")
             self.body(function.body)
             self.close()

@@ -150,6 +150,9 @@ class _Wgsl(DeviceFamily):
         # WGSL keeps hundreds of words; none ends so.
         return super()._buffer_name(f"{hint}_b")
 
+    group = "group"
+    item_of_group = "i32(local.x)"
+
     @property
     def turn(self) -> str:  # type: ignore[override]
         if self.plan.items > 1:
@@ -177,16 +180,16 @@ class _Wgsl(DeviceFamily):
         is_shared = self.plan.items > 1
         for buffer in function.locals:
             array = f"{self.buffers[buffer]}: array<{self._element(buffer)}, {buffer.span}>;"
-            if is_shared:
+            if is_shared or buffer.scope is ir.Scope.SHARED:
                 declared.append(f"var<workgroup> {array}")
             else:
                 self.line(f"var {array}")
         self.line("let group = i32(place.y + place.z * count.y);")
-        width = self.sharing if is_shared else self.group_size
+        width = function.work_items or (self.sharing if is_shared else self.group_size)
         if is_shared:
             self.line(f"let item = i32(place.x) * {width} + i32(local.x);")
             self.line(f"let items = i32(count.x) * {width};")
-        if function.parallel is None:
+        if function.parallel is None and function.grid is None:
             self.open(f"if ({self.turn} == 0)")
             self.body(function.body)
             self.close()
@@ -247,7 +250,7 @@ class _Wgsl(DeviceFamily):
 
     def _packed(self, buffer: ir.Buffer) -> int:
         """Return how many elements of a buffer lie in a word."""
-        is_own = buffer.scope is ir.Scope.LOCAL
+        is_own = buffer.scope is not ir.Scope.GLOBAL
         return 1 if is_own or buffer.dtype == "float16" else max(1, 4 // buffer.item_bytes)
 
     def _element(self, buffer: ir.Buffer) -> str:
@@ -257,7 +260,7 @@ class _Wgsl(DeviceFamily):
 
     def offset(self, access: ir.Load | ir.Store, lane: int = 0) -> str:
         place = super().offset(access, lane)
-        if access.buffer.scope is ir.Scope.LOCAL:
+        if access.buffer.scope is not ir.Scope.GLOBAL:
             return place
         start = f"{self.buffers[access.buffer]}_at"
         return start if place == "0" else f"{start} + {place}"

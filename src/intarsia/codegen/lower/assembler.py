@@ -43,7 +43,7 @@ from intarsia.codegen.lower.views import CHANNELS, Pads, View, dense_view, domai
 from intarsia.codegen.printer import fingerprint
 from intarsia.codegen.scalar_ops.narrow import storage_of
 from intarsia.codegen.storage import StorageKind
-from intarsia.codegen.unit import Accuracy, VectorUnit, WinogradMode
+from intarsia.codegen.unit import Accuracy, GpuModel, VectorUnit, WinogradMode
 from intarsia.codegen.verifier import verify
 from intarsia.extents import Expression, Size, UndecidedError, is_free, typical
 from intarsia.graph.extract import constant_array
@@ -121,7 +121,7 @@ class Assembler:
     Attributes:
         graph: Where the region is from.
         region: What is lowered.
-        unit: The vector unit of the target.
+        machine: What kernels are shaped for.
         plan: Which values are blocked, padded, or parts of others.
         winograd: Which convolutions may be computed by Winograd's transforms.
         announce: Told each kernel as soon as it is made.
@@ -142,7 +142,7 @@ class Assembler:
 
     graph: Graph
     region: Region
-    unit: VectorUnit
+    machine: VectorUnit | GpuModel
     plan: LayoutPlan
     winograd: WinogradMode = WinogradMode.OFF
     announce: Callable[[Function], None] = ignore
@@ -183,6 +183,11 @@ class Assembler:
             block = self.plan.blocks.get(value_id, 0)
             view = self._border_view(StorageKind.INPUT, index, value, block)
             self._forms[value_id] = [_Form(view)]
+
+    @property
+    def unit(self) -> VectorUnit:
+        """What the code of one thread, or of one work-item of a GPU, is shaped for."""
+        return self.machine.item if isinstance(self.machine, GpuModel) else self.machine
 
     @property
     def lanes(self) -> int:
@@ -833,7 +838,7 @@ class Assembler:
             function = self._built(spec, number)
             function = with_halves(function, halves, has_half=self.unit.has_half)
             if not self.is_sketch:
-                verify(function)
+                verify(function, self.machine)
             # Descriptions may differ and kernels be the same, such as those of layouts whose
             # strides nothing reads: LLVM gets each once.
             function = expand(function)

@@ -342,8 +342,8 @@ class _Contraction:
         )
         names = ",".join(map("".join, (a.names, b.names, c.names)))
         key = f"dots of {self.group.anchor.node.name}: {names}"
-        spec = choose_product(self.assembler, spec, key)
-        self.assembler.call(spec, (left, right, result, *others), self.group.names)
+        product = choose_product(self.assembler, spec, key)
+        self.assembler.call(product, (left, right, result, *others), self.group.names)
 
     def _with_one_step(self, factor: _Factor, names: list[str]) -> _Factor:
         """Return a factor in which some indices are as one, copied if they do not lie so."""

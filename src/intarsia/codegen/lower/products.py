@@ -10,10 +10,12 @@ from functools import partial
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.codegen.body import NOTHING, Apply, Body, Fused
+from intarsia.codegen.body import NOTHING, Apply, Body, Fused, Layout
 from intarsia.codegen.halves import SINGLE, rounded
+from intarsia.codegen.ir import row_major
 from intarsia.codegen.kernels import gemm
 from intarsia.codegen.kernels.gemm import Gemm, Panels, PanelSource
+from intarsia.codegen.kernels.grid_gemm import GridGemm, grid_gemm
 from intarsia.codegen.kernels.tile_product import TileProduct
 from intarsia.codegen.lower.activations import with_activation
 from intarsia.codegen.lower.assembler import Assembler
@@ -22,6 +24,7 @@ from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import ANCHOR, Recipe, Source, fuse, over
 from intarsia.codegen.lower.tiles import tiled_product
 from intarsia.codegen.lower.views import View
+from intarsia.codegen.unit import GpuModel
 from intarsia.extents import Expression, UndecidedError, is_free, most
 from intarsia.graph.extract import constant_array
 from intarsia.graph.graph import Value
@@ -59,7 +62,7 @@ def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
         assembler.unit,
     )
     note = ""
-    product: Gemm | TileProduct
+    product: Gemm | GridGemm | TileProduct
     if is_packed:
         weights = operation.array(1).transpose(b_order)
         weights = weights if alpha == 1 else (weights * alpha).astype(dtype)
@@ -111,7 +114,7 @@ def append_linear(
         assembler.unit,
     )
     note = ""
-    product: Gemm | TileProduct
+    product: Gemm | GridGemm | TileProduct
     if weights.constant is None:
         b = assembler.read(weights.id)
         spec = replace(spec, b=b.expanded((*c.shape[:-2], k, n)).layout)
@@ -155,7 +158,24 @@ _DOTS, _TILES = "dots", "tiles"
 """Which sums of products are computed together: along the terms, or along the columns."""
 
 
-def choose_product(assembler: Assembler, spec: Gemm, key: str) -> Gemm:
+def _on_gpu(assembler: Assembler, spec: Gemm, b: Layout) -> GridGemm | None:
+    """Return a product as it is to run on a GPU.
+
+    Args:
+        assembler: Of the program.
+        spec: The product.
+        b: Where its right operand lies, over (*batch, k, n).
+
+    Returns:
+        None if the target is no GPU, the product has no tiles that are worth sharing, or its sums
+        have to be those of the program for all sizes.
+    """
+    if not isinstance(assembler.machine, GpuModel) or assembler.settled:
+        return None
+    return grid_gemm(spec, b, assembler.machine)
+
+
+def choose_product(assembler: Assembler, spec: Gemm, key: str) -> Gemm | GridGemm:
     """Return a product of two computed operands as it is to run.
 
     Args:
@@ -163,6 +183,10 @@ def choose_product(assembler: Assembler, spec: Gemm, key: str) -> Gemm:
         spec: The product.
         key: Says which it is.
     """
+    assert isinstance(spec.b, Layout)
+    shared = _on_gpu(assembler, spec, spec.b)
+    if shared is not None:
+        return shared
 
     def own() -> str:
         return _DOTS if gemm.schedule(spec).source is PanelSource.DOTS else _TILES
@@ -194,7 +218,7 @@ def pack_weights(
     name: str,
     half: str,
     reader: str,
-) -> tuple[Gemm | TileProduct, View, View, str]:
+) -> tuple[Gemm | GridGemm | TileProduct, View, View, str]:
     """Return a product with constant weights as it is to run, both operands, and a note.
 
     Args:
@@ -207,6 +231,13 @@ def pack_weights(
         reader: The name of the node that multiplies by them: others may do so otherwise.
     """
     note, key = "", f"{name} by {reader}"
+    if not half and isinstance(assembler.machine, GpuModel):
+        rows = View(0, spec.a.dtype, weights.shape, row_major(weights.shape))
+        rows = rows.expanded((*spec.batch, spec.k, spec.n))
+        shared = _on_gpu(assembler, spec, rows.layout)
+        if shared is not None:
+            kept = assembler.panels(f"{name}rows", lambda: np.ascontiguousarray(weights))
+            return shared, a, replace(rows, storage=kept.storage), ""
     if not half:
         half, note = _half_weights(assembler, spec, weights, key)
         if half == BFLOAT16 and assembler.unit.has_bf16_tiles:
@@ -279,7 +310,7 @@ def lower_gemm(assembler: Assembler, group: KernelGroup) -> None:
         m, n, a.shape[1], a.layout, Panels(dtype), c.layout, epilogue=fused, unit=assembler.unit
     )
     note = ""
-    product: Gemm | TileProduct
+    product: Gemm | GridGemm | TileProduct
     if is_packed:
         weights = operation.array(1)
         weights = weights.T if operation.attribute("transB", 0) else weights

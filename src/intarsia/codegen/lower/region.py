@@ -25,7 +25,7 @@ from intarsia.codegen.lower.program import Program
 from intarsia.codegen.lower.schedules import HEURISTICS, Chooser
 from intarsia.codegen.patterns.codes import read_codes
 from intarsia.codegen.patterns.float_layers import keep_floats
-from intarsia.codegen.unit import Accuracy, Requantise, VectorUnit, WinogradMode
+from intarsia.codegen.unit import Accuracy, GpuModel, Requantise, VectorUnit, WinogradMode
 from intarsia.graph.graph import Graph, Node
 from intarsia.graph.region import Region
 
@@ -49,7 +49,7 @@ def refuse_node(graph: Graph, node: Node) -> tuple[str, str] | None:
 
 def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the run
     region: Region,
-    unit: VectorUnit,
+    machine: VectorUnit | GpuModel,
     winograd: WinogradMode = WinogradMode.OFF,
     announce: Callable[[Function], None] = ignore,
     *,
@@ -67,7 +67,7 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
 
     Args:
         region: What to lower.
-        unit: The vector unit of the target.
+        machine: What kernels are shaped for.
         winograd: Which convolutions may be computed by Winograd's transforms.
         announce: Told each kernel as soon as it is made.
         half_weights: Whether large weights of products with few rows may be kept as float16.
@@ -83,6 +83,7 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
             same order then, and results are the same bits.
     """
     borders = borders or Borders()
+    unit = machine.item if isinstance(machine, GpuModel) else machine
     halves = halves_of(region.graph)
     region = Region(in_singles(region.graph), region.bits)
     nominal = region.graph
@@ -99,7 +100,7 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
     assembler = Assembler(
         graph=region.graph,
         region=region,
-        unit=unit,
+        machine=machine,
         plan=fused.layouts,
         winograd=winograd,
         announce=announce,

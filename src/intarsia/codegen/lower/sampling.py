@@ -250,8 +250,8 @@ def lower_deform_conv(assembler: Assembler, group: KernelGroup) -> None:
             epilogue,
             assembler.unit,
         )
-        product = choose_product(assembler, product, f"dots of {operation.node.name}")
-        assembler.call(product, (a, columns, y, *operands), group.names)
+        chosen = choose_product(assembler, product, f"dots of {operation.node.name}")
+        assembler.call(chosen, (a, columns, y, *operands), group.names)
 
 
 def _kernel_places(operation: Operation) -> Array:
