@@ -91,9 +91,18 @@ class Builder:
         """Declare a dense buffer of the kernel's own, of at most some tens of kilobytes."""
         return self._own(name, dtype, shape, ir.Scope.LOCAL, align)
 
-    def shared(self, name: str, dtype: str, shape: Sequence[int], align: int = 16) -> ir.Buffer:
-        """Declare a dense buffer that all work-items of a block see."""
-        return self._own(name, dtype, shape, ir.Scope.SHARED, align)
+    def shared(
+        self,
+        name: str,
+        dtype: str,
+        shape: Sequence[int],
+        strides: Sequence[int] | None = None,
+        align: int = 16,
+    ) -> ir.Buffer:
+        """Declare a buffer that all work-items of a block see; row-major unless strides say so."""
+        buffer = self._own(name, dtype, shape, ir.Scope.SHARED, align)
+        buffer.strides = tuple(strides) if strides is not None else buffer.strides
+        return buffer
 
     def registers(self, name: str, dtype: str, shape: Sequence[int]) -> ir.Buffer:
         """Declare a dense buffer of each work-item's own, whose subscripts are constants."""
@@ -339,6 +348,10 @@ class Builder:
     ) -> ir.IrValue:
         """Return the addend plus the products of a lane's neighbours; see `ir.Dot`."""
         return self._append(ir.Dot(ir.IrValue(addend.type), left, right, addend, fits_pairs))
+
+    def mma(self, left: ir.IrValue, right: ir.IrValue, addend: ir.IrValue) -> ir.IrValue:
+        """Return the product of a warp's matrices plus a third; see `ir.Mma`."""
+        return self._append(ir.Mma(ir.IrValue(addend.type), left, right, addend))
 
     def compare(self, predicate: str, left: Operand, right: Operand) -> ir.IrValue:
         """Compare by one of `ir.PREDICATES`."""

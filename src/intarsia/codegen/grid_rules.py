@@ -38,13 +38,14 @@ class _GridRules:
     def __init__(self, function: ir.Function) -> None:
         self._function = function
         self._variation: dict[ir.IrValue, _Variation] = {}
-        self._has_lanes = False
+        self._lanes = 0
 
     def run(self) -> None:
         for operation in self._function.body:
             if isinstance(operation, ir.Loop) and operation.kind is ir.LoopKind.GRID:
                 block = self._only_loop(operation, ir.LoopKind.BLOCK)
-                self._has_lanes = ir.find_loop(block.body, ir.LoopKind.LANE) is not None
+                lane = ir.find_loop(block.body, ir.LoopKind.LANE)
+                self._lanes = 0 if lane is None else lane.trip_count or 0
             self._outside(operation)
 
     def _only_loop(self, outer: ir.Loop, kind: ir.LoopKind) -> ir.Loop:
@@ -66,7 +67,7 @@ class _GridRules:
             case ir.Loop():
                 for item in operation.body:
                     self._outside(item)
-            case ir.Store() | ir.Barrier():
+            case ir.Store() | ir.Barrier() | ir.Mma():
                 self._fail(f"a {type(operation).__name__} lies outside of the block loop")
             case ir.Load(buffer=buffer) if buffer.scope is not ir.Scope.GLOBAL:
                 self._fail(f"{buffer.name} is read outside of the block loop")
@@ -77,7 +78,7 @@ class _GridRules:
         """Check a block loop or a lane loop."""
         if loop.lower != ir.Index() or loop.step != 1 or not loop.trip_count:
             self._fail(f"a {loop.kind} loop does not count from 0 to a known number")
-        is_last = loop.kind is ir.LoopKind.LANE or not self._has_lanes
+        is_last = loop.kind is ir.LoopKind.LANE or not self._lanes
         self._variation[loop.variable] = _Variation.LANES if is_last else _Variation.WARPS
         if is_last:
             self._body(loop.body, _Variation.NONE)
@@ -86,7 +87,7 @@ class _GridRules:
         for operation in loop.body:
             if isinstance(operation, ir.Loop) and operation.kind is ir.LoopKind.LANE:
                 self._nested(operation)
-            elif isinstance(operation, ir.Loop | ir.Store | ir.Barrier):
+            elif isinstance(operation, ir.Loop | ir.Store | ir.Barrier | ir.Mma):
                 self._fail(f"a {type(operation).__name__} lies outside of the lane loop")
             else:
                 self._note(operation)
@@ -100,6 +101,9 @@ class _GridRules:
                 case ir.Barrier():
                     if around is not _Variation.NONE:
                         self._fail("a barrier lies in a loop whose turns differ in a block")
+                case ir.Mma():
+                    if around is _Variation.LANES or self._lanes != ir.MMA_LANES:
+                        self._fail(f"a product of a warp is not all of its {ir.MMA_LANES} lanes'")
                 case ir.Load() | ir.Store():
                     self._check_register(operation)
                 case _:
@@ -141,12 +145,14 @@ def _check_machine(function: ir.Function, machine: CpuModel | GpuModel) -> None:
     name = function.name
     if not isinstance(machine, GpuModel):
         raise InternalError(f"kernel {name} has a grid loop, and is for a CPU")
-    for loop in ir.walk(function.body):
-        if not isinstance(loop, ir.Loop) or loop.kind is not ir.LoopKind.LANE:
+    for item in ir.walk(function.body):
+        if isinstance(item, ir.Mma) and not machine.has_mma:
+            raise InternalError(f"kernel {name} has a product of a warp, and the machine has none")
+        if not isinstance(item, ir.Loop) or item.kind is not ir.LoopKind.LANE:
             continue
-        if loop.trip_count != machine.lanes:
+        if item.trip_count != machine.lanes:
             raise InternalError(
-                f"kernel {name} has {loop.trip_count} lanes, and the machine {machine.lanes}"
+                f"kernel {name} has {item.trip_count} lanes, and the machine {machine.lanes}"
             )
     if function.work_items > machine.most_items:
         raise InternalError(

@@ -514,6 +514,29 @@ class TileDot:
 TileOperation: TypeAlias = TileZero | TileLoad | TileStore | TileDot
 
 
+MMA_LANES, MMA_ROWS, MMA_COLUMNS, MMA_DEPTH = 32, 16, 8, 16
+"""Of a matrix product of a warp: lanes, rows and columns of its result, and steps along k."""
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Mma(Computed):
+    """`result = left @ right + addend`, one product of matrices for all lanes of a warp.
+
+    The matrices lie in the warp's lanes as PTX has them (NVIDIA, "PTX ISA", "Matrix Fragments for
+    mma.m16n8k16 with floating point type"). Lane `l` has of rows and columns `g = l // 4`,
+    `t = l % 4`: of `left` (16 x 16, float16x8) row `g`, or `g + 8` for elements 2, 3, 6 and 7, and
+    columns `2 * t` and `2 * t + 1`, 8 more from element 4 on; of `right` (16 x 8, float16x4)
+    column `g` and rows `2 * t` and `2 * t + 1`, 8 more from element 2 on; of `addend` and the
+    result (16 x 8, float32x4) row `g`, or `g + 8` from element 2 on, and columns `2 * t` and
+    `2 * t + 1`. Products are exact; in which order they are summed, and how a sum is rounded
+    meanwhile, is the machine's.
+    """
+
+    left: IrValue
+    right: IrValue
+    addend: IrValue
+
+
 @dataclass(eq=False, frozen=True, slots=True)
 class Barrier:
     """Let all work-items of a block wait for each other; each sees then what others have written.
@@ -582,6 +605,7 @@ Operation: TypeAlias = (
     | TileStore
     | TileDot
     | Barrier
+    | Mma
     | Loop
 )
 
@@ -652,6 +676,8 @@ def operands(operation: Operation) -> tuple[IrValue, ...]:  # noqa: C901, PLR091
     """Return the values that an operation reads itself, subscripts included, bodies not."""
     match operation:  # the most frequent first
         case Fma(left=a, right=b, addend=c) | Dot(left=a, right=b, addend=c):
+            return (a, b, c)
+        case Mma(left=a, right=b, addend=c):
             return (a, b, c)
         case Load(subscripts=subscripts) | Prefetch(subscripts=subscripts):
             return _values(subscripts)

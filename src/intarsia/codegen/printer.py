@@ -124,6 +124,8 @@ class _Printer:
             case ir.Dot(left=a, right=b, addend=c, fits_pairs=fits):
                 name = "dot_fitting_pairs" if fits else "dot"
                 return f"{name}({use(a)}, {use(b)}, {use(c)})"
+            case ir.Mma(left=a, right=b, addend=c):
+                return f"mma({use(a)}, {use(b)}, {use(c)})"
             case ir.Compare(predicate=predicate, left=a, right=b):
                 return f"{use(a)} {ir.PREDICATES[predicate]} {use(b)}"
             case ir.Select(condition=condition, left=a, right=b):

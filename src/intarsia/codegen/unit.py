@@ -96,6 +96,7 @@ class GpuModel:
         registers: Of 32 bits, what a work-item can have without spilling.
         has_fp16: Whether it computes with float16.
         has_fp64: Whether it computes with float64.
+        has_mma: Whether warps multiply matrices of float16 (`ir.Mma`).
     """
 
     item: VectorUnit
@@ -105,6 +106,7 @@ class GpuModel:
     registers: int = 128
     has_fp16: bool = False
     has_fp64: bool = False
+    has_mma: bool = False
 
 
 _ZMM_BITS = 512

@@ -50,6 +50,8 @@ class _Verifier:
             self._fail(f"{self._function.name!r} is not an identifier")
         for buffer in self._buffers:
             self._check_buffer(buffer)
+        if self._function.grid is None and any(map(_is_gpus, ir.walk(self._function.body))):
+            self._fail("it has a barrier, or a product of a warp, and no grid loop")
         if len(self._function.tiles) > ir.MOST_TILES:
             self._fail(f"there are {len(self._function.tiles)} tiles")
         loops = [item for item in self._function.body if isinstance(item, ir.Loop)]
@@ -188,6 +190,10 @@ class _Verifier:
         raise InternalError(f"kernel {self._function.name}: {problem}")
 
 
+def _is_gpus(operation: ir.Operation) -> bool:
+    return isinstance(operation, ir.Barrier | ir.Mma)
+
+
 def _writes(operation: ir.Operation) -> bool:
     if isinstance(operation, ir.Loop):
         return any(_writes(item) for item in operation.body)
@@ -215,6 +221,11 @@ def _type_problem(operation: ir.Operation) -> str | None:  # noqa: PLR0911, PLR0
             return _mismatch(result.type, a.type, b.type, c.type)
         case ir.Dot(result=result, left=a, right=b, addend=c):
             return _mismatch(result.type, c.type) or _dot_problem(a.type, b.type, c.type)
+        case ir.Mma(result=result, left=a, right=b, addend=c):
+            single, half = ir.Type("float32", 4), "float16"
+            return _mismatch(single, result.type, c.type) or (
+                _mismatch(a.type, ir.Type(half, 8)) or _mismatch(b.type, ir.Type(half, 4))
+            )
         case ir.Compare(result=result, left=a, right=b):
             return _mismatch(a.type, b.type) or _mismatch(result.type, a.type.with_dtype("bool"))
         case ir.Select(result=result, condition=condition, left=a, right=b):

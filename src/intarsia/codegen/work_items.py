@@ -22,6 +22,22 @@ from intarsia.errors import InternalError
 
 _NOBODY = -1
 
+Places = tuple[Array, Array]
+
+
+def _fragments() -> tuple[Places, Places, Places]:
+    """Return the row and the column of each lane's elements of the matrices of `ir.Mma`."""
+    lanes = np.arange(ir.MMA_LANES)[:, None]
+    group, pair = lanes // 4, lanes % 4 * 2
+    eight, four = np.arange(8), np.arange(4)
+    left = group + eight // 2 % 2 * 8, pair + eight % 2 + eight // 4 * 8
+    right = pair + four % 2 + four // 2 * 8, group + 0 * four
+    total = group + four // 2 * 8, pair + four % 2
+    return left, right, total
+
+
+_FRAGMENTS = _fragments()
+
 Values = dict[ir.IrValue, Any]
 Act = Callable[[], None]
 
@@ -108,6 +124,8 @@ class WorkItems:
                     pass
                 case ir.IndexValue(result=result, index=index):
                     acts.append(self._subscript(result, self._index(index)))
+                case ir.Mma():
+                    acts.append(self._mma(operation))
                 case _:
                     acts.append(self._compute(operation))
         return acts
@@ -134,6 +152,24 @@ class WorkItems:
 
         def run() -> None:
             values[result] = compute(*[values[value] for value in read])
+
+        return run
+
+    def _mma(self, mma: ir.Mma) -> Act:
+        values = self._values
+
+        def run() -> None:
+            mask = self._mask
+            if mask is not None and (mask != np.repeat(mask[:: self._lanes], self._lanes)).any():
+                raise InternalError(
+                    f"kernel {self._name} has a product of a warp that not all its lanes come to"
+                )
+            left, right, addend = (
+                _gathered(self._wide(values[value], value.type.lanes), places)
+                for value, places in zip(ir.operands(mma), _FRAGMENTS, strict=True)
+            )
+            total = (np.matmul(left, right) + addend).astype(np.float32)
+            values[mma.result] = _scattered(total, _FRAGMENTS[2])
 
         return run
 
@@ -367,3 +403,18 @@ def _conflict(places: Array, who: Array, seen: Array) -> tuple[int, int, int] | 
         return None
     first = int(is_other.argmax())
     return int(places[first]), int(who[first]), int(others[first])
+
+
+def _gathered(fragments: Array, places: Places) -> Array:
+    """Return the matrices that warps' lanes have, in float64, `[warps, rows, columns]`."""
+    rows, columns = places
+    parts = fragments.reshape(-1, *rows.shape)
+    matrices = np.zeros((len(parts), int(rows.max()) + 1, int(columns.max()) + 1))
+    matrices[:, rows, columns] = parts
+    return matrices
+
+
+def _scattered(matrices: Array, places: Places) -> Array:
+    """Return what lanes have of their warps' matrices, `[work-items, elements]`."""
+    rows, columns = places
+    return matrices[:, rows, columns].reshape(-1, rows.shape[1])

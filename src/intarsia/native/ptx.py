@@ -26,6 +26,10 @@ GROUP = 64
 """Threads of a block: two warps."""
 _WARP = 32
 _REGISTERS_OF_A_THREAD = 256
+_MOST_THREADS = 256
+"""Threads of a block that can have as many registers as a thread may have, of 65536."""
+_MMA_CAPABILITY = 80
+"""The least compute capability whose warps multiply matrices as `ir.Mma` says."""
 _REGISTERS = 16
 """Vectors of four floats that a thread holds of a tile: half of its registers."""
 _STATIC_BYTES = 48 << 10
@@ -60,7 +64,8 @@ def ptx_arch(capability: int) -> str:
 def gpu_limits(target: Target) -> DeviceLimits:
     """Return what kernels for a target of kind `cuda` or `nvptx` are shaped by."""
     attrs = target.attrs
-    threads = min(attrs.get(name, GROUP) for name in ("max_num_threads", "max_threads_per_block"))
+    given = ("max_num_threads", "max_threads_per_block")
+    threads = min(attrs.get(name, _MOST_THREADS) for name in given)
     registers = attrs.get("registers_per_block")
     if registers is not None:  # a kernel may need all that a thread can have
         threads = min(threads, max(_WARP, registers // _REGISTERS_OF_A_THREAD // _WARP * _WARP))
@@ -72,6 +77,7 @@ def gpu_limits(target: Target) -> DeviceLimits:
         local_bytes=min(attrs.get("max_shared_memory_per_block", _STATIC_BYTES), _STATIC_BYTES),
         has_fp16=True,
         is_correctly_rounded=True,
+        has_mma=(capability_of(target) or 0) >= _MMA_CAPABILITY,
     )
 
 

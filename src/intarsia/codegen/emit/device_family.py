@@ -44,6 +44,7 @@ class DeviceLimits:
         has_int64: Whether it has integers of 64 bits; every OpenCL device does.
         has_fma: Whether `fma` is fast; if not, it rounds twice, as the IR allows.
         is_correctly_rounded: Whether divisions and square roots can round once.
+        has_mma: Whether warps multiply matrices of float16.
     """
 
     vector_bits: int = 128
@@ -57,6 +58,7 @@ class DeviceLimits:
     has_int64: bool = True
     has_fma: bool = True
     is_correctly_rounded: bool = False
+    has_mma: bool = False
 
     @property
     def group_size(self) -> int:
@@ -79,6 +81,7 @@ class DeviceLimits:
             shared_bytes=self.local_bytes,
             has_fp16=self.has_fp16,
             has_fp64=self.has_fp64,
+            has_mma=self.has_mma,
         )
 
 

@@ -201,6 +201,9 @@ class _Nvptx(LlvmCore):
             else:
                 self._turn(operation, operation.body)
             return
+        if isinstance(operation, ir.Mma):
+            self._mma(operation)
+            return
         super().operation(operation)
         if isinstance(operation, ir.Loop) and id(operation) in self.plan.reduced:
             names = self.plan.reduced[id(operation)]
@@ -331,3 +334,33 @@ class _Nvptx(LlvmCore):
             self.line(f"{number} = {name} i64 {self._item}, {lane.trip_count}")
         self.keep(loop.variable, number, len(self.blocks) - 1)
         self.body(loop.body)
+
+    def _mma(self, mma: ir.Mma) -> None:
+        """Write a product of a warp's matrices: registers have two float16 each."""
+        half, single = "<2 x half>", "float"
+        arguments = []
+        for value in (mma.left, mma.right):
+            type_ = llvm_type(value.type)
+            for first in range(0, value.type.lanes, 2):
+                name = self.fresh()
+                mask = f"<2 x i32> <i32 {first}, i32 {first + 1}>"
+                source = f"{type_} {self.names[value]}, {type_} poison"
+                self.line(f"{name} = shufflevector {source}, {mask}")
+                arguments.append(f"{half} {name}")
+        vector, count = llvm_type(mma.addend.type), mma.addend.type.lanes
+        for lane in range(count):
+            name = self.fresh()
+            self.line(f"{name} = extractelement {vector} {self.names[mma.addend]}, i32 {lane}")
+            arguments.append(f"{single} {name}")
+        struct = f"{{ {', '.join([single] * count)} }}"
+        called = "llvm.nvvm.mma.m16n8k16.row.col.f32.f32"
+        types = ", ".join(argument.rpartition(" ")[0] for argument in arguments)
+        self.declared.setdefault(called, f"declare {struct} @{called}({types})")
+        found, current = self.fresh(), "poison"
+        self.line(f"{found} = call {struct} @{called}({', '.join(arguments)})")
+        for lane in range(count):
+            one, name = self.fresh(), self.fresh()
+            self.line(f"{one} = extractvalue {struct} {found}, {lane}")
+            self.line(f"{name} = insertelement {vector} {current}, {single} {one}, i32 {lane}")
+            current = name
+        self.keep(mma.result, current, len(self.blocks) - 1)

@@ -51,6 +51,7 @@ from intarsia.codegen.kernels import (
     tile_rows,
     top_k,
     unique,
+    warp_gemm,
     winograd,
 )
 from intarsia.codegen.unit import VectorUnit
@@ -157,6 +158,7 @@ FAMILIES: tuple[KernelFamily, ...] = (
     tile_rows,
     top_k,
     unique,
+    warp_gemm,
 )
 
 _BY_SPEC = {spec: family for family in FAMILIES for spec in family.SPECS}

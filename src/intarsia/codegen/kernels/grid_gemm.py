@@ -22,7 +22,7 @@ from intarsia.codegen.ir import Buffer, Function, Index, IrValue, Type
 from intarsia.codegen.kernels.gemm import Gemm, merged
 from intarsia.codegen.tile import mma_step
 from intarsia.codegen.unit import GpuModel
-from intarsia.extents import is_free
+from intarsia.extents import Size, is_free
 
 VECTOR = 4
 """Columns of a vector: what a work-item reads at once, where memory is aligned so."""
@@ -124,7 +124,7 @@ def grid_gemm(product: Gemm, b: Layout, machine: GpuModel) -> GridGemm | None:
         return None
     whole = merged(replace(product, b=b))
     assert isinstance(whole.b, Layout)
-    if min(whole.m, whole.n) < _LEAST or whole.k < _LEAST_DEPTH or 0 in whole.batch:
+    if not is_shared(whole.m, whole.n, whole.k) or 0 in whole.batch:
         return None
     spec = GridGemm(
         whole.m,
@@ -138,6 +138,11 @@ def grid_gemm(product: Gemm, b: Layout, machine: GpuModel) -> GridGemm | None:
         whole.epilogue,
     )
     return spec if any(fits(plan, machine) for plan in _SCHEDULES.values()) else None
+
+
+def is_shared(m: Size, n: Size, k: Size) -> bool:
+    """Tell whether a product has tiles that are worth sharing."""
+    return not is_free((m, n, k)) and min(m, n) >= _LEAST and k >= _LEAST_DEPTH
 
 
 def fits(plan: GridGemmSchedule, machine: GpuModel) -> bool:
@@ -170,7 +175,7 @@ def schedule(spec: GridGemm) -> GridGemmSchedule:
 
 def build(spec: GridGemm) -> Function:
     """Return the kernel; its arguments are a, b, c, fused operands."""
-    return _GridProduct(spec, schedule(spec)).function()
+    return GridProduct(spec, schedule(spec)).function()
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,15 +200,15 @@ class _Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class _Item:
+class Placing:
     """Where a work-item is.
 
     Attributes:
         batch: The item of the batch.
         row: The first row of its block.
         column: The first column of its block.
-        down: Its row among the work-items of the block.
-        across: Its column among them.
+        down: Its own first row there.
+        across: Its own first column there.
     """
 
     batch: list[Index]
@@ -213,55 +218,82 @@ class _Item:
     across: Index
 
 
-class _GridProduct:
-    """Makes one kernel."""
+class GridProduct:
+    """Makes one kernel, whose work-items each have rows and columns of a tile.
+
+    Args:
+        spec: The product.
+        plan: How it is cut.
+    """
+
+    name = "grid_gemm"
 
     def __init__(self, spec: GridGemm, plan: GridGemmSchedule) -> None:
         self.spec = spec
         self.plan = plan
-        self.b = b = Builder("grid_gemm")
+        self.b = b = Builder(self.name)
         self.left = spec.a.declare(b, "a", (*spec.batch, spec.m, spec.k))
         self.right = spec.b.declare(b, "b", (*spec.batch, spec.k, spec.n))
         domain = (*spec.batch, spec.m, spec.n)
         self.result = spec.c.declare(b, "c", domain, is_written=True)
         self.epilogue = spec.epilogue.bind(b, domain)
-        self.left_slice = b.shared("left", "float32", (plan.stages, plan.depth, plan.pitch))
-        self.right_slice = b.shared("right", "float32", (plan.stages, plan.depth, plan.columns))
+        self.left_slice = self.slice_of("left", plan.rows)
+        self.right_slice = self.slice_of("right", plan.columns)
         self.steps = -(-spec.k // plan.depth)
 
     def function(self) -> Function:
+        """Return the kernel."""
         b, spec, plan = self.b, self.spec, self.plan
         b.note(f"batch {spec.batch}, m {spec.m}, n {spec.n}, k {spec.k}")
         b.note(f"{plan}")
         shape = (*spec.batch, -(-spec.m // plan.rows), -(-spec.n // plan.columns))
         lanes = spec.machine.lanes
-        across = plan.columns // plan.item_columns
         with (
             b.grid(math.prod(shape)) as number,
-            b.block(plan.work_items // lanes) as warp,
+            b.block(self.work_items() // lanes) as warp,
             b.lane(lanes) as lane,
         ):
             *batch, down, right = b.unravel(number, shape)
-            row_of_warp, column = b.split(lane, across)
-            row = warp * (lanes // across) + row_of_warp
-            item = _Item(batch, down * plan.rows, right * plan.columns, row, column)
+            own = self.place(warp, lane)
+            item = Placing(batch, down * plan.rows, right * plan.columns, *own)
             self._work_item(item, warp * lanes + lane)
         return b.finish()
 
-    def _work_item(self, item: _Item, number: Index) -> None:
-        b, plan = self.b, self.plan
+    def work_items(self) -> int:
+        """Return the work-items of a block."""
+        return self.plan.work_items
+
+    def slice_of(self, name: str, along: int) -> Buffer:
+        """Declare the slices of an operand in shared memory, `[stages, depth, along]`."""
+        plan = self.plan
+        pitch = plan.pitch if name == "left" else along
+        shape = (plan.stages, plan.depth, along)
+        return self.b.shared(name, "float32", shape, (plan.depth * pitch, pitch, 1))
+
+    def place(self, warp: Index, lane: Index) -> tuple[Index, Index]:
+        """Return the first row and column of a work-item in its block."""
+        across = self.plan.columns // self.plan.item_columns
+        row, column = self.b.split(lane, across)
+        down = warp * (self.spec.machine.lanes // across) + row
+        return down * VECTOR, column * VECTOR
+
+    def zeros(self) -> list[IrValue]:
+        """Return the sums before the first product."""
+        zero = self.b.constant(0, Type("float32", VECTOR))
+        return [zero] * (self.plan.item_rows * self.plan.item_columns // VECTOR)
+
+    def _work_item(self, item: Placing, number: Index) -> None:
+        plan, sums = self.plan, self.zeros()
         slices = (self._slice(number, is_left=True), self._slice(number, is_left=False))
-        zero = b.constant(0, Type("float32", VECTOR))
-        sums = [zero] * (plan.item_rows * plan.item_columns // VECTOR)
         sums = (
             self._overlapped(item, slices, sums)
             if plan.stages > 1
             else self._in_turn(item, slices, sums)
         )
-        self._finish(item, sums)
+        self.finish(item, sums)
 
     def _overlapped(
-        self, item: _Item, slices: Sequence[_Slice], sums: list[IrValue]
+        self, item: Placing, slices: Sequence[_Slice], sums: list[IrValue]
     ) -> list[IrValue]:
         """Multiply slices; the next one comes meanwhile."""
         b, last = self.b, self.steps - 1
@@ -271,15 +303,17 @@ class _GridProduct:
         def step(number: Index, *sums: IrValue) -> Sequence[IrValue]:
             _, stage = b.split(number, 2)
             fetched = self._fetch(item, slices, number + 1)
-            totals = self._multiply(item, stage, list(sums))
+            totals = self.multiply(item, stage, list(sums))
             self._put(slices, fetched, 1 - stage)
             b.barrier()
             return totals
 
         sums = b.loop(0, last, sums, step)
-        return self._multiply(item, Index(last % 2), sums)
+        return self.multiply(item, Index(last % 2), sums)
 
-    def _in_turn(self, item: _Item, slices: Sequence[_Slice], sums: list[IrValue]) -> list[IrValue]:
+    def _in_turn(
+        self, item: Placing, slices: Sequence[_Slice], sums: list[IrValue]
+    ) -> list[IrValue]:
         """Bring a slice, multiply it, bring the next one."""
 
         def step(number: Index, *sums: IrValue) -> Sequence[IrValue]:
@@ -287,7 +321,7 @@ class _GridProduct:
             self.b.barrier()  # nobody reads the one before any more
             self._put(slices, fetched, Index(0))
             self.b.barrier()
-            return self._multiply(item, Index(0), list(sums))
+            return self.multiply(item, Index(0), list(sums))
 
         return self.b.loop(0, self.steps, sums, step)
 
@@ -303,9 +337,10 @@ class _GridProduct:
         others = [step for step in layout.strides if step != 1]
         near, extent = (along, size) if is_along else (plan.depth, spec.k)
         is_near = (by_along if is_along else by_k) == 1
-        is_aligned = layout.align % (4 * VECTOR) == 0 and layout.align > 0
+        nbytes = VECTOR * operand.item_bytes
+        is_aligned = layout.align % nbytes == 0 and layout.align > 0
         is_whole = extent % VECTOR == 0 and not any(step % VECTOR for step in others)
-        enough = near * (plan.depth if is_along else along) >= VECTOR * plan.work_items
+        enough = near * (plan.depth if is_along else along) >= VECTOR * self.work_items()
         width = VECTOR if is_near and is_aligned and is_whole and enough else 1
         far = plan.depth if is_along else along
         places = [
@@ -317,7 +352,7 @@ class _GridProduct:
 
     def _spread(self, number: Index, near: int, far: int) -> Iterator[tuple[Index, Index]]:
         """Yield the entries of a box that are a work-item's: neighbours have near ones."""
-        items = self.plan.work_items
+        items = self.work_items()
         if near >= items:
             for i in range(near // items * far):
                 row, part = divmod(i, near // items)
@@ -327,7 +362,7 @@ class _GridProduct:
         for i in range(near * far // items):
             yield at_near, at_far + i * (items // near)
 
-    def _fetch(self, item: _Item, slices: Sequence[_Slice], step: Index) -> list[IrValue]:
+    def _fetch(self, item: Placing, slices: Sequence[_Slice], step: Index) -> list[IrValue]:
         """Read what a work-item brings of both slices of a step."""
         return [
             self._read(item, one, along, step * self.plan.depth + k)
@@ -335,7 +370,7 @@ class _GridProduct:
             for along, k in one.places
         ]
 
-    def _read(self, item: _Item, one: _Slice, along: Index, k: Index) -> IrValue:
+    def _read(self, item: Placing, one: _Slice, along: Index, k: Index) -> IrValue:
         b, spec, plan = self.b, self.spec, self.plan
         size, tile = (spec.m, plan.rows) if one.is_left else (spec.n, plan.columns)
         along = along + (item.row if one.is_left else item.column)
@@ -360,7 +395,7 @@ class _GridProduct:
 
     # Products
 
-    def _multiply(self, item: _Item, stage: Index, sums: list[IrValue]) -> list[IrValue]:
+    def multiply(self, item: Placing, stage: Index, sums: list[IrValue]) -> list[IrValue]:
         """Add the products of a slice."""
         b = self.b
 
@@ -381,17 +416,17 @@ class _GridProduct:
 
         return b.loop(0, self.plan.depth, sums, step)
 
-    def _rows(self, item: _Item) -> list[Index]:
+    def _rows(self, item: Placing) -> list[Index]:
         """Return the first rows of a work-item's groups of `VECTOR` rows, in its block."""
         groups = self.plan.item_rows // VECTOR
-        return [item.down * VECTOR + i * (self.plan.rows // groups) for i in range(groups)]
+        return [item.down + i * (self.plan.rows // groups) for i in range(groups)]
 
-    def _columns(self, item: _Item) -> list[Index]:
+    def _columns(self, item: Placing) -> list[Index]:
         """Return the first columns of its vectors: neighbours read neighbouring ones."""
         vectors = self.plan.item_columns // VECTOR
-        return [item.across * VECTOR + i * (self.plan.columns // vectors) for i in range(vectors)]
+        return [item.across + i * (self.plan.columns // vectors) for i in range(vectors)]
 
-    def _finish(self, item: _Item, sums: Sequence[IrValue]) -> None:
+    def finish(self, item: Placing, sums: Sequence[IrValue]) -> None:
         """Write the results that lie inside."""
         b, spec, plan = self.b, self.spec, self.plan
         columns = self._columns(item)
@@ -401,12 +436,13 @@ class _GridProduct:
             for v, first in enumerate(columns):
                 column, value = item.column + first, sums[r * len(columns) + v]
                 if not is_cut:
-                    self._store(item, value, row, column)
+                    self.store(item, value, row, column)
                     continue
                 for lane in range(VECTOR):
-                    self._store(item, b.extract(value, lane), row, column + lane)
+                    self.store(item, b.extract(value, lane), row, column + lane)
 
-    def _store(self, item: _Item, value: IrValue, row: Index, column: Index) -> None:
+    def store(self, item: Placing, value: IrValue, row: Index, column: Index) -> None:
+        """Write neighbours along a row, if they lie inside."""
         b, spec, plan = self.b, self.spec, self.plan
         at = (*item.batch, row, column)
         inside = [

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,8 +16,9 @@ from intarsia.codegen.halves import SINGLE, rounded
 from intarsia.codegen.ir import row_major
 from intarsia.codegen.kernels import gemm
 from intarsia.codegen.kernels.gemm import Gemm, Panels, PanelSource
-from intarsia.codegen.kernels.grid_gemm import GridGemm, grid_gemm
+from intarsia.codegen.kernels.grid_gemm import GridGemm, grid_gemm, is_shared
 from intarsia.codegen.kernels.tile_product import TileProduct
+from intarsia.codegen.kernels.warp_gemm import WarpGemm, warp_gemm
 from intarsia.codegen.lower.activations import with_activation
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
@@ -25,7 +27,7 @@ from intarsia.codegen.lower.recipes import ANCHOR, Recipe, Source, fuse, over
 from intarsia.codegen.lower.tiles import tiled_product
 from intarsia.codegen.lower.views import View
 from intarsia.codegen.unit import GpuModel
-from intarsia.extents import Expression, UndecidedError, is_free, most
+from intarsia.extents import Expression, Size, UndecidedError, is_free, most
 from intarsia.graph.extract import constant_array
 from intarsia.graph.graph import Value
 
@@ -43,13 +45,13 @@ def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
     views = [_as_matrix(view, is_row, is_column) for view in (target, *operands)]
     c = views[0]
     a_order, b_order = (_order(operation, position) for position in (0, 1))
-    a = assembler.read(a_value.id, is_wide=True).permuted(a_order)
+    a = assembler.read(a_value.id, is_wide=not _has_mma(assembler)).permuted(a_order)
     if is_row:
         a = a.unsqueezed(0)
     *batch, m, n = c.shape
     k = a.shape[-1]
     # Strides of 0: what is broadcast is read again, not copied.
-    a = a.expanded((*batch, m, k))
+    a = _in_halves(assembler, a.expanded((*batch, m, k)), a_value, (m, n, k))
     spec = Gemm(
         m,
         n,
@@ -82,7 +84,9 @@ def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
             b = b.unsqueezed(-1)
         key = f"dots of {operation.node.name}"
         b = _by_columns(assembler, b, group, key).expanded((*batch, k, n))
+        b = _in_halves(assembler, b, b_value, (m, n, k))
         product = choose_product(assembler, replace(spec, b=b.layout), key)
+        product, a, b = _as_halves(assembler, product, a, b)
     assembler.call(product, (a, b, c, *views[1:]), group.names, note)
 
 
@@ -175,6 +179,41 @@ def _on_gpu(assembler: Assembler, spec: Gemm, b: Layout) -> GridGemm | None:
     return grid_gemm(spec, b, assembler.machine)
 
 
+def _has_mma(assembler: Assembler) -> bool:
+    return isinstance(assembler.machine, GpuModel) and assembler.machine.has_mma
+
+
+Product = TypeVar("Product", bound=Gemm | GridGemm | TileProduct)
+
+
+def _in_halves(assembler: Assembler, view: View, value: Value, sizes: Sequence[Size]) -> View:
+    """Return an operand that the model has as float16 in memory of that, if warps multiply it.
+
+    Args:
+        assembler: Of the program.
+        view: The operand.
+        value: What it is in the graph.
+        sizes: Rows, columns and terms of the product.
+    """
+    is_half = assembler.halves.get(value.id) == FLOAT16
+    if view.half or not is_half or not _has_mma(assembler) or not is_shared(*sizes):
+        return view
+    return _copied(assembler, view, FLOAT16)
+
+
+def _as_halves(
+    assembler: Assembler, product: Product, a: View, b: View
+) -> tuple[Product | WarpGemm, View, View]:
+    """Return a product of operands that memory keeps as float16 as one of a GPU's warps."""
+    is_half = a.half == b.half == FLOAT16
+    if not is_half or not isinstance(product, GridGemm) or not _has_mma(assembler):
+        return product, a, b
+    shared = warp_gemm(product)
+    if shared is None:
+        return product, a, b
+    return shared, replace(a, dtype=a.half, half=""), replace(b, dtype=b.half, half="")
+
+
 def choose_product(assembler: Assembler, spec: Gemm, key: str) -> Gemm | GridGemm:
     """Return a product of two computed operands as it is to run.
 
@@ -231,13 +270,13 @@ def pack_weights(
         reader: The name of the node that multiplies by them: others may do so otherwise.
     """
     note, key = "", f"{name} by {reader}"
-    if not half and isinstance(assembler.machine, GpuModel):
-        rows = View(0, spec.a.dtype, weights.shape, row_major(weights.shape))
+    if half in ("", FLOAT16) and isinstance(assembler.machine, GpuModel):
+        rows = View(0, spec.a.dtype, weights.shape, row_major(weights.shape), half=half)
         rows = rows.expanded((*spec.batch, spec.k, spec.n))
         shared = _on_gpu(assembler, spec, rows.layout)
         if shared is not None:
-            kept = assembler.panels(f"{name}rows", lambda: np.ascontiguousarray(weights))
-            return shared, a, replace(rows, storage=kept.storage), ""
+            kept = assembler.panels(f"{name}rows", lambda: np.ascontiguousarray(weights), half)
+            return *_as_halves(assembler, shared, a, replace(rows, storage=kept.storage)), ""
     if not half:
         half, note = _half_weights(assembler, spec, weights, key)
         if half == BFLOAT16 and assembler.unit.has_bf16_tiles:
@@ -261,16 +300,21 @@ def pack_weights(
 
 def _as_bfloat16(assembler: Assembler, view: View) -> View:
     """Return a copy of a left operand as the bits of bfloat16, which pairs are multiplied of."""
+    return replace(_copied(assembler, view, BFLOAT16), dtype="uint16", half="")
+
+
+def _copied(assembler: Assembler, view: View, half: str) -> View:
+    """Return a copy of an operand that memory keeps as halves, what is broadcast once."""
     once = tuple(
         1 if stride == 0 else extent
         for extent, stride in zip(view.shape, view.strides, strict=True)
     )
-    copy = assembler.scratch(view.dtype, once, half=BFLOAT16)
-    assembler.copy(replace(view, shape=once), copy, (), "as bfloat16")
-    return replace(copy.expanded(view.shape), dtype="uint16", half="")
+    copy = assembler.scratch(view.dtype, once, half=half)
+    assembler.copy(replace(view, shape=once), copy, (), f"as {half}")
+    return copy.expanded(view.shape)
 
 
-BFLOAT16 = "bfloat16"
+BFLOAT16, FLOAT16 = "bfloat16", "float16"
 
 
 def _in_settled_panels(assembler: Assembler, spec: Gemm, weights: Array, key: str) -> Gemm:
@@ -302,9 +346,10 @@ def lower_gemm(assembler: Assembler, group: KernelGroup) -> None:
     is_packed = b_value.constant is not None
     steps = _scale_and_add(operation, 1.0 if is_packed else alpha, beta)
     fused, operands = fuse(assembler, group, dtype, with_activation(operation, steps))
-    a = assembler.read(operation.inputs[0].id, is_wide=True)
+    a = assembler.read(operation.inputs[0].id, is_wide=not _has_mma(assembler))
     if operation.attribute("transA", 0):
         a = a.permuted((1, 0))
+    a = _in_halves(assembler, a, operation.inputs[0], (m, n, a.shape[1]))
     c = assembler.target(group.result)
     spec = Gemm(
         m, n, a.shape[1], a.layout, Panels(dtype), c.layout, epilogue=fused, unit=assembler.unit
@@ -324,8 +369,10 @@ def lower_gemm(assembler: Assembler, group: KernelGroup) -> None:
         b = assembler.read(b_value.id)
         if operation.attribute("transB", 0):
             b = b.permuted((1, 0))
+        b = _in_halves(assembler, b, b_value, (m, n, a.shape[1]))
         spec = replace(spec, b=b.layout)
         product = choose_product(assembler, spec, f"dots of {operation.node.name}")
+        product, a, b = _as_halves(assembler, product, a, b)
     assembler.call(product, (a, b, c, *operands), group.names, note)
 
 

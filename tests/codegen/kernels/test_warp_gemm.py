@@ -1,0 +1,213 @@
+"""Products by a warp's matrix instruction: right in the interpreter, which knows its fragments.
+
+No GPU has run them: what PTX's assembler says of them is all that is known of the rest.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from tests.codegen.kernels.test_grid_gemm import operands, product
+from tests.codegen.lower.test_interpreted import run_program
+from tests.codegen.test_grid import barriers, without
+
+from intarsia.codegen import ir
+from intarsia.codegen.body import Apply, Body, Fused, Layout
+from intarsia.codegen.builder import Builder
+from intarsia.codegen.emit.device_family import DeviceLimits
+from intarsia.codegen.emit.nvptx import emit_nvptx
+from intarsia.codegen.expand import expand
+from intarsia.codegen.interpreter import interpret
+from intarsia.codegen.kernels.warp_gemm import SCHEDULE, WarpGemm, build, warp_gemm
+from intarsia.codegen.lower.region import lower_region
+from intarsia.codegen.printer import print_function
+from intarsia.codegen.unit import AVX2, GpuModel
+from intarsia.codegen.verifier import verify
+from intarsia.errors import InternalError
+from intarsia.export.region import lower_for_gpu
+from intarsia.graph.load import load
+from intarsia.graph.snapshot import snapshot
+from intarsia.native.ptx import compile_ptx, gpu_limits
+from intarsia.native.ptxas import assemble, find_ptxas
+from intarsia.place.request import Request
+from intarsia.target import Target
+
+GPU = GpuModel(AVX2, shared_bytes=48 << 10, has_fp16=True, has_mma=True)
+LIMITS = DeviceLimits(work_group=64, local_bytes=48 << 10, has_fp16=True, has_mma=True)
+
+
+def warps(m, n, k, **changes):
+    spec = warp_gemm(product(m, n, k, machine=GPU, **changes))
+    assert isinstance(spec, WarpGemm)
+    return spec
+
+
+def checked(function):
+    verify(function, GPU)
+    ready = expand(function)
+    verify(ready, GPU)
+    return ready
+
+
+def one_product():
+    """A kernel of one warp and one product, of all of two matrices."""
+    b = Builder("one")
+    x = b.argument("x", "float16", (16, 16))
+    y = b.argument("y", "float16", (16, 8))
+    z = b.argument("z", "float32", (16, 8), is_written=True)
+    with b.grid(1), b.block(1), b.lane(32) as lane:
+        group, pair = b.split(lane, 4)
+        pair = pair * 2
+        left = [b.load(x, (group + i % 2 * 8, pair + i // 2 * 8), 2) for i in range(4)]
+        right = [b.load(y, (pair + i, group), 2, stride=8) for i in (0, 8)]
+        quads = [b.shuffle(*left[i : i + 2], range(4)) for i in (0, 2)]
+        total = b.mma(
+            b.shuffle(*quads, range(8)),
+            b.shuffle(*right, range(4)),
+            b.constant(0, ir.Type("float32", 4)),
+        )
+        for i in range(2):
+            b.store(b.shuffle(total, total, (2 * i, 2 * i + 1)), z, (group + i * 8, pair))
+    return b.finish()
+
+
+def test_fragments_are_those_of_the_instruction():
+    function = checked(one_product())
+    assert "mma(" in print_function(function)
+    rng = np.random.default_rng(0)
+    x, y = (rng.integers(-8, 8, shape).astype("float16") for shape in ((16, 16), (16, 8)))
+    z = np.zeros((16, 8), "float32")
+    interpret(function, [one.reshape(-1) for one in (x, y, z)])
+    np.testing.assert_array_equal(z, x.astype("float32") @ y.astype("float32"))
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(
+    "shape",
+    [(70, 50, 37), pytest.param((128, 128, 128), marks=pytest.mark.exhaustive), (33, 51, 16)],
+    ids=str,
+)
+def test_products_of_warps(shape, stages):
+    scale = Fused(Body(("float32",) * 2, (Apply("Mul", (0, 1)),), (2,)))
+    spec = warps(*shape, epilogue=scale.over([Layout("float32", (0, 1))]))
+    spec = replace(spec, schedule=replace(SCHEDULE, stages=stages))
+    a, b = (one.astype("float16") for one in operands(spec))
+    factors = np.linspace(1, 2, spec.n, dtype="float32")
+    c = np.zeros((spec.m, spec.n), "float32")
+    interpret(checked(build(spec)), [one.reshape(-1) for one in (a, b, c, factors)])
+    exact = (a.astype("float64") @ b) * factors
+    np.testing.assert_allclose(c, exact, rtol=1e-5, atol=1e-5 * np.abs(exact).max())
+
+
+def test_every_barrier_counts():
+    spec = warps(40, 36, 33)
+    function = expand(build(spec))
+    memory = [one.astype("float16").reshape(-1) for one in operands(spec)]
+    memory.append(np.zeros(40 * 36, "float32"))
+    for number in range(barriers(function)):
+        wrong = replace(function, body=without(function.body, number, []))
+        with pytest.raises(InternalError, match=r"a race: work-items \d+ and \d+ touch entry"):
+            interpret(wrong, memory)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_90", marks=pytest.mark.exhaustive)])
+def test_ptx_has_the_instruction(arch):
+    if find_ptxas() is None:
+        pytest.skip("ptxas is not here: pip install nvidia-cuda-nvcc-cu12")
+    shapes = ((1024, 1024, 1024), (70, 50, 37))
+    kernels = [
+        emit_nvptx(replace(checked(build(warps(*shape))), name=f"w{number}"), LIMITS)
+        for number, shape in enumerate(shapes)
+    ]
+    ptx = compile_ptx(kernels, arch)
+    assert ptx.count("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32") == 2 * 2 * 8
+    for counted in assemble(ptx):
+        print(counted)
+        assert counted.registers <= 128, counted
+        assert counted.spilled_bytes == 0, counted
+        assert counted.shared_bytes <= 16 << 10, counted
+
+
+def in_warp(write, lanes=32):
+    b = Builder("wrong")
+    x = b.argument("x", "float32", (64,))
+    with b.grid(1), b.block(1), b.lane(lanes) as lane:
+        parts = [b.constant(1, ir.Type(*one)) for one in (("float16", 8), ("float16", 4))]
+        write(b, lane, [*parts, b.constant(1, ir.Type("float32", 4))], x)
+    return b.finish()
+
+
+def test_all_lanes_of_a_warp_take_part():
+    def in_loop(b, lane, parts, x):
+        with b.serial(0, lane):
+            b.mma(*parts)
+
+    def plain(b, lane, parts, x):
+        b.mma(*parts)
+
+    problem = "a product of a warp is not all of its 32 lanes'"
+    for function in (in_warp(in_loop), in_warp(plain, lanes=16)):
+        with pytest.raises(InternalError, match=problem):
+            verify(function)
+    with pytest.raises(InternalError, match="a product of a warp that not all its lanes come to"):
+        interpret(in_warp(in_loop), [np.zeros(64, "float32")])
+    verify(in_warp(plain), GPU)
+    with pytest.raises(InternalError, match="and the machine has none"):
+        verify(in_warp(plain), replace(GPU, has_mma=False))
+    swapped = in_warp(lambda b, lane, parts, x: b.mma(parts[1], parts[0], parts[2]))
+    with pytest.raises(InternalError, match="Mma: float16x4 meets float16x8"):
+        verify(swapped)
+    b = Builder("parallel")
+    with b.parallel(1):
+        b.barrier()
+    with pytest.raises(InternalError, match="no grid loop"):
+        verify(b.finish())
+
+
+def test_a_model_of_float16_reaches_it(parse_model):
+    """Only where the architecture has the instruction; what is computed is kept as float16."""
+    model = parse_model("""
+        g (float16[48,40] x, float16[40,32] u, float16[32,64] w)
+            => (float16[48,64] y)
+        { a = MatMul(x, u) r = Relu(a) y = Gemm(r, w) }""")
+
+    def names(arch):
+        program, *_ = lower_for_gpu(Request(model=model, target=f"cuda -arch={arch}"))
+        kernels = [program.kernels[call.kernel] for call in program.calls]
+        return program, [kernel.name.rsplit("_", 1)[0] for kernel in kernels]
+
+    assert names("sm_75")[1].count("warp_gemm") == 0
+    program, found = names("sm_80")
+    assert found == ["warp_gemm", "elementwise", "warp_gemm"]
+    assert not gpu_limits(Target("cuda -arch=sm_75")).has_mma
+    kernels = [emit_nvptx(kernel, LIMITS) for kernel in program.kernels]
+    assert "mma.sync" in compile_ptx(kernels, "sm_80")
+
+
+def test_a_model_of_float16_has_its_numbers():
+    """Weights, a bias and an activation between two products, every kernel in the interpreter."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["" : 20]>
+        g (float16[2,24,40] x, float16[2,48,20] u) => (float16[2,24,20] y)
+        { a = MatMul(x, w) b = Add(a, c) r = Relu(b) y = MatMul(r, u) }""")
+    rng = np.random.default_rng(0)
+    x, u, w, c = (
+        rng.uniform(-1, 1, shape).astype("float16")
+        for shape in ((2, 24, 40), (2, 48, 20), (40, 48), (48,))
+    )
+    for name, weight in (("w", w), ("c", c)):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(weight, name))
+    region = snapshot(load(model)).whole
+    program = lower_region(region, GPU)
+    names = [program.kernels[call.kernel].name.rsplit("_", 1)[0] for call in program.calls]
+    assert names.count("warp_gemm") == 2
+
+    def interpreted(call, arrays):
+        interpret(program.kernels[call.kernel], arrays)
+
+    found = run_program(program, region, {"x": x, "u": u}, interpreted)["y"]
+    hidden = np.maximum(x.astype("float64") @ w + c, 0)
+    exact = hidden @ u
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found, exact, rtol=4e-3, atol=4e-3 * np.abs(exact).max())
