@@ -136,6 +136,7 @@ READERS = {
     "intarsia.tuning.laboratory.reference": "the main function of a worker",
     "intarsia.tuning.laboratory.session": "the main function of a worker",
     "intarsia.backends.opencl.first_use": "the main function of a worker",
+    "intarsia.backends.webgpu.first_use": "the main function of a worker",
     "intarsia.verifying.sides": "the main function of a worker",
     "intarsia.verifying.watching": "the main function of a worker",
 }

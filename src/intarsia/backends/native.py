@@ -477,17 +477,20 @@ def refuse_unknown(
     return refusals
 
 
-def native_groups(region: Region, unit: VectorUnit) -> tuple[FusedGroup, ...]:
+def native_groups(
+    region: Region, unit: VectorUnit, most_buffers: int | None = None
+) -> tuple[FusedGroup, ...]:
     """Return which nodes of a region one kernel computes, or kernels that share a band of rows.
 
     Args:
         region: Nodes that lowering takes.
         unit: The vector unit of the target.
+        most_buffers: Arrays that a kernel can be given; None for any number.
     """
     from intarsia.codegen.lower.fusion import fuse_region
     from intarsia.codegen.patterns.codes import read_codes
 
-    fused = fuse_region(read_codes(region), unit)
+    fused = fuse_region(read_codes(region), unit, most_buffers=most_buffers)
     in_chains = {group.result for chain in fused.chains.values() for group in chain.groups}
     named = [
         (group.anchor.op_type, group.names)

@@ -83,22 +83,6 @@ def test_what_the_device_cannot_compute_is_refused(dtype, missing, parse_model, 
     assert missing in refusal.reason
 
 
-def test_more_arguments_than_the_device_takes_are_a_reason_to_go_elsewhere(
-    parse_model, random_feeds, evaluate, assert_same, opencl, backends
-):
-    most = driver.list_devices(Settings.from_environment())[0].max_argument_bytes
-    names = [f"x{number}" for number in range(most // 16 + 1)]
-    inputs = ", ".join(f"float[4] {name}" for name in names)
-    model = parse_model(f"g ({inputs}) => (float[4] y) {{ [sum] y = Sum({', '.join(names)}) }}")
-    exe = intarsia.compile(model, "opencl, llvm", backends=backends)
-    assert exe.placement.regions[0].backend == "llvm"
-    (refusal,) = exe.placement.refusals
-    assert refusal.code == "unsupported-op"
-    assert "arrays at once" in refusal.reason
-    feeds = random_feeds(model)
-    assert_same(exe.run(feeds), evaluate(model, feeds), rtol=1e-4, atol=1e-5)
-
-
 def test_code_for_a_better_device_is_refused(parse_model, opencl, limited, backends, open_device):
     if not driver.list_devices(Settings.from_environment())[0].limits.has_fp64:
         pytest.skip("the device has no float64")

@@ -11,33 +11,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from intarsia.backends.backend import ConfiguredBackend
 from intarsia.backends.cuda import driver
 from intarsia.backends.cuda.device import CudaView
 from intarsia.backends.cuda.execution import CudaExecutable
 from intarsia.backends.device import Device, ThreadOptions
-from intarsia.backends.device_payload import check_fits, decode, make_payload, source_of
-from intarsia.backends.native import native_artifact, native_groups, refuse_unknown
+from intarsia.backends.device_backend import DeviceBackend, DeviceLanguage, own_view
+from intarsia.backends.device_payload import check_fits, decode, source_of
 from intarsia.backends.native_defects import native_defects
 from intarsia.backends.queues import said_in_vain
-from intarsia.backends.values import (
-    ABOUT,
-    SCRATCH,
-    Artifact,
-    CodeIdentity,
-    Detection,
-    FusedGroup,
-    Refusal,
-    Rule,
-)
+from intarsia.backends.values import Artifact
+from intarsia.codegen.emit.device_family import DeviceLimits
 from intarsia.codegen.emit.nvptx import emit_nvptx
-from intarsia.errors import BackendError, IntarsiaError
+from intarsia.errors import BackendError
 from intarsia.native.ptx import capability_of, compile_ptx, gpu_limits, ptx_arch
 from intarsia.target import Target
 
 if TYPE_CHECKING:
-    from intarsia.backends.values import BuildContext, Candidate
-    from intarsia.graph.region import Region
+    from intarsia.backends.values import BuildContext
     from intarsia.target import VirtualDevice
 
 _UNUSED = ("thread_warp_size",)
@@ -45,22 +35,15 @@ _UNUSED = ("thread_warp_size",)
 _CPU_UNUSED = ("mcpu",)
 """And of `cuda`: kernels have no part that is a CPU's."""
 
-_GENERATORS = (
-    "intarsia.backends.cuda",
-    "intarsia.backends.native",
-    "intarsia.codegen",
-    "intarsia.native",
-)
-
 
 @dataclass(frozen=True)
-class CudaBackend(ConfiguredBackend):
+class CudaBackend(DeviceBackend):
     """Serves the kinds `cuda` and `nvptx`, which differ in how a target is written."""
 
     name = driver.BACKEND_NAME
+    package = "intarsia.backends.cuda"
     kinds = ("cuda", "nvptx")
     defects = native_defects("cuda")
-    is_default = False
 
     def version(self) -> str:
         """Return the versions of cuda-bindings and of NVIDIA's driver.
@@ -70,15 +53,15 @@ class CudaBackend(ConfiguredBackend):
         """
         return driver.version()
 
-    def detect(self) -> Detection:
-        """Return the target if there is a GPU, and a line for each, or why there is none."""
-        try:
-            devices = driver.list_devices(self.settings)
-            first = Target(f"cuda -arch={ptx_arch(devices[0].capability)}")
-        except IntarsiaError as error:
-            return Detection.failed(error)
-        lines = tuple(f"cuda:{number} {entry.name}" for number, entry in enumerate(devices))
-        return Detection((first,), devices=lines)
+    def found(self) -> tuple[Sequence[Target], Sequence[driver.CudaDevice]]:
+        """Return the target for the first GPU, and the GPUs.
+
+        Raises:
+            BackendError: There is none.
+            TargetError: The first is too old.
+        """
+        devices = driver.list_devices(self.settings)
+        return (Target(f"cuda -arch={ptx_arch(devices[0].capability)}"),), devices
 
     def require_kind(self, kind: str) -> None:
         """Check that there is a GPU.
@@ -98,56 +81,33 @@ class CudaBackend(ConfiguredBackend):
         is_cuda = target.kind.name == "cuda"
         return said_in_vain(target, (*_UNUSED, *(_CPU_UNUSED if is_cuda else ())))
 
-    def rules(self, context: BuildContext) -> Sequence[Rule]:
-        """Return one rule: every operator that lowering knows.
+    def limits(self, context: BuildContext) -> DeviceLimits:
+        """Return what kernels for a target are shaped by, which the target says alone."""
+        return gpu_limits(context.target.target)
+
+    def language(self, context: BuildContext) -> DeviceLanguage:
+        """Return PTX for the architecture of a target.
 
         Raises:
             BackendError: There is no such device, or it is older than the target says.
         """
-        self.arch(context)
-        return (Rule("native", refuse_unknown),)
-
-    def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
-        """Return nothing: what lowering takes node by node it takes together."""
-        return None
-
-    def groups(self, region: Region, context: BuildContext) -> Sequence[FusedGroup]:
-        """Return the nodes of each kernel."""
-        return native_groups(region, gpu_limits(context.target.target).unit)
-
-    def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
-        """Return the region as a program of kernels in PTX with its weights packed.
-
-        Raises:
-            BackendError: There is no such device, or a kernel is too large for CUDA.
-        """
-        from intarsia.codegen.dump import dump_kernels  # running a package lowers nothing
-        from intarsia.codegen.lower.region import lower_region
-
-        arch, limits = self.arch(context), gpu_limits(context.target.target)
-        program = lower_region(candidate.region, limits.machine)
-        kernels = [emit_nvptx(kernel, limits) for kernel in program.kernels]
-        dump_kernels(
-            self.settings.dump_dir,
-            program,
+        arch, limits = self.arch(context), self.limits(context)
+        return DeviceLanguage(
             arch,
-            lambda number: {
-                "ll": kernels[number].source,
-                "ptx": compile_ptx([kernels[number]], arch),
-            },
+            "ptx",
+            lambda kernel: emit_nvptx(kernel, limits),
+            lambda kernels: compile_ptx(kernels, arch),
+            lambda _: (),
+            kernel_suffix="ll",
         )
-        ptx = compile_ptx(kernels, arch)
-        payload = make_payload(program, kernels, lambda _: (), ptx, arch)
-        about = {ABOUT: program.summary(), SCRATCH: str(program.scratch_bytes)}
-        return native_artifact(self.name, self.version(), candidate, program, payload, about)
 
-    def identity(self, context: BuildContext) -> CodeIdentity:
-        """Return what generates the code, and the device with its driver.
+    def device_key(self, context: BuildContext) -> str:
+        """Return the device with its driver.
 
         Raises:
             BackendError: There is no such device.
         """
-        return CodeIdentity(_GENERATORS, device=self._entry(context).key)
+        return self._entry(context).key
 
     def open(self, placed: VirtualDevice, options: ThreadOptions) -> Device:
         """Open a device.
@@ -165,13 +125,7 @@ class CudaBackend(ConfiguredBackend):
             BackendError: The device is too old for the code, or the driver does not take it.
             PackageError: The artifact is damaged.
         """
-        if not isinstance(device, CudaView):
-            raise BackendError(
-                "code for CUDA was given another backend's device",
-                backend=self.name,
-                target=artifact.target,
-                hint="let the backend of the kind cuda open its devices",
-            )
+        device = own_view(device, CudaView, "CUDA", artifact.target, self.name)
         payload = decode(artifact)
         check_fits(artifact, payload, (), device.entry.most["threads"], device)
         return CudaExecutable(artifact, payload, source_of(artifact, payload), device)

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from intarsia.backends.device_list import pick_device, those_that_passed
 from intarsia.backends.queues import OneProcess
 from intarsia.codegen.sources import source_digest
 from intarsia.errors import BackendError, ExecutionError
@@ -155,20 +156,9 @@ def list_devices(settings: Settings) -> tuple[CudaDevice, ...]:
     Raises:
         BackendError: Something is missing, or there is no such GPU.
     """
-    caches = settings.cache_folder()
     driver()
-    if selftest.is_inside():
-        return _devices()
-    tried = tried_devices(caches)
-    passed = set(tried.passed) - {name for name, _ in tried.failed}
-    found = tuple(one for one in _devices() if one.name in passed) if passed else ()
-    if not found:
-        failures = "; ".join(f"{name}: {problem}" for name, problem in tried.failed)
-        raise BackendError(
-            f"no GPU passes its self-test: {failures}" if failures else "CUDA finds no GPU",
-            backend=BACKEND_NAME,
-            hint=f"{DRIVER}; {selftest.FORGET}" if failures else DRIVER,
-        )
+    caches = settings.cache_folder()
+    found = those_that_passed(_devices, lambda: tried_devices(caches), BACKEND_NAME, "GPU", DRIVER)
     PROCESS.check()
     return found
 
@@ -180,12 +170,7 @@ def find_device(number: int, target: str, settings: Settings) -> CudaDevice:
         BackendError: Something is missing, or there is no such GPU.
     """
     devices = list_devices(settings)
-    if number >= len(devices):
-        listed = "; ".join(f"cuda:{i} is {one.name}" for i, one in enumerate(devices))
-        raise BackendError(
-            f"there is no CUDA device {number}", backend=BACKEND_NAME, target=target, hint=listed
-        )
-    return devices[number]
+    return pick_device(devices, number, BACKEND_NAME, "CUDA device", target, BACKEND_NAME)
 
 
 @cache

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from intarsia.backends.device_list import pick_device
 from intarsia.backends.opencl.pocl import use_own_cache
 from intarsia.backends.opencl.vendors import offered_libraries, vendors, visible
 from intarsia.backends.queues import OneProcess
@@ -39,6 +40,9 @@ _VECTOR_BITS = 128
 _GPU_GROUP = 64
 """Work-items of a group on a GPU: a multiple of what every vendor runs in lockstep."""
 
+_BUFFER_BYTES = 16
+"""Bytes of arguments for a buffer: itself, and where a tensor begins in it."""
+
 _CPU_ITEMS, _GPU_ITEMS = 2, 512
 """Work-items that keep a compute unit busy."""
 
@@ -58,7 +62,6 @@ class DriverDevice:
         limits: What code for it is shaped by.
         keeps_builds: Whether its driver has a cache of what it builds from source.
         max_buffer_bytes: The largest buffer.
-        max_argument_bytes: Of all arguments of a kernel.
         memory_bytes: Of the device's memory.
     """
 
@@ -68,7 +71,6 @@ class DriverDevice:
     limits: DeviceLimits
     keeps_builds: bool
     max_buffer_bytes: int
-    max_argument_bytes: int
     memory_bytes: int
 
 
@@ -163,19 +165,16 @@ def find_device(number: int, target: str, settings: Settings) -> DriverDevice:
     Raises:
         BackendError: pyopencl is missing, or there is no such device.
     """
+
+    def others() -> list[str]:
+        failures = list_failures(settings.cache_folder())
+        return [
+            *(f"not offered: {failure}" for failure in failures),
+            "INTARSIA_OPENCL_DEVICES picks others",
+        ]
+
     devices = list_devices(settings)
-    if number >= len(devices):
-        listed = "; ".join(f"opencl:{i} is {entry.name}" for i, entry in enumerate(devices))
-        listed += "".join(
-            f"; not offered: {failure}" for failure in list_failures(settings.cache_folder())
-        )
-        raise BackendError(
-            f"there is no OpenCL device {number}",
-            backend=BACKEND_NAME,
-            target=target,
-            hint=f"{listed}; INTARSIA_OPENCL_DEVICES picks others",
-        )
-    return devices[number]
+    return pick_device(devices, number, BACKEND_NAME, "OpenCL device", target, BACKEND_NAME, others)
 
 
 @cache
@@ -271,6 +270,7 @@ def _entry(device: Any) -> DriverDevice:
         has_fp16="cl_khr_fp16" in extensions,
         has_fma=bool(config & cl.device_fp_config.FMA),
         is_correctly_rounded=bool(config & cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT),
+        most_buffers=int(device.max_parameter_size) // _BUFFER_BYTES,
     )
     return DriverDevice(
         device,
@@ -279,7 +279,6 @@ def _entry(device: Any) -> DriverDevice:
         limits,
         bool(has_src_build_cache(device)),
         int(device.max_mem_alloc_size),
-        int(device.max_parameter_size),
         int(device.global_mem_size),
     )
 

@@ -11,9 +11,9 @@ import numpy as np
 from intarsia.backends.device import Step
 from intarsia.backends.device_execution import DeviceExecutable, Place
 from intarsia.backends.device_payload import Payload
+from intarsia.backends.first_use import FirstUse
 from intarsia.backends.opencl.device import OpenClDevice
 from intarsia.backends.opencl.driver import PROCESS, driver
-from intarsia.backends.opencl.first_use import FirstUse
 from intarsia.backends.values import Artifact
 
 
@@ -25,7 +25,7 @@ class OpenClExecutable(DeviceExecutable[OpenClDevice]):
         payload: Its payload.
         program: Its kernels, built by pyopencl.
         device: Where it is loaded.
-        first: Notes that it runs for the first time.
+        first: Notes that it runs for the first time; None in the process of a trial.
 
     Raises:
         ExecutionError: The weights do not fit on the device.
@@ -37,10 +37,10 @@ class OpenClExecutable(DeviceExecutable[OpenClDevice]):
         payload: Payload,
         program: Any,
         device: OpenClDevice,
-        first: FirstUse,
+        first: FirstUse | None,
     ) -> None:
         super().__init__(artifact, payload, device)
-        self._first: FirstUse | None = first
+        self._first = first
         self._program = program
 
     def launch(self, view: OpenClDevice, places: Sequence[Place], owned: object) -> Step:
@@ -62,29 +62,8 @@ class OpenClExecutable(DeviceExecutable[OpenClDevice]):
                     # sub-buffers have to begin at multiples of CL_DEVICE_MEM_BASE_ADDR_ALIGN.
                     kernel.set_arg(2 * position + 1, np.int64((start + offset) // size))
                 launches.append((kernel, tuple(global_size), tuple(record.local_size)))
-        return self._noting(_make_step(view, launches, owned), view)
-
-    def _noting(self, step: Step, view: OpenClDevice) -> Step:
-        """Return a call that notes the first run of these kernels, until it is over."""
-
-        def end() -> None:
-            if self._first is not None:
-                self._first.end()
-            self._first = None
-
-        def noting() -> None:
-            if self._first is None:
-                step()
-                return
-            self._first.begin()
-            try:
-                step()
-            except BaseException:
-                end()
-                raise
-            view.after_work(end)
-
-        return noting if self._first is not None else step
+        step = _make_step(view, launches, owned)
+        return step if self._first is None else self._first.noting(step, view)
 
 
 def _make_step(

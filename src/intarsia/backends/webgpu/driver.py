@@ -12,13 +12,14 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version as version_of
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from intarsia.backends.device_list import pick_device, say_devices, those_that_passed
 from intarsia.backends.queues import OneProcess
 from intarsia.codegen.emit.device_family import DeviceLimits
 from intarsia.codegen.sources import source_digest
@@ -73,7 +74,7 @@ class Adapter:
     """One device, as one interface reaches it.
 
     Attributes:
-        number: Of the device, among all that wgpu reaches.
+        number: Of the device, among those that pass their self-test.
         handle: wgpu's adapter.
         name: For people: the device, its driver, and the interface.
         key: What code depends on: the same, with versions.
@@ -125,22 +126,13 @@ def list_adapters(settings: Settings) -> tuple[Adapter, ...]:
     Raises:
         BackendError: wgpu is missing, or there is no device that passes its self-test.
     """
-    caches = settings.cache_folder()
     driver()
-    if selftest.is_inside():
-        return _adapters()
-    tried = tried_devices(caches)
-    passed = set(tried.passed) - {name for name, _ in tried.failed}
-    found = tuple(one for one in _adapters() if one.name in passed) if passed else ()
-    if not found:
-        failures = "; ".join(f"{name}: {problem}" for name, problem in tried.failed)
-        raise BackendError(
-            f"no device passes its self-test: {failures}" if failures else "wgpu finds no device",
-            backend=BACKEND_NAME,
-            hint=f"{DRIVER}; {selftest.FORGET}" if failures else DRIVER,
-        )
+    caches = settings.cache_folder()
+    found = those_that_passed(
+        _adapters, lambda: tried_devices(caches), BACKEND_NAME, "WebGPU device", DRIVER
+    )
     PROCESS.check()
-    return found
+    return tuple(replace(one, number=number) for number, one in enumerate(found))
 
 
 def list_devices(kind: str, settings: Settings) -> tuple[Adapter, ...]:
@@ -157,7 +149,7 @@ def list_devices(kind: str, settings: Settings) -> tuple[Adapter, ...]:
         raise BackendError(
             f"wgpu reaches no device by the interface {kind}",
             backend=BACKEND_NAME,
-            hint="; ".join(f"webgpu:{one.number} is {one.name}" for one in adapters),
+            hint="; ".join(say_devices(BACKEND_NAME, adapters)),
         )
     return found
 
@@ -176,18 +168,14 @@ def find_adapter(placed: VirtualDevice, settings: Settings) -> Adapter:
     kind = BACKEND_NAME if placed.target is None else placed.target.kind.name
     backend = None if placed.target is None else placed.target.attrs.get("backend")
     adapters = list_devices(kind if kind in KINDS else BACKEND_NAME, settings)
-    listed = "; ".join(f"{kind}:{i} is {one.name}" for i, one in enumerate(adapters))
-    if number >= len(adapters):
-        raise BackendError(
-            f"there is no {kind} device {number}", backend=BACKEND_NAME, target=target, hint=listed
-        )
-    found = adapters[number]
+    found = pick_device(adapters, number, kind, f"{kind} device", target, BACKEND_NAME)
     if backend not in (None, found.backend):
         raise BackendError(
             f"{kind}:{number} is reached through {found.backend}, not {backend}",
             backend=BACKEND_NAME,
             target=target,
-            hint=f"take another number, or leave -backend out: {listed}",
+            hint="take another number, or leave -backend out: "
+            + "; ".join(say_devices(kind, adapters)),
         )
     return found
 
@@ -275,6 +263,7 @@ def _entry(number: int, handle: Any) -> Adapter:
         has_fp64="shader-f64" in features,
         has_fp16="shader-f16" in features,
         has_int64="shader-int64" in features,
+        most_buffers=most["max-storage-buffers-per-shader-stage"],
     )
     device, description = str(info["device"]).strip(), str(info["description"]).strip()
     name = f"{device} ({', '.join(filter(None, (description, interface)))})"

@@ -12,6 +12,7 @@ import numpy as np
 from intarsia.backends.device import Step
 from intarsia.backends.device_execution import DeviceExecutable, Place
 from intarsia.backends.device_payload import KernelRecord, Payload
+from intarsia.backends.first_use import FirstUse
 from intarsia.backends.native import CallRecord
 from intarsia.backends.values import Artifact
 from intarsia.backends.webgpu.device import WebGpuDevice
@@ -46,6 +47,7 @@ class WebGpuExecutable(DeviceExecutable[WebGpuDevice]):
         payload: Its payload.
         modules: The source of each kernel.
         device: Where it is loaded.
+        first: Notes that it runs for the first time; None in the process of a trial.
 
     Raises:
         BackendError: The driver does not build a kernel.
@@ -53,9 +55,15 @@ class WebGpuExecutable(DeviceExecutable[WebGpuDevice]):
     """
 
     def __init__(
-        self, artifact: Artifact, payload: Payload, modules: Sequence[str], device: WebGpuDevice
+        self,
+        artifact: Artifact,
+        payload: Payload,
+        modules: Sequence[str],
+        device: WebGpuDevice,
+        first: FirstUse | None,
     ) -> None:
         super().__init__(artifact, payload, device)
+        self._first = first
         self._pipelines = [
             make_pipeline(device, record, source)
             for record, source in zip(payload.kernels, modules, strict=True)
@@ -72,7 +80,8 @@ class WebGpuExecutable(DeviceExecutable[WebGpuDevice]):
             (memory, start, nbytes)
             for (memory, start), (_, _, nbytes) in zip(places, payload.storages, strict=True)
         ]
-        return launch_calls(view, calls, sized, owned)
+        step = launch_calls(view, calls, sized, owned)
+        return step if self._first is None else self._first.noting(step, view)
 
 
 def launch_calls(

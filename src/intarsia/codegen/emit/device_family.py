@@ -45,6 +45,7 @@ class DeviceLimits:
         has_fma: Whether `fma` is fast; if not, it rounds twice, as the IR allows.
         is_correctly_rounded: Whether divisions and square roots can round once.
         has_mma: Whether warps multiply matrices of float16.
+        most_buffers: Arrays that a kernel can be given; None for any number.
     """
 
     vector_bits: int = 128
@@ -59,6 +60,7 @@ class DeviceLimits:
     has_fma: bool = True
     is_correctly_rounded: bool = False
     has_mma: bool = False
+    most_buffers: int | None = None
 
     @property
     def group_size(self) -> int:

@@ -137,6 +137,7 @@ class Assembler:
         sums: The same of this program, if its sizes are free.
         halves: Of values that are float32 in the graph: the half that they are in the model.
         is_sketch: Whether nobody runs it: panels of weights are not made.
+        most_buffers: Arrays that a kernel can be given; None for any number.
         tiled: Of values that products of tiles read: how.
     """
 
@@ -157,6 +158,7 @@ class Assembler:
     sums: dict[str, str] = field(default_factory=dict)
     halves: Mapping[int, str] = field(default_factory=dict)
     is_sketch: bool = False
+    most_buffers: int | None = None
     tiled: Mapping[int, TiledReads] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
     _storages: list[MemoryBlock] = field(default_factory=list)

@@ -11,12 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from intarsia.codegen.lower.groups import KernelGroup, make_groups, split_tables, widen_later
 from intarsia.codegen.lower.layouts import Borders, LayoutPlan, Wish, plan_layouts
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.operators import BYTES, entry_of
-from intarsia.codegen.lower.recipes import is_elementwise, is_worth_a_table
+from intarsia.codegen.lower.recipes import (
+    ANCHOR,
+    Recipe,
+    is_elementwise,
+    is_worth_a_table,
+    make_chain,
+    recipe,
+)
 from intarsia.codegen.lower.views import CHANNELS
 from intarsia.codegen.patterns import FUSED_SHAPES, SPELLINGS
 from intarsia.codegen.patterns.attention import read_attention
@@ -54,6 +62,7 @@ def fuse_region(
     unit: VectorUnit,
     borders: Borders | None = None,
     requantise: Requantise = Requantise.ONNX,
+    most_buffers: int | None = None,
 ) -> FusedRegion:
     """Return which operators of a region run as one.
 
@@ -62,9 +71,10 @@ def fuse_region(
         unit: The vector unit of the target.
         borders: Which inputs and outputs are blocked; None for none.
         requantise: How sums of codes become codes.
+        most_buffers: Arrays that a kernel can be given; None for any number.
     """
     graph, outputs = region.graph, frozenset(region.outputs)
-    groups, wishes = group_region(region, unit, requantise)
+    groups, wishes = group_region(region, unit, requantise, most_buffers)
     inputs = borders.inputs if borders else None
     layouts = plan_layouts(graph, groups, wishes, outputs, unit.lanes(), inputs)
     chains = find_chains(FUSED_SHAPES, graph, groups, layouts, outputs, unit)
@@ -72,7 +82,10 @@ def fuse_region(
 
 
 def group_region(
-    region: Region, unit: VectorUnit, requantise: Requantise = Requantise.ONNX
+    region: Region,
+    unit: VectorUnit,
+    requantise: Requantise = Requantise.ONNX,
+    most_buffers: int | None = None,
 ) -> tuple[list[KernelGroup], list[Wish]]:
     """Return the groups of a region, and what each wants of layouts."""
     graph = region.graph
@@ -83,10 +96,32 @@ def group_region(
     operations = read_quantised_convolutions(region, operations)
     operations = read_quantised_pools(region, operations)
     operations = read_blocks(region, operations)
-    groups = make_groups(graph, operations, frozenset(region.outputs), _accepts, is_elementwise)
-    groups = widen_later(groups, frozenset(region.outputs), _widens, is_elementwise)
+    outputs = frozenset(region.outputs)
+
+    def fits(group: KernelGroup) -> bool:
+        return most_buffers is None or _count_buffers(group) <= most_buffers
+
+    groups = make_groups(graph, operations, outputs, _accepts, is_elementwise, fits)
+    groups = widen_later(groups, outputs, _widens, is_elementwise, fits)
     groups = split_tables(groups, _is_byte, is_worth_a_table)
     return groups, [_wish(group, unit) for group in groups]
+
+
+def _count_buffers(group: KernelGroup) -> int:
+    """Return how many arrays a group's kernel is given, or a few more."""
+    graph, anchor = group.anchor.graph, group.anchor
+    if is_elementwise(anchor):
+        items = [(member.node.outputs[0], recipe(member)) for member in group.members]
+        return len(make_chain(graph, items).sources) + 1
+    items = [(anchor.node.outputs[0], Recipe((ANCHOR,), ()))]
+    items += [(member.node.outputs[0], recipe(member)) for member in group.chain]
+    # A constant number becomes part of the code or of packed weights.
+    own = {
+        value.id for value in anchor.inputs if value.constant is None or prod(value.shape or ()) > 1
+    }
+    sources = make_chain(graph, items, anchor.output.dtype).sources
+    others = [source for source in sources if not isinstance(source, int) or source not in own]
+    return len(own) + len(others) + len(anchor.outputs)
 
 
 def _wish(group: KernelGroup, unit: VectorUnit) -> Wish:

@@ -55,6 +55,7 @@ def make_groups(
     outputs: frozenset[int],
     accepts: Callable[[Operation], bool],
     can_join: Callable[[Operation], bool],
+    fits: Callable[[KernelGroup], bool] = lambda _: True,
 ) -> list[KernelGroup]:
     """Return groups in an order in which they can run: each at the place of its last member.
 
@@ -64,6 +65,7 @@ def make_groups(
         outputs: Values that are seen outside the region.
         accepts: Tells whether an operation can be an anchor with an epilogue.
         can_join: Tells whether an operation is elementwise.
+        fits: Tells whether one kernel can be given all that a group reads and writes.
     """
     by_result: dict[int, KernelGroup] = {}
     order: dict[int, int] = {}  # the place of the group with that result
@@ -78,8 +80,11 @@ def make_groups(
             producer = _producer(graph, group, by_result, order, outputs, accepts, readers)
             if producer is None:
                 break
+            joined = KernelGroup(producer.anchor, (*producer.chain, *group.members))
+            if not fits(joined):
+                break
             del by_result[producer.result]
-            group = KernelGroup(producer.anchor, (*producer.chain, *group.members))
+            group = joined
         by_result[group.result] = group
         order[group.result] = place
     return sorted(by_result.values(), key=lambda group: order[group.result])
@@ -90,6 +95,7 @@ def widen_later(
     outputs: frozenset[int],
     widens: Callable[[Operation], bool],
     can_join: Callable[[Operation], bool],
+    fits: Callable[[KernelGroup], bool] = lambda _: True,
 ) -> list[KernelGroup]:
     """Return groups that do not end with what makes more bytes of few: its reader does it.
 
@@ -100,6 +106,7 @@ def widen_later(
         outputs: Values that are seen outside the region.
         widens: Tells whether an operation makes more bytes than it reads.
         can_join: Tells whether an operation is elementwise.
+        fits: As for `make_groups`.
     """
     readers: dict[int, list[int]] = {}
     for place, group in enumerate(groups):
@@ -115,16 +122,17 @@ def widen_later(
         if reader.anchor.output_shape != last.output_shape or last.is_constant(0):
             continue
         own = [item for item in reader.members if group.result in item.node.inputs]
-        if all(map(can_join, own)):
+        wider = (
+            KernelGroup(last, reader.members)
+            if reader.anchor in own
+            else KernelGroup(reader.anchor, (last, *reader.chain))
+        )
+        if all(map(can_join, own)) and fits(wider):
             if before:
                 out[place] = KernelGroup(before[0], tuple(before[1:]))
             else:
                 gone.add(place)
-            out[places[0]] = (
-                KernelGroup(last, reader.members)
-                if reader.anchor in own
-                else KernelGroup(reader.anchor, (last, *reader.chain))
-            )
+            out[places[0]] = wider
     return [group for place, group in enumerate(out) if place not in gone]
 
 

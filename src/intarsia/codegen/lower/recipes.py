@@ -459,7 +459,8 @@ def lower_pointwise(assembler: Assembler, group: KernelGroup) -> None:
     views = [operand(assembler, source, shape, target.block) for source in chain.sources]
     codes = _codes_of(chain.body, views, target)
     if codes is None:
-        _append_elementwise(assembler, group, chain.body, views, target)
+        body, views = _in_parts(assembler, group, chain.body, views, target)
+        _append_elementwise(assembler, group, body, views, target)
         return
     x = views[codes]
     limits = np.iinfo(x.dtype)
@@ -473,6 +474,41 @@ def lower_pointwise(assembler: Assembler, group: KernelGroup) -> None:
     _append_elementwise(assembler, group, chain.body, numbers, table, "table")
     spec = CodeLookup(target.domain, x.layout, target.layout)
     assembler.call(spec, (x, table, target), group.names, "by table")
+
+
+_PARTS = {"Max": "Max", "Mean": "Sum", "Min": "Min", "Sum": "Sum"}
+"""Operators of any number of operands, and what makes one of the first of them."""
+
+
+def _in_parts(
+    assembler: Assembler, group: KernelGroup, body: Body, views: list[View], target: View
+) -> tuple[Body, list[View]]:
+    """Append kernels for the first operands of an operator that has more than a kernel is given.
+
+    Operands are taken in their order, so that the result is the same to the bit.
+
+    Returns:
+        What is left to do, and its operands: what was made of the first, and the last.
+    """
+    most = assembler.most_buffers
+    step = body.steps[0] if len(body.steps) == 1 else None
+    if most is None or len(views) < most or step is None or step.op_type not in _PARTS:
+        return body, views
+    room = max(most - 1, 2)
+    left = [views[number] for number in step.arguments]
+    while len(left) > room:
+        part = assembler.scratch(step.dtype, group.anchor.output_shape, target.block)
+        first = _of_many(replace(step, op_type=_PARTS[step.op_type]), room)
+        _append_elementwise(assembler, group, first, left[:room], part, f"of {room}")
+        left = [part, *left[room:]]
+    if step.op_type == "Mean":
+        step = replace(step, attributes=(("count", len(step.arguments)),))
+    return _of_many(step, len(left)), left
+
+
+def _of_many(step: Apply, count: int) -> Body:
+    """Return one step over so many operands of its dtype."""
+    return Body((step.dtype,) * count, (replace(step, arguments=tuple(range(count))),), (count,))
 
 
 def _is_known(assembler: Assembler, group: KernelGroup) -> bool:

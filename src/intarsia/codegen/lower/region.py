@@ -62,6 +62,7 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
     borders: Borders | None = None,
     settled: Mapping[str, str] | None = None,
     is_sketch: bool = False,
+    most_buffers: int | None = None,
 ) -> Program:
     """Return the program of a region whose nodes are all taken.
 
@@ -81,6 +82,7 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
         is_sketch: Whether nobody runs it: large weights are left out.
         settled: The `sums` of the program for all sizes, if this is one for some: sums have the
             same order then, and results are the same bits.
+        most_buffers: Arrays that a kernel can be given; None for any number.
     """
     borders = borders or Borders()
     unit = machine.item if isinstance(machine, GpuModel) else machine
@@ -96,7 +98,7 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
         if requantise is Requantise.ONNX and not is_bf16:
             region, in_floats = keep_floats(region, winograd, chooser)
         nominal = region.graph
-    fused = fuse_region(region, unit, borders, requantise)
+    fused = fuse_region(region, unit, borders, requantise, most_buffers)
     assembler = Assembler(
         graph=region.graph,
         region=region,
@@ -113,6 +115,7 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
         nominal=nominal,
         settled=settled or {},
         is_sketch=is_sketch,
+        most_buffers=most_buffers,
         halves=halves,
     )
     chained = {group.result for chain in fused.chains.values() for group in chain.groups}

@@ -106,7 +106,8 @@ def _sum(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
 
 
 def _mean(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
-    return b.div(reduce(b.add, x), float(len(x)))
+    """Divide a sum by how many were added, some of them before if there are more (`count`)."""
+    return b.div(reduce(b.add, x), float(attrs.get("count", len(x))))
 
 
 def _max(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
