@@ -170,6 +170,40 @@ def test_what_follows_a_convolution_of_codes_is_a_table_but_for_what_is_added(ba
     assert len(np.unique(y)) > 50
 
 
+GELU = f"""
+    d0 = {D}(w, s, z) i = {D}(x, s, z) j = {D}(h, r, m) l = MatMul(i, j)
+    c = {Q}(l, t, v) d = {D}(c, t, v) e = Add(d, k) f = {Q}(e, u, n) g = {D}(f, u, n)
+    o = Erf(g) p = {Q}(o, r, v) q = {D}(p, r, v) a = Mul(g, q)"""
+
+
+@pytest.mark.parametrize(
+    ("rest", "tables"),
+    [
+        (f"y = {Q}(a, t, v)", 1),
+        (f"b = {Q}(a, t, v) o1 = {D}(b, t, v) o2 = Add(o1, d0) y = {Q}(o2, t, v)", 1),
+        (f"b = Add(a, d) y = {Q}(b, t, v)", 0),
+    ],
+    ids=["all", "something is added", "what was before the codes is read again"],
+)
+def test_what_follows_the_bias_of_a_product_of_codes_is_a_table(backends, rest, tables):
+    rng = np.random.default_rng(0)
+    weights = rng.integers(-60, 60, (32, 32)).astype(np.int8)
+    numbers = {name: NUMBERS[name] for name in "stzvmun"}
+    numbers |= {"h": weights, "r": np.float32(0.01), "k": rng.standard_normal(32, np.float32)}
+    given = {name: np.zeros((1, 160, 32), np.uint8) for name in "xw"}
+    body = f"{GELU} {rest}"
+    one, all_ = (small_model(out, body, given, numbers, 18) for out in ("y", "y, c, d, f, g, p, a"))
+    notes = [call.note for call in lower_region(graph_of(one).whole, AVX2).calls]
+    assert notes.count("table") == notes.count("by table") == tables
+    y, wanted = (
+        intarsia.compile(item, "llvm", num_threads=1, strict=True, backends=backends)
+        .run(feeds_of(one))["y"]
+        for item in (one, all_)
+    )  # fmt: skip
+    np.testing.assert_array_equal(y, wanted)
+    assert len(np.unique(y)) > 20
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_a_table_has_the_bits_of_the_nodes(backends, dtype):
     zero = "m" if dtype == "int8" else "z"

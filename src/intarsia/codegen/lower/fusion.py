@@ -103,7 +103,7 @@ def group_region(
 
     groups = make_groups(graph, operations, outputs, _accepts, is_elementwise, fits)
     groups = widen_later(groups, outputs, _widens, is_elementwise, fits)
-    groups = split_tables(groups, _is_byte, is_worth_a_table)
+    groups = split_tables(groups, _is_byte, is_worth_a_table, is_elementwise)
     return groups, [_wish(group, unit) for group in groups]
 
 

@@ -140,41 +140,86 @@ def split_tables(
     groups: Sequence[KernelGroup],
     is_code: Callable[[Value], bool],
     pays: Callable[[Sequence[Operation]], bool],
+    can_join: Callable[[Operation], bool],
 ) -> list[KernelGroup]:
     """Return groups in which functions of codes alone are apart, so that they become tables.
 
-    What is computed of the codes that an anchor makes, and of single numbers, and gives codes again
-    (`x * sigmoid(x)` between Q and DQ) has as many results as there are codes.
+    What is computed of the codes that an anchor makes, or what follows it, and of single numbers,
+    and gives codes again (`x * sigmoid(x)` between Q and DQ) has as many results as there are
+    codes. Of a product, a bias and a QuantizeLinear come first.
 
     Args:
         groups: In an order in which they can run.
         is_code: Tells whether a value is of few codes.
         pays: Tells whether it is worth a table, of the operations of a chain.
+        can_join: Tells whether an operation is elementwise.
     """
     out = []
     for group in groups:
-        chain = group.chain
-        length = _table_length(group, is_code)
-        if not length or not pays(chain[:length]):
+        chain = _read_late(group)
+        start, end = _find_table(group.anchor, chain, is_code, pays, can_join)
+        if start == end:
             out.append(group)
             continue
-        out += [KernelGroup(group.anchor), KernelGroup(chain[0], chain[1:length])]
-        if length < len(chain):
-            out.append(KernelGroup(chain[length], chain[length + 1 :]))
+        out += [KernelGroup(group.anchor, chain[:start]), KernelGroup(*_cut(chain[start:end]))]
+        out += [KernelGroup(*_cut(chain[end:]))] if end < len(chain) else []
     return out
 
 
-def _table_length(group: KernelGroup, is_code: Callable[[Value], bool]) -> int:
-    """Return how many operations of a chain are a function of the anchor's codes, at most."""
-    if not is_code(group.anchor.output):
-        return 0
-    own, length = {group.anchor.output.id}, 0
-    for count, member in enumerate(group.chain, 1):
+def _cut(members: tuple[Operation, ...]) -> tuple[Operation, tuple[Operation, ...]]:
+    return members[0], members[1:]
+
+
+def _read_late(group: KernelGroup) -> tuple[Operation, ...]:
+    """Return a chain in which what reads nothing of the group stands before its first reader."""
+    made = {value.id for value in group.anchor.outputs}
+    waiting: dict[int, Operation] = {}
+    chain: list[Operation] = []
+    for member in group.chain:
+        read = {value.id for value in member.inputs}
+        if not read & (made | waiting.keys()):
+            waiting[member.output.id] = member
+            continue
+        chain += [waiting.pop(value) for value in sorted(read & waiting.keys())]
+        chain.append(member)
+        made.update(value.id for one in chain[-1 - len(read) :] for value in one.outputs)
+    return (*chain, *waiting.values())
+
+
+def _find_table(
+    anchor: Operation,
+    chain: tuple[Operation, ...],
+    is_code: Callable[[Value], bool],
+    pays: Callable[[Sequence[Operation]], bool],
+    can_join: Callable[[Operation], bool],
+) -> tuple[int, int]:
+    """Return where in a chain the first function of codes begins and ends that pays; 0, 0 if none.
+
+    A group of elementwise operators alone is a table by itself where it is one.
+    """
+    # The earliest codes have the most behind them.
+    for start in range(1 if can_join(anchor) else len(chain)):
+        *before, maker = (anchor, *chain[:start])
+        read = {value.id for member in chain[start:] for value in member.inputs}
+        if not is_code(maker.output) or any(member.output.id in read for member in before):
+            continue
+        end = start + _table_length(maker, chain[start:], is_code)
+        if end > start and pays(chain[start:end]):
+            return start, end
+    return 0, 0
+
+
+def _table_length(
+    maker: Operation, chain: Sequence[Operation], is_code: Callable[[Value], bool]
+) -> int:
+    """Return how many operations of a chain are a function of the codes made before, at most."""
+    own, length = {maker.output.id}, 0
+    for count, member in enumerate(chain, 1):
         numbers = [value for value in member.inputs if value.id not in own]
         if any(value.constant is None or prod(value.shape or ()) != 1 for value in numbers):
             break
         own.add(member.output.id)
-        later = {value.id for other in group.chain[count:] for value in other.inputs}
+        later = {value.id for other in chain[count:] for value in other.inputs}
         if is_code(member.output) and own & later <= {member.output.id}:
             length = count
     return length
