@@ -2,13 +2,18 @@
 """What people try first and cannot have: each message names the way out, before any work."""
 
 import os
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
 import pytest
 
 import intarsia
-from intarsia.errors import InputError, ModelError, PackageError
+from intarsia.bench.compare import call_worker
+from intarsia.cli import demo
+from intarsia.errors import BackendError, InputError, ModelError, PackageError, SettingError
+from intarsia.plan.tuning import best_of
 
 WRITERS = {
     "compile": ("compile", "chain.onnx", "-t", "onnxruntime", "-o"),
@@ -176,3 +181,58 @@ def test_inputs_that_are_none_or_tensors_name_what_to_pass(chain_model, backends
 def test_an_onnx_file_is_still_compiled_whatever_it_is_called(folder, chain_model, call):
     onnx.save(chain_model, folder / "chain.model")
     assert call("compile", "chain.model", "-t", "onnxruntime").code == 0
+
+
+def test_a_session_names_its_own_word_for_targets(chain_model):
+    with pytest.raises(SettingError, match="no argument `target`") as caught:
+        intarsia.InferenceSession(chain_model.SerializeToString(), target="reference")
+    assert "targets=" in caught.value.hint
+
+
+@pytest.mark.parametrize("budget", ["ten", "10s", None])
+def test_a_budget_that_is_no_number_is_one_error(chain_model, budget):
+    with pytest.raises(SettingError, match="not a number of seconds") as caught:
+        intarsia.tune(chain_model, "reference", budget=budget)
+    assert "budget=120" in caught.value.hint
+
+
+def test_a_size_of_another_form_shows_the_form(chain_model):
+    name = chain_model.graph.input[0].name
+    with pytest.raises(ModelError, match=f"'2x8' is no size of '{name}'") as caught:
+        intarsia.compile(chain_model, "reference", shapes={name: "2x8"})
+    assert "(1, 3)" in caught.value.hint
+
+
+def test_a_package_that_is_cut_or_missing_says_what_to_do(package, call, folder):
+    (folder / "cut.intarsia").write_bytes(Path(package).read_bytes()[:5000])
+    for name, hint in (("cut.intarsia", "get the file again"), ("no.intarsia", "check the path")):
+        answer = call("explain", name)
+        assert answer.code == 2
+        assert f"hint: {hint}" in answer.err
+
+
+def test_one_plan_is_not_the_best_of_several():
+    assert best_of(1) == "the only plan that was run"
+    assert best_of(2) == "the best of 2 plans that were run"
+
+
+def test_a_peer_that_is_missing_says_so_in_its_own_words():
+    outcome = SimpleNamespace(
+        is_ok=False, error_type="BackendError", reason="", message="it is not here", hint="get it"
+    )
+    workers = {"other": SimpleNamespace(call=lambda *_, **__: outcome)}
+    with pytest.raises(BackendError) as caught:
+        call_worker(workers, "other", "set_up_peer")
+    assert (caught.value.message, caught.value.hint) == ("other: it is not here", "get it")
+
+
+def test_the_demo_names_all_that_it_needs_before_it_starts(call, folder, monkeypatch):
+    def version():
+        raise BackendError("OpenVINO is not here", hint="pip install 'intarsia[openvino]'")
+
+    there = SimpleNamespace(version=lambda: "1")
+    here = {"onnxruntime": there, "openvino": SimpleNamespace(version=version)}
+    monkeypatch.setattr(demo, "installed_backends", lambda: SimpleNamespace(by_name=here))
+    answer = call("demo")
+    assert answer.code == 3
+    assert answer.err == "error: OpenVINO is not here\nhint: pip install 'intarsia[all]'\n"

@@ -374,19 +374,19 @@ def time_in_turn(
         facts = {}
         for index, (name, runner) in enumerate(runners.items()):
             tell(f"set up {name}", index, len(runners))
-            outcome = _call(workers, name, runner.function, *runner.arguments, feeds=feeds)
+            outcome = call_worker(workers, name, runner.function, *runner.arguments, feeds=feeds)
             facts[name] = outcome.value
-        outputs = {name: outputs_of(_call(workers, name, "read_outputs")) for name in runners}
+        outputs = {name: outputs_of(call_worker(workers, name, "read_outputs")) for name in runners}
         blocks, runs, rates = ({name: list[float]() for name in runners} for _ in range(3))
         random = Random(0)
 
         def time_block(name: str) -> tuple[list[float], float | None]:
             arguments = (LEAD_SECONDS, LEAST_RUNS, LEAST_SECONDS)
-            block = _call(workers, name, "run_block", *arguments, limits=effort.limits).value
+            block = call_worker(workers, name, "run_block", *arguments, limits=effort.limits).value
             if effort.streams == 1:
                 return block, None
             streamed = (effort.streams, STREAM_SECONDS)
-            rate = _call(workers, name, "run_streams", *streamed, limits=effort.limits).value
+            rate = call_worker(workers, name, "run_streams", *streamed, limits=effort.limits).value
             return block, rate
 
         for look in effort.looks:
@@ -401,7 +401,7 @@ def time_in_turn(
             ratios = [effort.ratio(blocks[name], blocks[first]) for name in others]
             if not any(map(effort.is_open, ratios)):
                 break
-        peaks = {name: _call(workers, name, "read_outputs").peak_bytes for name in runners}
+        peaks = {name: call_worker(workers, name, "read_outputs").peak_bytes for name in runners}
     return Timed(blocks, runs, rates, outputs, facts, peaks)
 
 
@@ -410,7 +410,7 @@ def outputs_of(outcome: CallOutcome) -> list[Array]:
     return [outcome.arrays[str(index)] for index in range(outcome.value)]
 
 
-def _call(
+def call_worker(
     workers: Mapping[str, Worker],
     name: str,
     function: str,
@@ -418,14 +418,27 @@ def _call(
     feeds: Mapping[str, Array] | None = None,
     limits: Limits | None = None,
 ) -> CallOutcome:
+    """Return what a function of `SUBJECT` gave in a worker.
+
+    Args:
+        workers: By the name of what runs in each.
+        name: Which.
+        function: The function's name.
+        arguments: Its arguments.
+        feeds: The arrays that it gets beside them.
+        limits: Of the call.
+
+    Raises:
+        InputError: It says that an input is wrong.
+        BackendError: It failed, or what runs there is missing.
+    """
     outcome = workers[name].call(f"{SUBJECT}:{function}", *arguments, arrays=feeds, limits=limits)
     if not outcome.is_ok:
         if outcome.error_type == InputError.__name__:
             raise InputError(f"{name}: {outcome.message}", hint=outcome.hint or None)
-        reason = outcome.reason or outcome.error_type
-        raise BackendError(
-            f"{name} failed in {function}: {reason}: {outcome.message}",
-            backend=name,
-            hint=outcome.hint or None,
-        )
+        message = f"{name}: {outcome.message}"
+        if outcome.error_type != BackendError.__name__:  # which says all by itself
+            reason = outcome.reason or outcome.error_type
+            message = f"{name} failed in {function}: {reason}: {outcome.message}"
+        raise BackendError(message, backend=name, hint=outcome.hint or None)
     return outcome

@@ -15,9 +15,11 @@ from intarsia.cli.models import installed_backends
 from intarsia.cli.options import JsonOption, ThreadsOption
 from intarsia.cli.output import milliseconds, note, show, show_json, size_text, write
 from intarsia.cli.pages import report_file, write_report
+from intarsia.errors import BackendError
 from intarsia.settings import Settings
 
 if TYPE_CHECKING:
+    from intarsia.backends.registry import Backends
     from intarsia.bench.demo import DemoContest, DemoFigures, DemoModel
     from intarsia.runtime.free import Program
 
@@ -61,6 +63,7 @@ def demo_command(
 
     writable_folder(out)
     count, backends = Settings.from_environment().threads(threads), installed_backends()
+    _find_peers(backends)
 
     _stage(1, f"{NETWORK} for this machine, beside {' and '.join(PEERS)}")
     model, ours = _compile(NETWORK, count)
@@ -112,6 +115,21 @@ def demo_command(
     if not figures.agrees:
         note("the numbers disagree")
         raise typer.Exit(1)
+
+
+def _find_peers(backends: Backends) -> None:
+    """Say before anything runs which runtime is missing, and how all of them are installed at once.
+
+    Raises:
+        BackendError: One of `PEERS` cannot be used.
+    """
+    for name in PEERS.values():
+        try:
+            backends.by_name[name].version()
+        except BackendError as error:
+            raise BackendError(
+                error.message, backend=name, hint="pip install 'intarsia[all]'"
+            ) from error
 
 
 def _stage(number: int, what: str) -> None:

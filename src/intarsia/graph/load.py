@@ -294,11 +294,12 @@ def specialise_shapes(model: ir.Model, shapes: Shapes) -> dict[str, tuple[int, i
             bounds[name] = parse_bounds(name, str(dims[0]))
         elif name in inputs and not isinstance(wanted, str):
             _specialise_input(inputs[name], dims, symbols)
+        elif name in inputs or name in free_names:
+            example = "a tuple of sizes, as (1, 3)" if name in inputs else "a size, as 8 or '1..64'"
+            raise ModelError(f"{wanted!r} is no size of {name!r}", hint=f"give {example}")
         else:
             raise ModelError(
-                f"the model has no input {name!r}{nearest(name, [*inputs, *free_names])}"
-                if name not in free_names and name not in inputs
-                else f"{wanted!r} is no size of {name!r}",
+                f"the model has no input {name!r}{nearest(name, [*inputs, *free_names])}",
                 hint=f"its inputs are {', '.join(map(repr, inputs)) or 'none'}; "
                 f"its free dimensions {', '.join(map(repr, free_names)) or 'none'}",
             )

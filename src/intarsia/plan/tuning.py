@@ -267,7 +267,7 @@ class TuningReport:
             return f"{self.winner}: planned without measuring, {predicted} predicted{interval}"
         text = f"{self.winner}: {time_text(self.seconds)}"
         if self.winner == self.single or not self.single_seconds:
-            return f"{text}, the best of {len(self.finalists)} plans that were run"
+            return f"{text}, {best_of(len(self.finalists))}"
         gain = self.single_seconds / self.seconds
         sure = f"{self.confidence:.1%} sure not to be slower"
         return f"{text}, {gain:.2f} times as fast as {self.single}, the best single one ({sure})"
@@ -347,6 +347,13 @@ class Forecast:
 
 _SHORT_SECONDS = 1e-4
 """Times below it are shown with three significant digits."""
+
+
+def best_of(count: int) -> str:
+    """Return what a plan is that none of so many, itself among them, beat."""
+    return (
+        "the only plan that was run" if count == 1 else f"the best of {count} plans that were run"
+    )
 
 
 def time_text(seconds: float | None) -> str:

@@ -53,6 +53,7 @@ _DATE, _TIME = (1 << 5) | 1, 0
 _LIMIT = (1 << 31) - 1
 """What `zipfile` writes in 32 bits."""
 _MANY = (1 << 16) - 1
+_AGAIN = "get the file again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ def open_archive(path: Path) -> Archive:
             raise PackageError(f"{str(path)!r} has more than {MAX_ENTRIES} entries")
         position = start + entry.nbytes
         if position > len(mapped):
-            raise PackageError(f"{str(path)!r}: entry {entry.name!r} is truncated")
+            raise PackageError(f"{str(path)!r}: entry {entry.name!r} is truncated", hint=_AGAIN)
         entries[entry.name] = entry
         contents[entry.name] = mapped[start:position]
     if not entries:
@@ -166,7 +167,7 @@ def _read_entry(path: Path, mapped: memoryview, position: int) -> tuple[ArchiveE
     start = position + _LOCAL.size
     header = mapped[position:start]
     if len(header) < _LOCAL.size:
-        raise PackageError(f"{str(path)!r}: the header of an entry is truncated")
+        raise PackageError(f"{str(path)!r}: the header of an entry is truncated", hint=_AGAIN)
     _, _, flags, method, _, _, crc, _, nbytes, of_name, of_extra = _LOCAL.unpack(header)
     raw = bytes(mapped[start : start + of_name])
     name = raw.decode("utf-8", "replace")

@@ -860,7 +860,7 @@ def _open(path: Path, settings: Settings | None) -> _Opened:
         text = archive.small(MANIFEST)
         seal = _decode_seal(path, archive)
     except FileNotFoundError as error:
-        raise PackageError(f"there is no file {str(path)!r}") from error
+        raise PackageError(f"there is no file {str(path)!r}", hint="check the path") from error
     except _UNREADABLE as error:
         if path.suffix == ".onnx":
             message, hint = (

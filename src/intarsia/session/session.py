@@ -112,6 +112,10 @@ class InferenceSession:
         targets: Any = None,
         **options: Any,
     ) -> None:
+        if "target" in options:
+            raise SettingError(
+                "a session has no argument `target`", hint="write targets=, as for several"
+            )
         self._session_options = check_session_options(sess_options)
         threads = self._session_options.intra_op_num_threads
         if threads:

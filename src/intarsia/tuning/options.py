@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from intarsia.errors import SettingError
 from intarsia.tuning.objectives.latency import LATENCY
 
 if TYPE_CHECKING:
@@ -44,6 +46,9 @@ class Options:
         feeds: An array per input, by name, to measure with; None means made-up ones.
         tell: Told what is going on.
         chosen: How sizes of free dimensions were chosen, where they come from requests.
+
+    Raises:
+        SettingError: The budget is not a number.
     """
 
     budget_seconds: float = 120.0
@@ -51,3 +56,10 @@ class Options:
     feeds: Mapping[str, Any] | None = None
     tell: Callable[[TuningStatus], None] | None = None
     chosen: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.budget_seconds, Real):
+            raise SettingError(
+                f"budget {self.budget_seconds!r} is not a number of seconds",
+                hint="write for example budget=120",
+            )

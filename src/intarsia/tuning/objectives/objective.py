@@ -186,7 +186,9 @@ def outcome_in_words(
         return f"{report.winner}: {report.objective} was not measured"
     text = f"{winner.name}: {name(winner)}"
     if winner is single:
-        return f"{text}, the best of {len(rows)} plans that were run"
+        from intarsia.plan.tuning import best_of
+
+        return f"{text}, {best_of(len(rows))}"
     return f"{text}, {compare(winner, single)} {single.name}, the best single one"
 
 
