@@ -61,9 +61,15 @@ def ptx_arch(capability: int) -> str:
     return f"sm_{known[-1]}"
 
 
-def gpu_limits(target: Target) -> DeviceLimits:
-    """Return what kernels for a target of kind `cuda` or `nvptx` are shaped by."""
+def gpu_limits(target: Target, arch: str = "") -> DeviceLimits:
+    """Return what kernels for a target of kind `cuda` or `nvptx` are shaped by.
+
+    Args:
+        target: The target.
+        arch: What code is made for, as in `sm_80`; nothing leaves it to the target.
+    """
     attrs = target.attrs
+    capability = int(arch.removeprefix("sm_")) if arch else capability_of(target)
     given = ("max_num_threads", "max_threads_per_block")
     threads = min(attrs.get(name, _MOST_THREADS) for name in given)
     registers = attrs.get("registers_per_block")
@@ -77,7 +83,7 @@ def gpu_limits(target: Target) -> DeviceLimits:
         local_bytes=min(attrs.get("max_shared_memory_per_block", _STATIC_BYTES), _STATIC_BYTES),
         has_fp16=True,
         is_correctly_rounded=True,
-        has_mma=(capability_of(target) or 0) >= _MMA_CAPABILITY,
+        has_mma=(capability or 0) >= _MMA_CAPABILITY,
     )
 
 

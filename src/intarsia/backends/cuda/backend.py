@@ -82,8 +82,12 @@ class CudaBackend(DeviceBackend):
         return said_in_vain(target, (*_UNUSED, *(_CPU_UNUSED if is_cuda else ())))
 
     def limits(self, context: BuildContext) -> DeviceLimits:
-        """Return what kernels for a target are shaped by, which the target says alone."""
-        return gpu_limits(context.target.target)
+        """Return what kernels for a target are shaped by: what it says, and its architecture.
+
+        Raises:
+            BackendError: There is no such device, or it is older than the target says.
+        """
+        return gpu_limits(context.target.target, self.arch(context))
 
     def language(self, context: BuildContext) -> DeviceLanguage:
         """Return PTX for the architecture of a target.
