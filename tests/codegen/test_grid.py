@@ -61,6 +61,7 @@ def test_the_grid_is_what_is_launched():
     kernel = emit_opencl(reversed_blocks(), DeviceLimits(work_group=64))
     assert (kernel.local_size, kernel.global_size(3)) == ((1, ITEMS), (3, ITEMS))
     assert kernel.source.count("barrier(") == 1
+    assert f"reqd_work_group_size(1, {ITEMS}, 1)" in kernel.source
     assert "__local float t" in kernel.source
 
 

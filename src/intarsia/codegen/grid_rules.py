@@ -6,8 +6,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from intarsia.codegen import ir
-from intarsia.codegen.unit import GpuModel
-from intarsia.codegen.unit import VectorUnit as CpuModel
+from intarsia.codegen.unit import GpuModel, VectorUnit
 from intarsia.errors import InternalError
 
 
@@ -19,7 +18,7 @@ class _Variation(IntEnum):
     LANES = 2
 
 
-def check_grid(function: ir.Function, machine: CpuModel | GpuModel | None) -> None:
+def check_grid(function: ir.Function, machine: VectorUnit | GpuModel | None) -> None:
     """Check a kernel that has a grid loop, and is well-formed otherwise.
 
     Args:
@@ -141,7 +140,7 @@ class _GridRules:
         raise InternalError(f"kernel {self._function.name}: {problem}")
 
 
-def _check_machine(function: ir.Function, machine: CpuModel | GpuModel) -> None:
+def _check_machine(function: ir.Function, machine: VectorUnit | GpuModel) -> None:
     name = function.name
     if not isinstance(machine, GpuModel):
         raise InternalError(f"kernel {name} has a grid loop, and is for a CPU")

@@ -68,6 +68,7 @@ EMITTED = (
     "DequantizeLinear-uint8 uint8",
     "Pad-fed_value float32",
     "MatMul-2d float64",
+    "MatMul-many_rows float32",
     "ReduceSum-last_axis int64",
     "Abs-plain int64",
     "Abs-plain int32",

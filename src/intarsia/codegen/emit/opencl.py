@@ -145,6 +145,9 @@ class _OpenCl(DeviceFamily):
             for type_, name in self.meeting_places.items()
         ]
         notes = [f"// {note}" for note in function.notes]
+        items = function.work_items
+        if items:  # so that the compiler leaves each as many registers as there are
+            notes.append(f"__attribute__((reqd_work_group_size(1, {items}, 1)))")
         head = f"__kernel void {function.name}(\n    " + ",\n    ".join(parameters) + ")\n{"
         return self.made("\n".join((*notes, head, *declared, *self.lines, "}")))
 

@@ -219,6 +219,7 @@ PRODUCTS: tuple[OperatorCase, ...] = (
     case("MatMul", "vector_by_matrix", fed(5), fed(2, 5, 4)),
     case("MatMul", "vectors", fed(5), fed(5)),
     case("MatMul", "one_row", fed(1, 64), weight(64, 33)),
+    case("MatMul", "many_rows", fed(2, 24, 20), weight(20, 33), dtypes=_HALF),
     case("MatMul", "empty_rows", fed(0, 5), fed(5, 4)),
     case("MatMul", "empty_sum", fed(3, 0), fed(0, 4)),
     case("Gemm", "plain", fed(3, 5), weight(5, 4), weight(4), dtypes=FLOATS),
