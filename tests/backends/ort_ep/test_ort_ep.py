@@ -4,6 +4,9 @@
 The provider is a plug-in of our own, `plugin_ep.c`: Add and Mul of float32.
 """
 
+import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -141,3 +144,40 @@ def test_a_device_that_it_has_not_is_refused(library, feeds):
     with pytest.raises(IntarsiaError) as caught:
         run(f"ort-ep -library={library} -ep_device=npu, onnxruntime", feeds)
     assert "finds no device of type npu on this machine" in caught.value.message
+
+
+OWN = f"""
+import sys
+import numpy as np
+import onnx.parser
+import onnx.reference
+import intarsia
+
+model = onnx.parser.parse_model('''{MODEL}''')
+target = f"ort-ep -library={{intarsia.onnxruntime_library()}} -options=target=llvm, onnxruntime"
+x, z = np.random.default_rng(1).standard_normal((2, 4, 4)).astype(np.float32)
+program = intarsia.compile(model, target, cache=False)
+program.save(sys.argv[1])
+expected = onnx.reference.ReferenceEvaluator(model).run(None, {{"x": x, "z": z}})[0]
+for one in (program, intarsia.load(sys.argv[1], trust=True)):
+    np.testing.assert_allclose(one.run({{"x": x, "z": z}})["y"], expected, rtol=1e-5, atol=1e-6)
+regions = program.placement.regions
+print({{node.name: region.backend for region in regions for node in region.nodes}})
+"""
+"""In a process of its own: a library that is registered stays, and others count its devices."""
+
+
+@pytest.mark.exhaustive
+def test_our_own_provider_is_a_plug_in_as_others_are(tmp_path):
+    """Its library is made without a compiler; each way through ONNX Runtime's ABI is ours."""
+    pytest.importorskip("onnxruntime", minversion="1.24")
+    done = subprocess.run(
+        [sys.executable, "-c", OWN, str(tmp_path / "own.intarsia")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    where = ast.literal_eval(done.stdout)
+    assert where == dict.fromkeys(("sum", "product", "rest", "last"), "ort-ep")

@@ -60,7 +60,7 @@ def long_chain(count=20):
 MODELS = {
     **{op_type: many(op_type, 23) for op_type in ("Sum", "Mean", "Max", "Min")},
     "integers": many("Max", 23, "int32"),
-    "doubles": many("Mean", 9, "double"),
+    "doubles": many("Sum", 9, "double"),
     "one too many": many("Sum", MOST),
     "chain": long_chain(),
 }
@@ -77,7 +77,7 @@ def test_no_kernel_is_given_more(name):
 
 def test_what_fits_stays_as_it_is():
     region = region_of(many("Sum", MOST - 1))
-    assert lower_region(region, SSE, most_buffers=MOST) == lower_region(region, SSE)
+    assert lower_region(region, SSE, most_buffers=MOST).calls == lower_region(region, SSE).calls
 
 
 def test_groups_are_those_of_the_kernels():

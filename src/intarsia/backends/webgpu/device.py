@@ -65,11 +65,16 @@ class WebGpuDevice(QueueView):
             raise ExecutionError(
                 f"webgpu:{self.number} has no room for a buffer of {size} bytes",
                 backend=BACKEND_NAME,
-                hint=f"{self.name} has at most {most} in one buffer; place fewer nodes on it",
+                hint=self._room(),
             )
         flags = usage.STORAGE | usage.UNIFORM | usage.COPY_SRC | usage.COPY_DST
         with self.failing(f"has no room for a buffer of {size} bytes"):
             return Block(self, self.handle.create_buffer(size=size, usage=flags))
+
+    def _room(self) -> str:
+        """Return what to do about too little memory; WebGPU does not tell how much there is."""
+        most = self.entry.most["max-buffer-size"]
+        return f"{self.name} has at most {most} bytes in one buffer; place fewer nodes on it"
 
     def queue_write(self, source: Array, memory: Any, offset: int) -> Step:
         """Copy bytes from host memory at once; their way to the device is queued."""
@@ -132,9 +137,9 @@ class WebGpuDevice(QueueView):
             yield
         except gpu.GPUOutOfMemoryError as error:
             raise ExecutionError(
-                f"webgpu:{self.number} is out of memory: {error}",
+                f"webgpu:{self.number} {how}: it is out of memory: {error}",
                 backend=BACKEND_NAME,
-                hint=f"{self.name}; place fewer nodes on it",
+                hint=self._room(),
             ) from error
         except (gpu.GPUError, gpu.GPUPipelineError, RuntimeError) as error:
             raise ExecutionError(
