@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 
@@ -184,6 +184,46 @@ class Profiled(Protocol):
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
     ) -> Sequence[tuple[KernelCall, Step]]:
         """Return the calls that `bind` runs, in order, each as a step of its own."""
+
+
+Place: TypeAlias = Callable[[int], None]
+"""Says at which address a run finds an input, or leaves an output."""
+
+
+class MovableStep(NamedTuple):
+    """The call that `bind` returns, whose inputs and outputs may lie elsewhere at each run.
+
+    Attributes:
+        step: It.
+        inputs: For each input what tells the step where it lies.
+        outputs: For each output likewise.
+    """
+
+    step: Step
+    inputs: Sequence[Place]
+    outputs: Sequence[Place]
+
+
+@runtime_checkable
+class Movable(Protocol):
+    """What an executable may have besides, if it works on the memory of the host."""
+
+    def movable_step(
+        self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
+    ) -> MovableStep | None:
+        """Return what `bind` returns, with places; None if a copy costs less than they gain."""
+
+
+def movable_step(
+    executable: Executable,
+    inputs: Sequence[Buffer],
+    outputs: Sequence[Buffer],
+    scratch: Buffer | None,
+) -> MovableStep | None:
+    """Return the call of an executable with the places of its tensors, if it has any."""
+    if not isinstance(executable, Movable):
+        return None
+    return executable.movable_step(inputs, outputs, scratch)
 
 
 def profiled(executable: Executable) -> Profiled | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import msgspec
+import numpy as np
 
 from intarsia.arrays import Array, address_of
 from intarsia.backends.backend import ConfiguredBackend
@@ -24,6 +25,7 @@ from intarsia.backends.device import (
     Buffer,
     Device,
     HostDevice,
+    MovableStep,
     Step,
     ThreadOptions,
 )
@@ -86,6 +88,9 @@ if TYPE_CHECKING:
     from intarsia.native.pool import Team, ThreadPool
     from intarsia.target import Target, VirtualDevice
 
+_MOST_OPERATIONS = 32
+"""For a byte of inputs and outputs: with more, kernels lose more by memory that does not begin at a
+cache line, as that of callers does, than copies cost."""
 _LARGE_SCORES = 16 << 20
 """From this many bytes on, a Softmax's result is in memory rather than in a cache."""
 
@@ -172,6 +177,31 @@ class NativeExecutable(NativeRegion):
         step = self._bind_by(bind, inputs, outputs, scratch)
         ((log, kernels),) = logs
         return LoggedStep(step, log, kernels)
+
+    def movable_step(
+        self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
+    ) -> MovableStep | None:
+        """Return the call that `bind` returns with its places, where little is computed."""
+        border = sum(one.nbytes for one in (*inputs, *outputs) if isinstance(one, np.ndarray))
+        if sum(call.flop for call in self._records().calls) > _MOST_OPERATIONS * border:
+            return None
+        bound: list[BoundCalls] = []
+
+        def bind(
+            inputs: Sequence[Buffer], found: Found, scratch: Buffer | None, faults: Array
+        ) -> Step:
+            calls = self._calls(inputs, found.outputs, scratch, (faults, found.counts))
+            bound.append(calls)
+            keep_alive = (self, tuple(inputs), found, scratch, faults, calls.words)
+            return make_step_of(calls.rows, keep_alive, self._pool, self._caches)
+
+        step = self._bind_by(bind, inputs, outputs, scratch)
+        words = bound[0].words
+        places = (
+            [self._shared.table.place(self._sized, words, kind, i) for i in range(len(some))]
+            for kind, some in ((StorageKind.INPUT, inputs), (StorageKind.OUTPUT, outputs))
+        )
+        return MovableStep(step, *places)
 
     def kernel_steps(
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None

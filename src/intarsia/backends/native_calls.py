@@ -6,7 +6,7 @@ A token of a decoder has sizes that no run had before, so that binding is a part
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
@@ -239,6 +239,27 @@ class CallTable:
             numbers = np.delete(numbers, self._kept[is_done])
             rows = rows[numbers]
         return BoundCalls(numbers, words, rows)
+
+    def place(
+        self, sized: SizedCalls, words: Array, kind: StorageKind, index: int
+    ) -> Callable[[int], None]:
+        """Return what tells bound calls at which address an input or output lies.
+
+        Args:
+            sized: What they were bound with.
+            words: Theirs.
+            kind: Whether it is an input or an output.
+            index: Which one.
+        """
+        positions = self._positions.get(str(kind), np.zeros(0, np.intp))
+        positions = positions[sized.starts[positions] == index]
+        (slots,) = np.nonzero(np.isin(sized.words.storages, positions))
+        offsets = sized.words.offsets[slots]
+
+        def put(address: int) -> None:
+            words[slots] = (offsets + address).view(np.uint64)
+
+        return put
 
     def _chunks(self, turns: Array, threads: int) -> Array:
         flop, nbytes = self._doings.at(turns).T

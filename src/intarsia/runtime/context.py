@@ -9,11 +9,11 @@ overwrites memory that one reads. At the end of a run all queues are waited for.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy import ndarray
@@ -27,6 +27,7 @@ from intarsia.backends.device import (
     QueuedDevice,
     Step,
     ValueSlot,
+    movable_step,
     never_fails,
     profiled,
     queue_of,
@@ -53,6 +54,7 @@ from intarsia.plan.plan import (
 )
 from intarsia.runtime.device_array import DeviceArray
 from intarsia.runtime.memories import RunMemory
+from intarsia.runtime.moving import MovableTensor, PlainRun, is_worth_moving, moving_run
 
 if TYPE_CHECKING:
     from intarsia.runtime.control_flow import Runner
@@ -60,11 +62,6 @@ if TYPE_CHECKING:
     from intarsia.runtime.limited import IsOver
 
 logger = logging.getLogger(__name__)
-
-PlainRun: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any] | None]
-"""Runs on an array per input and returns fresh outputs, both by name; None if an array is not a
-plain one of numpy that fits, so that nothing has run."""
-
 
 _ARENA, _SCRATCH = -1, -2
 """Keys of what a context has beside tensors."""
@@ -143,6 +140,9 @@ class Context:
         )
         if plain_inputs is None or plain_outputs is None:
             return None
+        moving = self._moving_run(plain_inputs, plain_outputs)
+        if moving is not None:
+            return moving
         # All that a call looks at is looked up here: of a small model, a call is mostly that.
         inputs = [(name, plain, plain.dtype, plain.shape) for name, plain in plain_inputs]
         outputs = [(name, plain.copy) for name, plain in plain_outputs]
@@ -163,6 +163,40 @@ class Context:
                 return self.read_outputs()  # which says for what
 
         return run_plain
+
+    def _moving_run(
+        self, inputs: Sequence[tuple[str, Array]], outputs: Sequence[tuple[str, Array]]
+    ) -> PlainRun | None:
+        """Return what runs on the caller's arrays where they lie, and leaves results in fresh ones.
+
+        None if the plan is more than one region, whose calls take addresses, on large tensors.
+
+        Args:
+            inputs: Names and arrays of this context.
+            outputs: Likewise.
+        """
+        plan = self.plan
+        alone = plan.steps[0] if len(plan.steps) == 1 else None
+        is_large = any(is_worth_moving(array) for _, array in (*inputs, *outputs))
+        if not is_large or not isinstance(alone, RegionStep) or self._queued:
+            return None
+        border = (*alone.inputs, *alone.outputs)
+        if sorted(border) != sorted((*plan.inputs, *plan.outputs)):
+            return None
+        found = movable_step(self._kept[0][alone.region], *self._bound_to(alone))
+        if found is None:
+            return None
+        places = dict(zip(border, (*found.inputs, *found.outputs), strict=True))
+        self._steps = self._sequence = [found.step]
+        both = ((plan.inputs, inputs), (plan.outputs, outputs))
+        reads, makes = (
+            [
+                MovableTensor(name, own, places[i])
+                for i, (name, own) in zip(some, named, strict=True)
+            ]
+            for some, named in both
+        )
+        return moving_run(self.step(), reads, makes)
 
     def run(self, is_over: IsOver | None = None) -> None:
         """Run every step on the buffers as they are.
