@@ -183,7 +183,7 @@ class NativeExecutable(NativeRegion):
     ) -> MovableStep | None:
         """Return the call that `bind` returns with its places, where little is computed."""
         border = sum(one.nbytes for one in (*inputs, *outputs) if isinstance(one, np.ndarray))
-        if sum(call.flop for call in self._records().calls) > _MOST_OPERATIONS * border:
+        if self._shared.table.flop(self._sized) > _MOST_OPERATIONS * border:
             return None
         bound: list[BoundCalls] = []
 

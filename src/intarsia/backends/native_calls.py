@@ -240,6 +240,10 @@ class CallTable:
             rows = rows[numbers]
         return BoundCalls(numbers, words, rows)
 
+    def flop(self, sized: SizedCalls) -> int:
+        """Return how many operations all calls are."""
+        return int(self._doings.at(sized.turns)[:, 0].sum())
+
     def place(
         self, sized: SizedCalls, words: Array, kind: StorageKind, index: int
     ) -> Callable[[int], None]:
