@@ -200,6 +200,37 @@ def test_a_request_that_takes_too_long_is_told_so_and_others_go_on(gated):
     assert server.count("intarsia_waiting_requests", model="rows") == 0
 
 
+def test_when_all_threads_hang_requests_are_refused_until_one_comes_back(gated):
+    server, gate = gated(queue=16, workers=2)
+    short = body_of(np.ones((1, 3), np.float32), timeout=50_000)
+    plain = body_of(np.ones((1, 3), np.float32))
+
+    def hung():
+        return server.count("intarsia_hung_runs", model="rows")
+
+    for _ in range(MOST_LEFT + 1):
+        assert server.infer("rows", short).status_code == 504
+    assert hung() == MOST_LEFT + 1
+    with ThreadPoolExecutor(2) as pool:
+        last = pool.submit(server.infer, "rows", {**short, "parameters": {"timeout": 600_000}})
+        wait_until(lambda: len(gate.rows) == MOST_LEFT + 2)
+        waiting = pool.submit(server.infer, "rows", plain)  # behind the last thread that works
+        assert last.result(LONG).status_code == 504
+        told = waiting.result(LONG)
+    for answer in (told, server.infer("rows", plain)):
+        assert answer.status_code == 503
+        assert f"all threads of model 'rows' hang: {MOST_LEFT + 2}" in answer.json()["error"]
+    assert server.client.get("/v2/models/rows/ready").status_code == 503
+    assert server.count("intarsia_waiting_requests", model="rows") == 0
+    gate.open.set()
+    wait_until(lambda: hung() == 0)
+    arrays = [np.ones((1, 3), np.float32)] * 4
+    assert [one.status_code for one in ask_together(server, arrays)] == [200] * 4
+    assert server.client.get("/v2/models/rows/ready").status_code == 200
+    names = [thread.name for thread in threading.enumerate()]
+    assert names.count("intarsia-serve-rows") == 2  # no more than there were at first
+
+
 def test_the_servers_own_limit_holds_for_every_request(gated):
     server, gate = gated(timeout=0.05)
     answer = server.infer("rows", body_of(np.ones((1, 3), np.float32), timeout=10**12))

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from intarsia.runtime.free import Program
     from intarsia.serving.batching import BatchRule
     from intarsia.serving.repository import ModelRepository
+    from intarsia.serving.tls import ServerCertificate
 
 _MIB = 1 << 20
 _WAIT = 2.0
@@ -91,6 +92,22 @@ def serve_command(  # noqa: PLR0913 - an option each
             help="With --batch: how long a request waits for others. Default: 2.",
         ),
     ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-cert", metavar="FILE", help="Certificate in PEM: answer by TLS, on both ports."
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option("--tls-key", metavar="FILE", help="With --tls-cert: its private key in PEM."),
+    ] = None,
+    max_connections: Annotated[
+        int,
+        typer.Option(
+            "--max-connections", metavar="N", min=1, help="Most connections of HTTP at once."
+        ),
+    ] = 512,
     workers: Annotated[
         int, typer.Option("--workers", metavar="N", min=1, help="Runs of one model at once.")
     ] = 1,
@@ -158,7 +175,8 @@ def serve_command(  # noqa: PLR0913 - an option each
             f"port {port} is that of HTTP", hint="gRPC has one of its own: give another --grpc-port"
         )
     rule = _read_rule(batch, wait)
-    limits = ServingLimits(max_body * _MIB, queue, workers, timeout, grace, rule)
+    certificate = _read_certificate(tls_cert, tls_key)
+    limits = ServingLimits(max_body * _MIB, queue, workers, timeout, grace, rule, max_connections)
     metrics = ServerMetrics()
     opener = _opener(
         choices,
@@ -174,11 +192,13 @@ def serve_command(  # noqa: PLR0913 - an option each
         if json:
             facts = {"address": address, "http_port": http_port, "grpc_port": rpc_port}
             more = {"control": is_controlled, "models": sorted(files), "pid": os.getpid()}
+            more["tls"] = certificate is not None
             write_json_line({"event": "listening", **facts, **more})
             return
         also = "" if rpc_port is None else f", gRPC on port {rpc_port}"
         note(
-            f"serving {', '.join(files) or 'nothing yet'} on http://{address}:{http_port}{also}; "
+            f"serving {', '.join(files) or 'nothing yet'} on "
+            f"{'http' if certificate is None else 'https'}://{address}:{http_port}{also}; "
             f"requests {'may' if is_controlled else 'may not'} load and unload models"
         )
 
@@ -191,7 +211,7 @@ def serve_command(  # noqa: PLR0913 - an option each
             _show(served, json=json)
             return
         service = InferenceService(served, limits, metrics, is_controlled=is_controlled)
-        end = serve(service, http, host=address, grpc=rpc, on_ready=tell)
+        end = serve(service, http, host=address, grpc=rpc, certificate=certificate, on_ready=tell)
     if json:
         write_json_line({"event": "stopped", "whole": end.is_whole})
     if end.is_interrupted:
@@ -218,6 +238,24 @@ def _read_rule(batch: int | None, wait: float | None) -> BatchRule | None:
             "--wait is how long requests wait to be run together", hint="give --batch ROWS as well"
         )
     return None
+
+
+def _read_certificate(chain: Path | None, key: Path | None) -> ServerCertificate | None:
+    """Return what TLS needs; None answers without.
+
+    Raises:
+        SettingError: One of the two is missing, or they are not what they should be.
+    """
+    from intarsia.serving.tls import load_certificate
+
+    if chain is None and key is None:
+        return None
+    if chain is None or key is None:
+        raise SettingError(
+            f"{'--tls-cert' if chain is None else '--tls-key'} is missing",
+            hint="a certificate and its key belong together",
+        )
+    return load_certificate(chain, key)
 
 
 def _readable(path: Path) -> Path:

@@ -194,7 +194,7 @@ class _Endpoints:
     async def model_ready(self, request: Request) -> Response:
         """Say whether a model answers."""
         name, version = _named(request)
-        self._service.model_metadata(name, version)
+        self._service.check_model(name, version)
         return _answer({"name": name, "ready": True})
 
     async def infer(self, request: Request) -> Response:

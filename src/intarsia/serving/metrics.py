@@ -60,6 +60,18 @@ class ServerMetrics:
         self._bodies = client.Gauge(
             "intarsia_body_bytes", "Bytes of requests that are held", registry=self.registry
         )
+        self._hung = client.Gauge(
+            "intarsia_hung_runs",
+            "Runs that nobody waits for any more, and that have not ended",
+            ("model",),
+            registry=self.registry,
+        )
+        self._closed = client.Counter(
+            "intarsia_closed_connections",
+            "Connections of HTTP that were closed on their clients, by the reason",
+            ("reason",),
+            registry=self.registry,
+        )
 
     def answered(self, model: str, protocol: str, code: int, seconds: float) -> None:
         """Count a request.
@@ -89,15 +101,25 @@ class ServerMetrics:
         """Show how many requests wait in a queue, and how many runs are under way."""
         self._waiting.labels(model).set_function(lambda: queue.waiting)
         self._running.labels(model).set_function(lambda: queue.running)
+        self._hung.labels(model).set_function(lambda: queue.hung)
 
     def forget(self, model: str) -> None:
         """Show no queue of a model any more."""
         self._waiting.remove(model)
         self._running.remove(model)
+        self._hung.remove(model)
 
     def hold(self, nbytes: int) -> None:
         """Count bytes of bodies that are held from now on, or, below 0, no longer."""
         self._bodies.inc(nbytes)
+
+    def closed(self, reason: str) -> None:
+        """Count a connection that was closed on its client.
+
+        Args:
+            reason: As `intarsia.serving.connections` names it.
+        """
+        self._closed.labels(reason).inc()
 
     def text(self) -> tuple[bytes, str]:
         """Return all of it, and its media type."""

@@ -3,11 +3,13 @@
 
 Whoever waits for a request may go away: one that has not begun is not run then, and a run for
 which nobody waits any more ends before its next step. A library that hangs keeps its thread, in
-whose place another one works, up to a limit.
+whose place another one works, up to a limit: beyond it, when no thread is left that works, requests
+are refused until one of those that hang comes back.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -24,8 +26,10 @@ from intarsia.serving.batching import BatchRule, batch_key, join, split
 if TYPE_CHECKING:
     from intarsia.runtime.free import Program
 
+logger = logging.getLogger("intarsia")
+
 MOST_LEFT = 4
-"""Threads whose runs nobody waits for any more and that have not ended, beside those that work."""
+"""Threads that hang in whose place another one works."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +59,8 @@ class _QueueThread:
 
     Attributes:
         jobs: Those that it runs now.
-        is_left: Whether nobody waits for them any more: it ends after this run.
+        is_left: Whether nobody waits for them any more: it ends after this run if another one
+            has taken its place.
     """
 
     jobs: list[QueuedRequest] = field(default_factory=list)
@@ -92,6 +97,7 @@ class RunQueue:
         self._is_closed = False
         self._running = 0
         self._left = 0
+        self._workers, self._working = workers, 0
         for _ in range(workers):
             self._start_worker()
 
@@ -105,6 +111,25 @@ class RunQueue:
         """How many runs are under way, or are about to be."""
         return self._running
 
+    @property
+    def hung(self) -> int:
+        """How many runs have not ended although nobody waits for them any more."""
+        return self._left
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether all threads hang: nothing runs until one of them comes back."""
+        return not self._working
+
+    def check_alive(self) -> None:
+        """Refuse what nothing would run.
+
+        Raises:
+            ServingError: All threads hang.
+        """
+        if self.is_stuck:
+            raise self._stuck()
+
     def put(self, feeds: dict[str, Array]) -> QueuedRequest:
         """Have a request run.
 
@@ -112,7 +137,7 @@ class RunQueue:
             feeds: Its inputs, in the model's order.
 
         Raises:
-            ServingError: Too many wait already, or the model is going.
+            ServingError: Too many wait already, the model is going, or all its threads hang.
         """
         job = QueuedRequest(feeds)
         if self._rule is not None:
@@ -122,6 +147,7 @@ class RunQueue:
         with self._changed:
             if self._is_closed:
                 raise ServingError(f"model {self._name!r} is being unloaded", status=503)
+            self.check_alive()
             if len(self._jobs) >= self._most:
                 raise ServingError(
                     f"{len(self._jobs)} requests wait for model {self._name!r} already",
@@ -145,13 +171,17 @@ class RunQueue:
                 self._jobs.remove(job)
                 return
             worker = job.worker
-            if worker is None or worker.is_left or job.future.done() or self._left >= MOST_LEFT:
+            if worker is None or worker.is_left or not all(one.is_over for one in worker.jobs):
                 return
-            if not all(one.is_over for one in worker.jobs):
+            if all(one.future.done() for one in worker.jobs):
                 return
             worker.is_left = True
             self._left += 1
-            self._start_worker()
+            self._working -= 1
+            if self._left <= MOST_LEFT:
+                self._start_worker()
+            elif self.is_stuck:
+                self._refuse_waiting()
 
     def close(self, timeout: float) -> bool:
         """Take no more requests, and wait for those that are there.
@@ -167,8 +197,26 @@ class RunQueue:
             self._changed.notify_all()
             return self._changed.wait_for(lambda: not self._jobs and not self._running, timeout)
 
+    def _stuck(self) -> ServingError:
+        return ServingError(
+            f"all threads of model {self._name!r} hang: {self._left} runs that nobody waits for "
+            "any more have not ended",
+            status=503,
+            hint="load the model again, or ask later: one that comes back works again",
+        )
+
+    def _refuse_waiting(self) -> None:
+        """Tell those who wait that nothing will run them."""
+        logger.error("all threads of model %r hang; requests to it are refused", self._name)
+        while self._jobs:
+            job = self._jobs.popleft()
+            if job.future.set_running_or_notify_cancel():
+                job.future.set_exception(self._stuck())
+        self._changed.notify_all()
+
     def _start_worker(self) -> None:
         # Of a daemon no exit of the process waits for a library that hangs.
+        self._working += 1
         worker = _QueueThread()
         threading.Thread(
             target=self._work, args=(worker,), name=f"intarsia-serve-{self._name}", daemon=True
@@ -185,11 +233,23 @@ class RunQueue:
             finally:
                 with self._changed:
                     self._running -= 1
-                    self._left -= worker.is_left
-                    self._changed.notify_all()
                     worker.jobs = jobs = []  # an idle thread keeps no tensors
-            if worker.is_left:
+                    is_needed = self._come_back(worker)
+                    self._changed.notify_all()
+            if not is_needed:
                 return
+
+    def _come_back(self, worker: _QueueThread) -> bool:
+        """Tell whether a thread whose run has ended goes on: none may have taken its place."""
+        if not worker.is_left:
+            return True
+        self._left -= 1
+        if self._working >= self._workers:
+            return False
+        logger.warning("a thread of model %r that hung works again", self._name)
+        worker.is_left = False
+        self._working += 1
+        return True
 
     def _take(self, worker: _QueueThread) -> list[QueuedRequest]:
         """Return what is to run next, as soon as there is something; nothing if that is never."""

@@ -38,6 +38,8 @@ from intarsia.serving.values import VERSION, InferenceRequest, ModelState, Tenso
 if TYPE_CHECKING:
     import socket
 
+    from intarsia.serving.tls import ServerCertificate
+
 _CODES = {
     400: "INVALID_ARGUMENT",
     403: "PERMISSION_DENIED",
@@ -52,6 +54,9 @@ _CODES = {
 
 _MOST_CALLS = 256
 """Calls at once: their messages are read before their sizes can be added up."""
+
+_IDLE_MILLISECONDS = 300_000
+"""After which a connection without calls is closed; clients open another one by themselves."""
 
 _FIELDS = {
     "BOOL": "bool_contents",
@@ -91,13 +96,19 @@ class RpcServer:
         await self.server.stop(grace)
 
 
-async def start_rpc(service: InferenceService, host: str, taken: socket.socket) -> RpcServer:
+async def start_rpc(
+    service: InferenceService,
+    host: str,
+    taken: socket.socket,
+    certificate: ServerCertificate | None = None,
+) -> RpcServer:
     """Start to answer calls.
 
     Args:
         service: What answers.
         host: Name or address of the interface.
         taken: Has the port; it is closed, as gRPC opens ports itself.
+        certificate: For TLS; None answers without.
 
     Raises:
         SettingError: Another process has taken the port.
@@ -128,13 +139,18 @@ async def start_rpc(service: InferenceService, host: str, taken: socket.socket) 
             ("grpc.max_receive_message_length", service.limits.body_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),
+            ("grpc.max_connection_idle_ms", _IDLE_MILLISECONDS),
         ),
         maximum_concurrent_rpcs=_MOST_CALLS,
     )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     name = f"[{host}]" if ":" in host else host
     try:
-        found = server.add_insecure_port(f"{name}:{port}")
+        if certificate is None:
+            found = server.add_insecure_port(f"{name}:{port}")
+        else:
+            secret = grpc.ssl_server_credentials([(certificate.key, certificate.chain)])
+            found = server.add_secure_port(f"{name}:{port}", secret)
     except RuntimeError:
         found = 0
     if not found:

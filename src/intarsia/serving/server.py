@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from intarsia.errors import SettingError
+from intarsia.serving.connections import bounded_protocol
 from intarsia.serving.http import make_app
 from intarsia.serving.service import in_thread
 from intarsia.serving.values import is_loopback
 
 if TYPE_CHECKING:
     from intarsia.serving.service import InferenceService
+    from intarsia.serving.tls import ServerCertificate
 
 logger = logging.getLogger("intarsia")
 
@@ -88,6 +90,7 @@ def serve(
     *,
     host: str,
     grpc: socket.socket | None,
+    certificate: ServerCertificate | None = None,
     on_ready: Callable[[int, int | None], None],
 ) -> ServerEnd:
     """Answer requests until a signal says that it is enough; what is in flight is finished then.
@@ -97,6 +100,7 @@ def serve(
         http: Has the port of HTTP.
         host: Name or address of the interface.
         grpc: Has the port of gRPC; None serves HTTP alone. It is closed.
+        certificate: For TLS; None answers without.
         on_ready: Told the ports of HTTP and of gRPC when requests are taken.
 
     Returns:
@@ -113,12 +117,18 @@ def serve(
         log_config=None,
         access_log=False,
         lifespan="off",
+        http=bounded_protocol(  # type: ignore[arg-type]  # what makes one is all that is needed
+            service.limits.connections, service.metrics.closed
+        ),
         server_header=False,
         timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=round(service.limits.grace),
         ws="none",
     )
-    return asyncio.run(_run(service, _HttpServer(config), http, host, grpc, on_ready))
+    config.load()
+    if certificate is not None:
+        config.ssl = certificate.context
+    return asyncio.run(_run(service, _HttpServer(config), http, host, grpc, certificate, on_ready))
 
 
 async def _run(
@@ -127,6 +137,7 @@ async def _run(
     http: socket.socket,
     host: str,
     grpc: socket.socket | None,
+    certificate: ServerCertificate | None,
     on_ready: Callable[[int, int | None], None],
 ) -> ServerEnd:
     loop = asyncio.get_running_loop()
@@ -146,7 +157,7 @@ async def _run(
         if grpc is not None:
             from intarsia.serving.rpc import start_rpc
 
-            rpc = await start_rpc(service, host, grpc)
+            rpc = await start_rpc(service, host, grpc, certificate)
         try:
             http.listen(server.config.backlog)
         except OSError as error:

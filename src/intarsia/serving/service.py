@@ -103,12 +103,24 @@ class InferenceService:
             ServingError: There is no such model.
         """
         try:
-            self.repository.find(name, version)
+            self.check_model(name, version)
         except ServingError as error:
             if error.status == 404:  # noqa: PLR2004 - not found
                 raise
             return False
         return True
+
+    def check_model(self, name: str, version: str = "") -> None:
+        """Refuse a model that does not answer.
+
+        Args:
+            name: Of the model.
+            version: Which one; empty for any.
+
+        Raises:
+            ServingError: There is none, it is not loaded, or all its threads hang.
+        """
+        self.repository.find(name, version).queue.check_alive()
 
     async def infer(self, request: InferenceRequest) -> dict[str, Array]:
         """Run a model.

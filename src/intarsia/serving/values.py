@@ -116,6 +116,7 @@ class ServingLimits:
         timeout: Seconds that a request may take; None means no limit.
         grace: Seconds that what is in flight has when the server stops.
         batch: How requests are run together; None if each runs alone.
+        connections: Most connections of HTTP at once.
     """
 
     body_bytes: int = 64 << 20
@@ -124,6 +125,7 @@ class ServingLimits:
     timeout: float | None = None
     grace: float = 30.0
     batch: BatchRule | None = None
+    connections: int = 512
 
     @property
     def all_bodies_bytes(self) -> int:

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections of clients that say nothing, or too slowly: over sockets, with a real server."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+uvicorn = pytest.importorskip("uvicorn")
+
+from intarsia.serving.connections import MOST_HEAD_BYTES, bounded_protocol  # noqa: E402
+
+LONG = 60.0
+HEAD = b"POST /here HTTP/1.1\r\nhost: localhost\r\n"
+HELD = HEAD.replace(b"here", b"held") + b"connection: close\r\n\r\n"
+
+
+class Held:
+    """An application whose answers wait until they may go."""
+
+    def __init__(self):
+        self.may_go, self.begun = threading.Event(), threading.Semaphore(0)
+
+    async def __call__(self, scope, receive, send):
+        self.begun.release()
+        if scope["path"] == "/held":
+            await asyncio.to_thread(self.may_go.wait, LONG)
+        while (await receive()).get("more_body"):
+            pass
+        headers = [(b"content-length", b"4")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"here"})
+
+
+@contextlib.contextmanager
+def running(**options):
+    """Yield a server's port, its application, and why it closed connections; then stop it."""
+    closed, app = Counter(), Held()
+    protocol = bounded_protocol(on_close=lambda reason: closed.update([reason]), **options)
+    config = uvicorn.Config(app, http=protocol, lifespan="off", log_config=None, ws="none")
+    server = uvicorn.Server(config)
+    taken = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([taken])))
+    thread.start()
+    try:
+        yield taken.getsockname()[1], app, closed
+    finally:
+        app.may_go.set()
+        server.should_exit = True
+        thread.join(LONG)
+        assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def connected(port, *sent):
+    with socket.create_connection(("127.0.0.1", port), timeout=LONG) as client:
+        for part in sent:
+            client.sendall(part)
+        yield client
+
+
+def answer(client):
+    """Return what comes until nothing does."""
+    parts = []
+    with contextlib.suppress(ConnectionResetError):
+        while part := client.recv(1 << 16):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def test_headers_that_do_not_come_in_time_end_a_connection_and_no_request_does():
+    with (
+        running(most=8, head_seconds=1.5) as (port, app, closed),
+        connected(port) as silent,
+        connected(port) as slow,
+        connected(port, HEAD + b"\r\n") as again,
+        connected(port, HELD) as held,
+    ):
+        told = b""
+        while not told.endswith(b"here"):
+            told += again.recv(1 << 16)
+        again.sendall(HEAD)  # a second request, whose end does not come
+        with contextlib.suppress(ConnectionError):  # each byte in time, all of them not
+            for byte in HEAD * 100:
+                slow.sendall(bytes([byte]))
+                time.sleep(0.05)
+        assert [answer(one) for one in (silent, slow, again)] == [b""] * 3
+        assert closed == {"slow": 3}
+        app.may_go.set()
+        assert answer(held).endswith(b"here")  # however long it took
+
+
+def test_who_has_no_request_makes_room_for_others():
+    with running(most=3, head_seconds=LONG) as (port, app, closed), contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(connected(port, HEAD)) for _ in range(3)]
+        asked = []
+        for _ in range(3):
+            asked.append(stack.enter_context(connected(port, HELD)))
+            assert app.begun.acquire(timeout=LONG)
+        assert [answer(one) for one in idle] == [b""] * 3
+        assert closed == {"idle": 3}
+        with connected(port) as late:  # all that there are have requests
+            told = answer(late)
+        assert told.startswith(b"HTTP/1.1 503 ")
+        assert b'{"error":"too many connections' in told
+        assert closed == {"idle": 3, "full": 1}
+        app.may_go.set()
+        assert all(answer(one).endswith(b"here") for one in asked)
+        with connected(port, HEAD + b"connection: close\r\n\r\n") as late:
+            assert answer(late).endswith(b"here")
+
+
+def test_headers_that_never_end_are_not_kept():
+    with running(most=3, head_seconds=LONG) as (port, _, closed), connected(port, HEAD) as client:
+        with contextlib.suppress(ConnectionError):
+            for _ in range(MOST_HEAD_BYTES // 1000 + 2):
+                client.sendall(b"x: " + b"y" * 1000 + b"\r\n")
+        assert answer(client) == b""
+        assert closed == {"head": 1}
+
+
+def test_who_says_nothing_keeps_no_server_from_ending():
+    with running(most=8, head_seconds=LONG) as (port, _, closed), contextlib.ExitStack() as stack:
+        for sent in ((), (HEAD,), (HEAD[:7],)):
+            stack.enter_context(connected(port, *sent))
+        with connected(port, HEAD + b"connection: close\r\n\r\n") as client:
+            assert answer(client).endswith(b"here")
+    assert not closed
