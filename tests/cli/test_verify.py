@@ -31,3 +31,73 @@ def test_what_cannot_be_asked_is_bad_input(call, folder, model):
     np.savez(folder / "wrong.npz", other=np.ones(3))
     answer = call("verify", model, "--inputs", "wrong.npz", "--suspect", "openvino")
     assert (answer.code, "'other'" in answer.err) == (2, True)
+
+
+DYING = """
+import os
+
+from intarsia.backends.reference import ReferenceBackend, ReferenceExecutable
+from intarsia.backends.values import Detection
+from intarsia.target import Target
+
+
+class Dying(ReferenceExecutable):
+    def bind(self, inputs, outputs, scratch):
+        step, runs = super().bind(inputs, outputs, scratch), []
+
+        def die_later():
+            runs.append(None)
+            if len(runs) > 1:
+                os.abort()
+            step()
+
+        return die_later
+
+
+class DyingBackend(ReferenceBackend):
+    name = "dying"
+    kinds = ("bnns",)
+
+    def detect(self):
+        return Detection((Target("bnns"),))
+
+    def load(self, artifact, device):
+        return Dying(artifact)
+
+
+BACKEND = DyingBackend()
+"""
+
+
+@pytest.fixture
+def dying(tmp_path, monkeypatch):
+    """An installed plug-in, whose regions abort the process when they run a second time."""
+    site = tmp_path / "site"
+    metadata = site / "dying_plugin-1.dist-info"
+    metadata.mkdir(parents=True)
+    (site / "dying_plugin.py").write_text(DYING)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: dying-plugin\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(
+        "[intarsia.backends]\ndying = dying_plugin:BACKEND\n"
+    )
+    monkeypatch.syspath_prepend(site)
+    return "bnns"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("is_isolated", [True, False])
+def test_a_backend_in_a_process_of_its_own_dies_alone(is_isolated, call, dying, model):
+    """Then it is a region that failed, and the worker goes on to compare the others."""
+    isolate = ["--isolate", "dying"] if is_isolated else []
+    pin = ["--pin", "relu=bnns"]
+    answer = call("verify", model, "-t", f"{dying}, onnxruntime", *pin, *isolate, "--json")
+    assert answer.code == 1
+    (fault,) = answer.json["faults"]
+    assert fault["fault"]["symptom"] == ("failed" if is_isolated else "crashed")
+    assert fault["target"].startswith("bnns")
+
+
+def test_what_cannot_be_isolated_is_said(call, model):
+    answer = call("verify", model, "-t", "onnxruntime", "--isolate", "onxruntime")
+    assert answer.code == 2
+    assert "no backend 'onxruntime' to isolate" in answer.err

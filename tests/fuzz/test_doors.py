@@ -120,3 +120,68 @@ def test_ten_thousand_levels_are_refused(tmp_path):
     ):
         with pytest.raises(IntarsiaError):
             enter()
+
+
+@pytest.mark.parametrize("levels", [40, 200, 450, 900])
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [("[", "]"), ('{"host":', "}"), ('{"kind":"composite","devices":[', "]}"), ('{"a":[', "]}")],
+)
+def test_a_target_that_is_nested_deeply_is_refused(start, end, levels, tmp_path):
+    """Also where a parser takes it, and what comes behind is recursive."""
+    from intarsia.target import CompilationConfig
+    from intarsia.target.source import read_source
+
+    text = start * levels + '"llvm"' + end * levels
+    with pytest.raises(IntarsiaError, match="nested too deeply") as caught:
+        CompilationConfig.resolve(text)
+    assert not isinstance(caught.value, InternalError)
+    (tmp_path / "labels.toml").write_text(f"[targets]\na = {'[' * levels}{']' * levels}\n")
+    with pytest.raises(IntarsiaError):
+        read_source(tmp_path / "labels.toml")
+
+
+_LONG = {
+    "attributes": "llvm {}".format,
+    "commas": "llvm{}".format,
+    "features": "llvm -mattr={}".format,
+    "list": '["llvm"{}]'.format,
+    "quotes": "llvm -device='{}".format,
+    "spaces": "llvm{}x".format,
+}
+_PARTS = {
+    "attributes": "-mcpu=a ",
+    "commas": ", llvm",
+    "features": "+neon,",
+    "list": ', "llvm"',
+    "quotes": "\\'\"",
+    "spaces": "  ",
+}
+
+
+@pytest.mark.parametrize("form", _LONG)
+def test_what_a_target_costs_grows_with_its_length(form):
+    """Calls of functions are counted, which no other work of the machine moves."""
+    from intarsia.target import CompilationConfig
+
+    def calls(count):
+        counted = 0
+
+        def note(frame, event, argument):
+            nonlocal counted
+            counted += event in ("call", "c_call")
+
+        text = _LONG[form](_PARTS[form] * count)
+        before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            CompilationConfig.resolve(text)
+        except IntarsiaError:
+            pass
+        finally:
+            sys.setprofile(before)
+        return counted
+
+    calls(10)  # what is read once
+    short, long = calls(100), calls(400)
+    assert long < 6 * short

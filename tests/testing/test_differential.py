@@ -481,6 +481,13 @@ def test_a_program_that_is_wrong_at_some_sizes_is_found(monkeypatch):
     assert judged.judge("llvm", 1).verdict == GraphVerdict.DISAGREES
 
 
+def test_a_rule_explains_what_differs_at_free_sizes_too():
+    model = parsed("g (float[n,2] x) => (float[m,2] y) { y = Softmax(x) }")
+    odd = np.array([[0, -88.5]], np.float32)  # the quotient is subnormal
+    judged = Judged(model, [{"x": np.zeros((n, 2), np.float32) + odd * (n - 1)} for n in (1, 2)])
+    assert judged.judge("llvm", 1).verdict == GraphVerdict.EXPLAINED
+
+
 def test_seeds_are_taken_from_families_by_turns(tmp_path):
     results = Results(tmp_path)
     starts = [family.seeds[0] for family in Family]

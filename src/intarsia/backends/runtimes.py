@@ -66,10 +66,7 @@ class PythonRuntime:
         Raises:
             BackendError: It has not passed its self-test.
         """
-        if self.require(caches):
-            with suppress(PackageNotFoundError):  # importing it takes longer than asking
-                return version(self.package)
-        return ""
+        return _installed(self.package) if self.require(caches) else ""
 
     def error(self, problem: str, artifact: Artifact) -> BackendError:
         """Return what to raise of a region.
@@ -98,6 +95,17 @@ def _import(runtime: PythonRuntime) -> Any:
 
 
 @cache
+@cache
+def _installed(package: str) -> str:
+    """Return the version of an installed package; "" if there is none. It is read once.
+
+    A compilation asks a dozen times, and each time its metadata would be parsed, which takes 5 ms.
+    """
+    with suppress(PackageNotFoundError):  # importing it takes longer than asking
+        return version(package)
+    return ""
+
+
 def _require(runtime: PythonRuntime, caches: Path) -> tuple[str, ...]:
     package = runtime.package
     facts = package_facts(package, runtime.files)

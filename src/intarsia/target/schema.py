@@ -149,16 +149,41 @@ def parse_json(text: str, path: str = "") -> Any:
     """Read JSON text strictly: no duplicate names.
 
     Raises:
-        TargetError: The text is malformed, or an object has a name twice.
+        TargetError: The text is malformed or nested too deeply, or an object has a name twice.
     """
     try:
-        return json.loads(text, object_pairs_hook=_unique)
+        value = json.loads(text, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
         line = text.split("\n")[error.lineno - 1]
         where = f"at line {error.lineno} column {error.colno}"
         fail(path, f"malformed JSON: {error.msg} {where}", place=Place(line, error.colno - 1))
     except RecursionError:
         fail(path, "the JSON text is nested too deeply")
+    check_depth(value, path)
+    return value
+
+
+_LEVELS = 32
+"""Of JSON and TOML: targets inside of targets have a few; what reads them is recursive."""
+
+
+def check_depth(value: Any, path: str = "") -> None:
+    """Require that parsed text is not nested too deeply.
+
+    Raises:
+        TargetError: It is.
+    """
+    level = [value]
+    for _ in range(_LEVELS):
+        level = [
+            item
+            for one in level
+            if isinstance(one, dict | list)
+            for item in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return
+    fail(path, f"it is nested too deeply: {_LEVELS} levels are read")
 
 
 def fail(path: str, message: str, hint: str | None = None, place: Place | None = None) -> NoReturn:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from intarsia.errors import TargetError
-from intarsia.target.schema import parse_json
+from intarsia.target.schema import check_depth, parse_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,8 +70,9 @@ def read_source(path: str | os.PathLike[str]) -> TargetFile:
         raise TargetError(f"'{file}' is not a .json or .toml file")
     try:
         text = file.read_text(encoding="utf-8")
-        is_json = file.suffix == ".json"
-        return TargetFile(file, text, parse_json(text) if is_json else tomllib.loads(text))
+        content = parse_json(text) if file.suffix == ".json" else tomllib.loads(text)
+        check_depth(content)
+        return TargetFile(file, text, content)
     except TargetError as error:
         raise TargetError(f"'{file}': {error.message}", hint=error.hint) from None
     except (OSError, ValueError, RecursionError) as error:  # also of names that no file can have

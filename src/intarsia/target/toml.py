@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from intarsia.errors import TargetError
+from intarsia.target.schema import check_depth
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -22,14 +23,16 @@ def read_toml(text: str) -> dict[str, Any]:
     """Read a document.
 
     Raises:
-        TargetError: It is malformed.
+        TargetError: It is malformed, or nested too deeply.
     """
     import tomllib  # only TOML pays for it
 
     try:
-        return tomllib.loads(text)
+        document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise TargetError(f"malformed TOML: {error}") from None
+    check_depth(document)
+    return document
 
 
 def _value(value: Any) -> str:

@@ -190,7 +190,8 @@ class Judged:
         differences = self.differences(draw, results)
         text = "; ".join(map(str, differences[:2]))
         outputs = [difference.output for difference in differences]
-        rules = explain(self.model, program, self.evaluations[draw].values, outputs, self._backends)
+        model = sized(self.model, self.feeds[draw])
+        rules = explain(model, program, self.evaluations[draw].values, outputs, self._backends)
         left = {name: results[name] for name in outputs if name not in rules}
         bounds = self._inaccuracies(program, draw, left) if left else []
         if left and not bounds:
@@ -204,8 +205,9 @@ class Judged:
         They explain only what agrees once the reference has them too.
         """
         evaluation = self.evaluations[draw]
-        bounds = inaccuracies(self.model, program, list(results), self._backends)
-        zeros = flushes(self.model, program, list(results), self._backends)
+        model = sized(self.model, self.feeds[draw])
+        bounds = inaccuracies(model, program, list(results), self._backends)
+        zeros = flushes(model, program, list(results), self._backends)
         for moved, flushed in ((bounds, {}), ({}, zeros), (bounds, zeros)):
             words = [*(text for stated in moved.values() for text in stated), *flushed.values()]
             judges: list[Mapping[str, Any]] = [evaluation.values, self.peers[draw]]
@@ -228,6 +230,22 @@ class Judged:
         return GraphFinding(target, threads, verdict, text=text)
 
 
+def sized(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> onnx.ModelProto:
+    """Return a model with the sizes that its inputs have, in place of free ones.
+
+    Args:
+        model: The model.
+        feeds: An array per input, by name.
+    """
+    static = type(model)()
+    static.CopyFrom(model)
+    for value in static.graph.input:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if not dim.HasField("dim_value"):
+                dim.dim_value = np.shape(feeds[value.name])[axis]
+    return static
+
+
 def _fatal(evaluation: Evaluation, backend: RegisteredBackend) -> dict[str, str]:
     """Return by first output why ONNX Runtime must not be asked for a node: the process would die.
 
@@ -244,13 +262,17 @@ def _fatal(evaluation: Evaluation, backend: RegisteredBackend) -> dict[str, str]
 
 
 def _compile(model: onnx.ModelProto, target: str, threads: int) -> tuple[Any, bool]:
-    """Compile; what is refused goes to a fallback, if the target has none that takes it."""
+    """Compile; what is refused goes to a fallback, if the target has none that takes it.
+
+    Nothing is timed, so that a graph is always placed alike, and no program is kept.
+    """
+    compiled = partial(compile_model, model, num_threads=threads, probe=False, cache=False)
     try:
-        return compile_model(model, target or None, num_threads=threads), True
+        return compiled(target or None), True
     except UnsupportedError:
         if not target or FALLBACK in target:
             raise
-    return compile_model(model, f"{target}, {FALLBACK}", num_threads=threads), False
+    return compiled(f"{target}, {FALLBACK}"), False
 
 
 def judge_seed(seed: int, plan: Sequence[Sequence[Any]]) -> dict[str, Any]:
