@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What many tests share: models from text, arrays for them, and numbers to compare with."""
 
+import gc
 import logging
 import math
+import os
 import shutil
 import zlib
 from collections import Counter, defaultdict
@@ -13,6 +15,7 @@ import onnx
 import onnx.reference
 import onnx_ir as ir
 import pytest
+from tests.c_compiler import CACHE
 from tests.ssh_server import by_ssh, ssh_server  # noqa: F401 - fixtures
 
 from intarsia.backends.registry import load_backends
@@ -46,6 +49,12 @@ def pytest_collection_modifyitems(items):
         drawn = sorted(sweep, key=lambda item: zlib.crc32(item.name.encode()))
         for item in drawn[math.ceil(len(sweep) / one_in) :]:
             item.add_marker("exhaustive")
+
+
+def pytest_collection_finish():
+    """Leave what was collected out of all searches for garbage, of which tests ask for many."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -106,6 +115,14 @@ def no_probe():
     """Nothing is timed while compiling, unless a test says otherwise: times differ."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INTARSIA_PROBE", "0")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_zig_cache():
+    """One cache for all tests that link by zig: it builds what a target needs once, for minutes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ZIG_GLOBAL_CACHE_DIR", os.environ.get("ZIG_GLOBAL_CACHE_DIR", str(CACHE)))
         yield
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `make test` leaves out, and what it says of skipped tests."""
 
+import gc
 from types import SimpleNamespace
 
 import pytest
@@ -45,6 +46,10 @@ def test_a_sample_depends_on_its_own_sweep_only():
     beside = draw([("test_b", 7, 2), ("test_a", 40, 4), ("test_c", 5, None)])
     assert {name for name in beside if name.startswith("test_a")} == alone
     assert len({name for name in beside if name.startswith("test_c")}) == 5
+
+
+def test_what_was_collected_is_left_out_of_searches_for_garbage():
+    assert gc.get_freeze_count() > 1000
 
 
 WHY = ("no gcc", "refused: unsupported-op: A", "refused: unsupported-op: B", "no gcc", "no gcc")

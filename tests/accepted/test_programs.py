@@ -39,11 +39,10 @@ TARGET = "fake -cost=*:1e-3"
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch):
+def cache(own_cache, monkeypatch):
     """The folder of programs of a cache of the test's own."""
-    monkeypatch.setenv("INTARSIA_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("INTARSIA_PROGRAMS", "1")
-    return tmp_path / "cache" / "programs"
+    return own_cache / "programs"
 
 
 @pytest.fixture
