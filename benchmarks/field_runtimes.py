@@ -212,9 +212,10 @@ def litert(job: Job) -> tuple[Run, Outputs]:
 
     folder = job.folder / "tflite"
     shapes = [f"{name}:{','.join(map(str, a.shape))}" for name, a in job.feeds.items()]
+    # Its strict mode (without `-dsm`) tries transpositions of every operator, minutes a network.
     _tool(
         Path(sys.executable).with_name("onnx2tf"),
-        *("-i", job.model, "-o", folder, "-ois", *shapes, "-n", "-kat", *job.feeds),
+        *("-i", job.model, "-o", folder, "-ois", *shapes, "-n", "-dsm", "-kat", *job.feeds),
         makes=folder / f"{job.model.stem}_float32.tflite",
     )
     interpreter = Interpreter(

@@ -1,56 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of transformers through `torch.compile`: our backend beside Inductor and PyTorch itself.
+"""Forty networks of transformers and timm through `torch.compile`: ours beside Inductor.
 
-    python -P benchmarks/torch_models.py [MODEL ...] [--dynamic] [--no-inductor] [--json FILE]
+    python -P benchmarks/torch_models.py [MODEL ...] [--keep FILE] [--dynamic] [--no-inductor]
+    python -P benchmarks/torch_models.py --keep FILE --table
 
-It needs torch and transformers (`-P`, as transformers would import what else is in this folder);
-Inductor needs a C++ compiler. Each model is made of its configuration with two layers, or two
-blocks, and seeded random weights. A row says how many graphs PyTorch found and how many of them
-are programs of ours, the largest difference to PyTorch's own numbers over the largest number,
-the CPU seconds until the first result, and the median CPU milliseconds of a call on one thread,
-in turns.
+It needs torch, torchvision, timm and transformers (`-P`, as transformers would import what else is
+in this folder); Inductor needs a C++ compiler. The networks are those of `torch_exports.py`: made
+of their configurations, with two layers where that says so, and seeded random weights. One thread
+runs each; Inductor's caches are off, and of ours `INTARSIA_CACHE_DIR` should name a new folder. A
+row says how many graphs each backend got from PyTorch, how many of ours became programs, the
+largest difference from PyTorch's own numbers over the largest number, the CPU seconds of the
+process and of its compilers until the first result, and a call's CPU time by turns: the median of
+Inductor's over ours, with its interval of 95 %. A network that is done is written to
+`--keep`, and the same command goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
+import resource
+import runpy
+import statistics
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-SMALL = {
-    "hidden_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 256,
-    "vocab_size": 1000,
-}
-VISION = {
-    **{name: value for name, value in SMALL.items() if name != "vocab_size"},
-    "image_size": 64,
-    "patch_size": 8,
-}
+from intarsia.measure.racing import paired_ratio
 
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "bert": ("Bert", SMALL),
-    "roberta": ("Roberta", SMALL),
-    "gpt2": ("GPT2", {"n_embd": 128, "n_layer": 2, "n_head": 4, "vocab_size": 1000}),
-    "llama": ("Llama", {**SMALL, "num_key_value_heads": 2}),
-    "qwen2": ("Qwen2", {**SMALL, "num_key_value_heads": 2}),
-    "mistral": ("Mistral", {**SMALL, "num_key_value_heads": 2}),
-    "vit": ("ViT", VISION),
-    "deit": ("DeiT", VISION),
-    "resnet": ("ResNet", {"embedding_size": 16, "hidden_sizes": [32, 64], "depths": [2, 2]}),
-    "convnext": ("ConvNext", {"hidden_sizes": [16, 32], "depths": [2, 2], "num_stages": 2}),
-    "mobilenet_v2": ("MobileNetV2", {"image_size": 64, "depth_multiplier": 0.35}),
-}
-"""By name, what transformers calls the family, and the fields of its configuration."""
+# fmt: off
+MODELS = (
+    "bert", "distilbert", "roberta", "electra", "albert", "deberta_v2", "mpnet", "modernbert",
+    "t5_encoder", "gpt2", "gpt_neox", "llama", "qwen2", "qwen3", "mistral", "gemma2", "phi", "opt",
+    "falcon", "whisper_encoder", "clip_text", "clip_vision", "vit", "dinov2", "swin", "segformer",
+    "convnextv2", "timm_vit", "timm_swin", "timm_mobilevit", "timm_convnext", "timm_efficientnet",
+    "timm_mixer", "timm_levit", "timm_poolformer", "timm_pvt", "timm_hiera", "timm_repvit",
+    "timm_coatnet", "timm_mobilenetv4",
+)
+# fmt: on
+EXPORTS = runpy.run_path(str(Path(__file__).with_name("torch_exports.py")))
+"""That file; its folder is not where modules are looked for."""
+SIZES = {"batch": 2, "seq": 32}
+BLOCK_SECONDS = 0.1
+"""How long a backend's turn is: calls of networks of two layers take a few milliseconds."""
 
 
 @dataclass
@@ -59,21 +56,23 @@ class Row:
 
     Attributes:
         model: Its name.
-        graphs: Graphs that PyTorch found.
-        programs: Those of them that are programs of ours.
-        difference: To PyTorch's numbers, over the largest of them.
-        first: CPU seconds until the first result, by backend.
-        call: Median CPU milliseconds of a call, by backend.
-        why: The lines that say why PyTorch runs a graph.
+        dynamic: Whether sizes were left open.
+        graphs: Graphs that PyTorch made for a backend, by backend.
+        programs: Those of ours that are programs.
+        difference: From PyTorch's numbers, over the largest of them, by backend.
+        first: CPU seconds until the first result, those of compilers included, by backend.
+        calls: CPU seconds of a call in each round, by backend.
+        why: The lines that say why PyTorch runs a graph, and what else went wrong.
     """
 
     model: str
-    graphs: int
-    programs: int
-    difference: float
-    first: dict[str, float]
-    call: dict[str, float]
-    why: list[str]
+    dynamic: bool
+    graphs: dict[str, int] = field(default_factory=dict)
+    programs: int = 0
+    difference: dict[str, float] = field(default_factory=dict)
+    first: dict[str, float] = field(default_factory=dict)
+    calls: dict[str, list[float]] = field(default_factory=dict)
+    why: list[str] = field(default_factory=list)
 
 
 class Lines(logging.Handler):
@@ -88,104 +87,152 @@ class Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def make(name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Return a model and what it is called with."""
-    import torch
-    import transformers
-
-    family, fields = MODELS[name]
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**fields)
-    model = getattr(transformers, f"{family}Model")(config).eval()
-    if "vocab_size" in fields:  # it reads text
-        ids = torch.randint(0, 1000, (2, 32))
-        return model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    return model, {"pixel_values": torch.randn(2, 3, 64, 64)}
+def cpu_seconds() -> float:
+    """Return what this process and those that it has waited for have used."""
+    parts = [resource.getrusage(each) for each in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(part.ru_utime + part.ru_stime for part in parts)
 
 
-def measure(name: str, rounds: int, *, dynamic: bool | None, with_inductor: bool) -> Row:
+def distance(result: Any, expected: Any) -> float:
+    """Return the largest difference over the largest number, of a tensor or of several."""
+    pairs = [(result, expected)] if hasattr(result, "shape") else zip(result, expected, strict=True)
+    return max(float((ours - want).abs().max() / want.abs().max()) for ours, want in pairs)
+
+
+def measure(name: str, rounds: int, *, dynamic: bool, with_inductor: bool) -> Row:
     """Return what becomes of a model."""
     import torch
 
     from intarsia.torch import backend
 
-    model, inputs = make(name)
-    expected = model(**inputs)[0]
-    made: list[backend.CompiledGraph] = []
-    count = 0
+    spec = EXPORTS["SPECS"][name]
+    torch.manual_seed(0)
+    model = spec.make(spec.variants[-1], False)
+    feeds = EXPORTS["make_feeds"](spec.inputs, SIZES, 0)
+    inputs = [torch.from_numpy(array) for array in feeds.values()]
+    expected = model(*inputs)
+    row = Row(name, dynamic)
+    compiled: list[backend.CompiledGraph] = []
 
     def ours(graph: Any, examples: Any) -> Callable[..., Any]:
-        nonlocal count
-        count += 1
         run = backend.intarsia(graph, examples, options={"num_threads": 1})
         if isinstance(run, backend.CompiledGraph):
-            made.append(run)
+            compiled.append(run)
         return run
 
     lines = Lines()
     logging.getLogger("intarsia").addHandler(lines)
     calls: dict[str, Callable[..., Any]] = {"eager": model}
-    first: dict[str, float] = {}
-    difference = 0.0
     for label, kind in (("intarsia", ours), ("inductor", "inductor")):
         if label == "inductor" and not with_inductor:
             continue
-        compiled = torch.compile(model, backend=kind, dynamic=dynamic)
-        begin = time.process_time()
-        result = compiled(**inputs)[0]
-        first[label] = time.process_time() - begin
-        calls[label] = compiled
-        if label == "intarsia":
-            difference = ((result - expected).abs().max() / expected.abs().max()).item()
+        torch._dynamo.reset()  # noqa: SLF001 - the only way to begin anew
+        torch._dynamo.utils.counters.clear()  # noqa: SLF001 - only there are graphs counted
+        call = torch.compile(model, backend=kind, dynamic=True if dynamic else None)
+        begin = cpu_seconds()
+        try:
+            result = call(*inputs)
+        except Exception as error:  # whatever a backend raises is what a row is to say
+            row.why.append(f"{label}: {type(error).__name__}: {str(error).splitlines()[0][:200]}")
+            continue
+        row.first[label] = cpu_seconds() - begin
+        row.graphs[label] = torch._dynamo.utils.counters["stats"]["unique_graphs"]  # noqa: SLF001
+        row.difference[label] = distance(result, expected)
+        calls[label] = call
     logging.getLogger("intarsia").removeHandler(lines)
-    times: dict[str, list[float]] = {label: [] for label in calls}
+    row.why += lines.lines
+    row.programs = sum(bool(each.programs) for each in compiled)
     for _ in range(rounds):
         for label, call in calls.items():
-            begin = time.process_time()
-            call(**inputs)
-            times[label].append(1e3 * (time.process_time() - begin))
-    programs = sum(bool(one.programs) for one in made)
-    call_times = {label: median(some) for label, some in times.items()}
-    return Row(name, count, programs, difference, first, call_times, lines.lines)
+            call(*inputs)  # what another backend left in the caches is not its fault
+            begin, count = time.process_time(), 0
+            while not count or time.process_time() - begin < BLOCK_SECONDS:
+                call(*inputs)
+                count += 1
+            row.calls.setdefault(label, []).append((time.process_time() - begin) / count)
+    return row
+
+
+def print_table(rows: list[Row]) -> None:
+    """Print a row for each model as Markdown, and the geometric means."""
+    print(
+        "| model | graphs, programs; Inductor's | difference | first result, s: ours, Inductor "
+        "| a call, ms: PyTorch, ours, Inductor | Inductor over ours |"
+    )
+    print("|---|---:|---:|---:|---:|---|")
+    means: dict[str, list[float]] = {}
+    for row in rows:
+        both = {"intarsia", "inductor"} <= row.calls.keys()
+        ratio = paired_ratio(row.calls["inductor"], row.calls["intarsia"]) if both else None
+        if ratio is not None:
+            means.setdefault("a call", []).append(ratio.value)
+            first = row.first["inductor"] / row.first["intarsia"]
+            means.setdefault("the first result", []).append(first)
+        times = [
+            f"{1e3 * statistics.median(row.calls[label]):.2f}" if label in row.calls else "-"
+            for label in ("eager", "intarsia", "inductor")
+        ]
+        seconds = [
+            f"{row.first[label]:.1f}" if label in row.first else "-"
+            for label in ("intarsia", "inductor")
+        ]
+        off = row.difference.get("intarsia", float("nan"))
+        print(
+            f"| {row.model} | {row.graphs.get('intarsia', '-')}, {row.programs}; "
+            f"{row.graphs.get('inductor', '-')} | {off:.1e} "
+            f"| {', '.join(seconds)} | {', '.join(times)} | {ratio or '-'} |"
+        )
+    for what, ratios in means.items():
+        print(
+            f"\nInductor over ours, {what}: {statistics.geometric_mean(ratios):.2f} (geometric "
+            f"mean of {len(ratios)}), worst {min(ratios):.2f}."
+        )
+    for row in rows:
+        for line in row.why:
+            print(f"\n{row.model}: {line}")
 
 
 def main() -> None:
-    """Print a row for each model."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*", default=list(MODELS), metavar="MODEL")
+    """Measure what is not done, and print it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("models", nargs="*", default=MODELS, metavar="MODEL")
     parser.add_argument("--dynamic", action="store_true", help="leave sizes open")
     parser.add_argument("--no-inductor", action="store_true", help="measure no Inductor")
-    parser.add_argument("--rounds", type=int, default=30, help="calls of each backend")
-    parser.add_argument("--json", type=Path, help="write the rows here, too")
-    args = parser.parse_args()
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="lines of JSON; goes on there")
+    parser.add_argument("--table", action="store_true", help="only print what is kept")
+    options = parser.parse_args()
     import torch
+    import torch._inductor.config
 
     torch.set_num_threads(1)
+    # Inductor compiles anew, in this process and in programs that it waits for.
+    torch._inductor.config.force_disable_caches = True  # noqa: SLF001 - options of the interface
+    torch._inductor.config.compile_threads = 1  # noqa: SLF001
     warnings.simplefilter("ignore")
     rows = []
-    print("model         graphs programs difference  first s (us/inductor)  ms eager/us/inductor")
-    for name in args.models:
+    if options.keep and options.keep.exists():
+        rows = [Row(**json.loads(line)) for line in options.keep.read_text().splitlines()]
+    done = {(row.model, row.dynamic) for row in rows}
+    for name in () if options.table else options.models:
+        if (name, options.dynamic) in done:
+            continue
         with torch.no_grad():
             row = measure(
                 name,
-                args.rounds,
-                dynamic=True if args.dynamic else None,
-                with_inductor=not args.no_inductor,
+                options.rounds,
+                dynamic=options.dynamic,
+                with_inductor=not options.no_inductor,
             )
-        torch._dynamo.reset()  # noqa: SLF001 - the only way to begin anew
+        gc.collect()
         rows.append(row)
-        nan = float("nan")
-        print(
-            f"{row.model:13} {row.graphs:6} {row.programs:8} {row.difference:10.1e}  "
-            f"{row.first['intarsia']:9.1f} /{row.first.get('inductor', nan):9.1f}  "
-            f"{row.call['eager']:7.2f} /{row.call['intarsia']:7.2f} /"
-            f"{row.call.get('inductor', nan):7.2f}",
-            flush=True,
-        )
-        for line in row.why:
-            print(f"    {line}")
-    if args.json:
-        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1), "utf-8")
+        print(json.dumps({**asdict(row), "calls": {}}), flush=True)
+        if options.keep:
+            with options.keep.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(row)) + "\n")
+    print_table(rows)
 
 
 if __name__ == "__main__":
