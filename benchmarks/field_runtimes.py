@@ -351,9 +351,11 @@ def _tool(*command: Any, makes: Path) -> None:
     """Run a converter; raise `RefusedError` with the end of its words if it makes nothing."""
     ended = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
     if ended.returncode or not makes.exists():
-        lines = (ended.stderr + ended.stdout).strip().splitlines() or ["it says nothing"]
+        lines = [line.strip() for line in (ended.stderr + ended.stdout).splitlines()]
+        lines = [line for line in lines if line and not line.startswith("File ")]
+        lines = lines or ["it says nothing"]  # tracebacks name files of this machine
         errors = [line for line in lines if re.search("error|can't|unsupported", line, re.I)]
-        raise RefusedError(f"{(errors or lines[-1:])[0].strip()[:200]}")
+        raise RefusedError(f"{(errors or lines[-1:])[0][:200]}")
 
 
 def main(arguments: list[str]) -> None:
