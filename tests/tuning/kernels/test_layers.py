@@ -3,6 +3,7 @@
 import numpy as np
 import onnx.version_converter
 import pytest
+from tests.codegen.lower.small_models import small_model
 
 import intarsia
 from intarsia.compiler import read_setting
@@ -41,13 +42,13 @@ class Told:
         pass
 
 
-def tune(model, prepare=RegionContest):
-    setting = read_setting(Request(model=model, target="llvm", num_threads=1))
+def tune(model, prepare=RegionContest, target="llvm"):
+    setting = read_setting(Request(model=model, target=target, num_threads=1))
     return tune_model_layers(setting, tell=lambda moment: None, prepare=prepare)
 
 
-def about(model):
-    program = intarsia.compile(model, "llvm", num_threads=1)
+def about(model, target="llvm"):
+    program = intarsia.compile(model, target, num_threads=1)
     return program, str(program.explain())
 
 
@@ -65,6 +66,34 @@ def test_a_layer_that_is_faster_in_floats_is_and_is_named(model):
     (one,), (other,) = (program.run(feeds).values() for program in (plain, tuned))
     assert np.abs(one.astype(int) - other).max() <= 1
     assert not tune(model)[0].is_new  # it is known
+
+
+NO_BYTES = "llvm -mattr=-avx512vnni,-avxvnni,-amx-int8,-amx-tile"
+"""A CPU on which 64 channels of 56 x 56 came out alike in both ways (benchmarks/RESULTS.md)."""
+
+
+def test_a_layer_of_winograd_is_in_floats_where_and_only_where_it_was_faster():
+    """64 channels, 3x3: told to be faster on a CPU without products of bytes, and on no other."""
+    body = """
+        a = DequantizeLinear(x, s, z) b = DequantizeLinear(w, t, o)
+        c = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(a, b) y = QuantizeLinear(c, u, v)"""
+    rng = np.random.default_rng(0)
+    taps = rng.integers(-127, 128, (64, 64, 3, 3)).astype(np.int8)
+    numbers = {"s": np.float32(0.02), "z": np.uint8(120), "t": np.float32(2e-4), "o": np.int8(0)}
+    numbers |= {"u": np.float32(0.02), "v": np.uint8(128), "w": taps}
+    x = rng.integers(0, 256, (1, 64, 14, 14)).astype(np.uint8)
+    model = small_model("y", body, {"x": x}, numbers, 17)
+    before, _ = about(model, NO_BYTES)
+    (result,) = tune(model, Told((3e-3, 2e-3), (3e-3, 2.9e-3)), NO_BYTES)
+    assert result.entry.choice is not None
+    after, told = about(model, NO_BYTES)
+    assert "in float32, measured to be faster than integers" in told
+    assert "F(" in told
+    (one,), (other,) = (program.run({"x": x}).values() for program in (before, after))
+    assert np.abs(one.astype(int) - other).max() <= 1
+    assert len(np.unique(one)) > 50
+    _, elsewhere = about(model, "llvm -mcpu=x86-64-v3")
+    assert "in float32" not in elsewhere
 
 
 @pytest.mark.parametrize(
