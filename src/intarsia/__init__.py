@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from intarsia.runtime.executor import PlanExecutable as Executable
     from intarsia.runtime.limited import Cancellation
     from intarsia.session import InferenceSession
+    from intarsia.session.cached_decoder import CachedDecoder
     from intarsia.target import CompilationConfig, PlacedTarget, Target, VirtualDevice
     from intarsia.torch.exported import from_torch
 
     __version__: str
 
 __all__ = [
+    "CachedDecoder",
     "Cancellation",
     "CompilationConfig",
     "DeviceArray",
@@ -51,6 +53,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CachedDecoder": ("intarsia.session.cached_decoder", "CachedDecoder"),
     "Cancellation": ("intarsia.runtime.limited", "Cancellation"),
     "CompilationConfig": ("intarsia.target", "CompilationConfig"),
     "DeviceArray": ("intarsia.runtime.device_array", "DeviceArray"),

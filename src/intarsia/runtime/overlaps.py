@@ -17,7 +17,8 @@ def find_overlaps(
 ) -> Iterator[tuple[Key, Key, bool]]:
     """Yield pairs of contiguous arrays that share memory, each in the order of the arrays.
 
-    The third is whether they are the same memory of the host in the same form.
+    The third is whether they are the same memory of the host in the same form, or the one begins
+    with the other: rows of the first dimension lie alike.
     """
     keys, values = list(arrays), list(arrays.values())
     spans = sorted((*_span(array), number) for number, array in enumerate(values))
@@ -26,7 +27,8 @@ def find_overlaps(
         live = [other for other in live if other[0] == block and other[2] > start]
         if end > start:
             for _, other_start, _, other in live:
-                is_same = start == other_start and values[number].shape == values[other].shape
+                shapes = values[number].shape, values[other].shape
+                is_same = start == other_start and shapes[0][1:] == shapes[1][1:]
                 yield keys[min(number, other)], keys[max(number, other)], is_same and not block
             live.append((block, start, end, number))
 

@@ -278,8 +278,15 @@ def test_others_have_no_tiles(name, unit):
         conv("y = Conv(x, w, b)", (1, 3, 5, 12), (32, 3, 3, 9)),
         conv("y = Conv<dilations = [2, 2]>(x, w, b)", (1, 3, 9, 12), (32, 3, 3, 3)),
     ],
-    ids=["weights that it does not hold", "few rows", "terms", "groups", "channels"]
-    + ["taps of an image", "taps of an image apart"],
+    ids=[
+        "weights that it does not hold",
+        "few rows",
+        "terms",
+        "groups",
+        "channels",
+        "taps of an image",
+        "taps of an image apart",
+    ],
 )
 def test_what_does_not_fit_tiles_stays_as_it_was(model):
     graph = snapshot(load(model))

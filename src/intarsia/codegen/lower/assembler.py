@@ -522,6 +522,8 @@ class Assembler:
         note: str = "",
         body: Body | None = None,
         numbers: Sequence[View] = (),
+        *,
+        is_kept: bool = False,
     ) -> None:
         """Append a kernel that copies, whatever the layouts are.
 
@@ -532,6 +534,7 @@ class Assembler:
             note: What it is.
             body: What is done with each entry; None for nothing.
             numbers: Its other operands, one number each.
+            is_kept: Whether both may be the same memory, which then has it already.
 
         Raises:
             UndecidedError: Whether both have one shape depends on the sizes.
@@ -556,7 +559,7 @@ class Assembler:
         body = body or identity(old.dtype)
         spec = Elementwise(new.domain, layouts, (new.layout,), body, self.unit, ragged)
         moved = prod(new.domain) * new.item_bytes
-        self.call(spec, (old, *others, new), nodes, note, moved)
+        self.call(spec, (old, *others, new), nodes, note, moved, is_kept=is_kept)
 
     # Constants
 

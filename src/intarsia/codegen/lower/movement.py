@@ -79,7 +79,10 @@ def lower_concat(assembler: Assembler, group: KernelGroup) -> None:
         else:
             part = whole.part(dim, start, size)
             if not assembler.lies_at(value_id, part):
-                assembler.copy(assembler.read(value_id, whole.block), part, group.names, "join")
+                source = assembler.read(value_id, whole.block)
+                # Rows that others are joined to may be where they belong, as a cache's are.
+                is_kept = dim == start == 0 and not whole.block
+                assembler.copy(source, part, group.names, "join", is_kept=is_kept)
         start += size
 
 

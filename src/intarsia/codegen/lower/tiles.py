@@ -18,7 +18,7 @@ import numpy as np
 from intarsia.arrays import Array
 from intarsia.codegen.body import Fused, Layout
 from intarsia.codegen.halves import rounded
-from intarsia.codegen.ir import DOT_GROUPS, TILE_ROWS, row_major
+from intarsia.codegen.ir import TILE_ROWS, row_major
 from intarsia.codegen.kernels import tile_product
 from intarsia.codegen.kernels.gemm import Gemm, merged
 from intarsia.codegen.kernels.tile_product import Taps, TileProduct
