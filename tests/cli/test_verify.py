@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`intarsia verify` and `intarsia reduce`, through their workers."""
 
+import json
+import os
+import subprocess
+import sys
+
 import numpy as np
 import onnx
 import pytest
@@ -70,9 +75,9 @@ BACKEND = DyingBackend()
 
 
 @pytest.fixture
-def dying(tmp_path, monkeypatch):
-    """An installed plug-in, whose regions abort the process when they run a second time."""
-    site = tmp_path / "site"
+def dying(tmp_path_factory):
+    """The environment of a process with an installed plug-in, whose regions abort the process when they run a second time."""
+    site = tmp_path_factory.mktemp("site")
     metadata = site / "dying_plugin-1.dist-info"
     metadata.mkdir(parents=True)
     (site / "dying_plugin.py").write_text(DYING)
@@ -80,19 +85,19 @@ def dying(tmp_path, monkeypatch):
     (metadata / "entry_points.txt").write_text(
         "[intarsia.backends]\ndying = dying_plugin:BACKEND\n"
     )
-    monkeypatch.syspath_prepend(site)
-    return "bnns"
+    return {**os.environ, "PYTHONPATH": str(site)}
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("is_isolated", [True, False])
-def test_a_backend_in_a_process_of_its_own_dies_alone(is_isolated, call, dying, model):
+def test_a_backend_in_a_process_of_its_own_dies_alone(is_isolated, dying, model):
     """Then it is a region that failed, and the worker goes on to compare the others."""
     isolate = ["--isolate", "dying"] if is_isolated else []
-    pin = ["--pin", "relu=bnns"]
-    answer = call("verify", model, "-t", f"{dying}, onnxruntime", *pin, *isolate, "--json")
-    assert answer.code == 1
-    (fault,) = answer.json["faults"]
+    options = ["-t", "bnns, onnxruntime", "--pin", "second=bnns", *isolate, "--json"]
+    command = [sys.executable, "-m", "intarsia", "verify", model, *options]
+    answer = subprocess.run(command, env=dying, capture_output=True, text=True, check=False)
+    assert answer.returncode == 1, answer.stderr
+    (fault,) = json.loads(answer.stdout)["faults"]
     assert fault["fault"]["symptom"] == ("failed" if is_isolated else "crashed")
     assert fault["target"].startswith("bnns")
 
