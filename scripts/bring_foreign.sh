@@ -31,7 +31,7 @@ for package in "${packages[@]}"; do
 done
 if ((${#missing[@]})); then
     apt-get update --quiet=2
-    apt-get install --yes --quiet=2 --no-install-recommends "${missing[@]}" > /dev/null ||
+    apt-get -o DPkg::Lock::Timeout=600 install --yes --quiet=2 --no-install-recommends "${missing[@]}" > /dev/null ||
         echo "could not install all of: ${missing[*]}"
 fi
 if [[ ! -e $folder/arm64/usr/include/aarch64-linux-gnu/arm_compute ]]; then
