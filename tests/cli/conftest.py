@@ -93,7 +93,7 @@ def array(folder):
     return values
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def prepared(tmp_path_factory, chain_model, parse_model):
     """A folder with what commands need: models, packages, a cost database and its export."""
     folder = tmp_path_factory.mktemp("prepared")

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from jsonschema.exceptions import best_match
+from tests.cli.test_schemas import ELSEWHERE, validator
 
 import intarsia
 from intarsia.__main__ import main
@@ -27,6 +29,9 @@ def test_the_demo_agrees_with_onnx_runtime(tmp_path, monkeypatch, capsys):
     assert main(["demo", "--json", "--threads", "2", "--out", str(out)]) == 0
     printed = capsys.readouterr()
     figures = json.loads(printed.out)
+    assert "demo" in ELSEWHERE  # here
+    wrong = best_match(validator("demo").iter_errors(figures))
+    assert wrong is None, f"{wrong.json_path}: {wrong.message[:500]}"
     assert figures["agrees"]
     assert [one["network"] for one in figures["contests"]] == ["squeezenet", *["minilm:free"] * 2]
     for contest in (*figures["contests"], figures["mixed"]):

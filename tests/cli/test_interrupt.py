@@ -78,9 +78,8 @@ WORK = {
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", WORK)
 def test_a_command_that_is_interrupted_at_work_says_one_line_and_leaves_nothing(
-    name, model, folder, monkeypatch
+    name, model, folder, own_cache
 ):
-    monkeypatch.setenv("INTARSIA_CACHE_DIR", str(folder / "cache"))
     del model
     point, arguments = WORK[name]
     call = [name.partition(",")[0], *arguments.split()]
@@ -97,14 +96,14 @@ def test_a_command_that_is_interrupted_at_work_says_one_line_and_leaves_nothing(
     assert err.count("interrupted") == 1
     assert "Traceback" not in err
     assert not list(folder.glob("out.bin*"))
-    assert not list((folder / "cache").rglob("*.partial"))
+    assert not list(own_cache.rglob("*.partial"))
 
 
 @pytest.mark.exhaustive
 def test_tuning_that_is_interrupted_ships_what_is_best_so_far_and_goes_on_later(
-    model, folder, call, monkeypatch
+    model, call, own_cache
 ):
-    monkeypatch.setenv("INTARSIA_CACHE_DIR", str(folder / "cache"))
+    del own_cache
     tune = ["tune", model, "-t", "llvm, onnxruntime", "--budget", "10s", "-o", "out.intarsia"]
     done = subprocess.run(
         [sys.executable, "-c", AT_WORK, "intarsia.tuning.finalists:compare_plans", *tune],

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the documentation shows at a prompt works as it is pasted, and prints what is shown."""
 
+import contextlib
 import os
 import re
 import shlex
@@ -18,10 +19,11 @@ from tests.opencl import has_device
 
 from intarsia import zoo
 from intarsia.backends.registry import load_backends
+from intarsia.native import objects
 from intarsia.settings import Settings
 
 SHORTER = {
-    "--budget 120s": "--budget 10s",
+    "--budget 120s": "--budget 4s",
     "--budget 30s": "--budget 3s",
     "--graphs 10000": "--graphs 3",
     "--rounds 7": "--rounds 3",
@@ -65,7 +67,10 @@ BEFORE = {
 
 
 class Desk:
-    """A folder of its own where commands are typed, of somebody who has done nothing yet."""
+    """A folder of its own where commands are typed, of somebody who has done nothing yet.
+
+    Self-tests have passed, though, and kernels are there that other pages have compiled.
+    """
 
     def __init__(self, folder, cache):
         self.folder = folder
@@ -116,11 +121,29 @@ class Desk:
         return done.returncode, done.stdout
 
 
+@pytest.fixture(scope="session")
+def kernels(tmp_path_factory):
+    """Kernels that other pages have compiled: entries by content, the same in every cache."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    return folder / "kernels_of_pages"
+
+
+def share(source, target):
+    """Make what is kept in one folder part of another."""
+    target.mkdir(exist_ok=True)
+    for file in source.glob("*.o"):
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            (target / file.name).hardlink_to(file)
+
+
 @pytest.fixture
-def desk(tmp_path, own_cache):
+def desk(tmp_path, own_cache, kernels):
     folder = tmp_path / "desk"
     folder.mkdir()
-    return Desk(folder, own_cache)
+    share(kernels, own_cache / objects.KIND)
+    yield Desk(folder, own_cache)
+    share(own_cache / objects.KIND, kernels)
 
 
 def _small_model():
