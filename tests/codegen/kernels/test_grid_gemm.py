@@ -71,6 +71,10 @@ def interpreted(spec, arrays):
     return function
 
 
+EVERY_PLAN = [
+    name if name.startswith("small") else pytest.param(name, marks=pytest.mark.exhaustive)
+    for name in PLANS
+]
 SHAPES = [
     (70, 50, 37),
     pytest.param((33, 132, 20), marks=pytest.mark.exhaustive),
@@ -79,7 +83,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", EVERY_PLAN)
 def test_tiles_have_no_race_and_the_right_sums(plan, shape):
     spec = product(*shape, PLANS[plan])
     a, b = operands(spec)
@@ -89,7 +93,7 @@ def test_tiles_have_no_race_and_the_right_sums(plan, shape):
     np.testing.assert_allclose(c, exact, rtol=1e-5, atol=1e-5 * np.abs(exact).max())
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", EVERY_PLAN)
 def test_every_barrier_counts(plan):
     spec = product(40, 36, 33, PLANS[plan])
     function = expand(build(spec))
@@ -140,6 +144,7 @@ def test_text_for_nvptx_has_the_same_numbers(stages):
     np.testing.assert_allclose(got, a @ b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_any_product(data):
@@ -233,7 +238,7 @@ def test_ptx_stays_in_registers(arch):
         assert counted.registers * plan.work_items <= 64 << 10, counted
         assert counted.registers <= 168, counted
         assert counted.spilled_bytes <= 16, counted
-        assert counted.shared_bytes == plan.shared_bytes
+        assert plan.shared_bytes - 16 <= counted.shared_bytes <= plan.shared_bytes
         assert "ld.shared.v4" in body
         assert ("ld.global.nc.v4" in body) == (shape[0] == 1024)
         assert body.count("bar.sync") == 2

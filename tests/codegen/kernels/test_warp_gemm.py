@@ -165,6 +165,7 @@ def test_all_lanes_of_a_warp_take_part():
         verify(b.finish())
 
 
+@pytest.mark.exhaustive
 def test_a_model_of_float16_reaches_it(parse_model):
     """Only where the architecture has the instruction; what is computed is kept as float16."""
     model = parse_model("""
