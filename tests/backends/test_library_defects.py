@@ -681,3 +681,27 @@ def test_weights_in_blocks_leave_activations_floats(backends):
     model = model_of(nodes, feeds, constants, opset=21)
     model.ir_version = 10
     check(model, feeds, "onnxruntime", backends)
+
+
+_QUANTISED_BIAS = """<ir_version: 9, opset_import: ["": 20]>
+g (float[2,3] x) => (float[2,2] y)
+<float s = {0.05}, uint8 z = {128}, int8[3,2] w = {10, -20, 30, 40, -50, 60}, float t = {0.01},
+int8 o = {0}, int32[2] b = {500, -900}, float u = {SCALE}>
+{
+  q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) e = DequantizeLinear(w, t, o)
+  f = DequantizeLinear(b, u) BODY r = QuantizeLinear(a, s, z) y = DequantizeLinear(r, s, z)
+}"""
+
+
+@pytest.mark.parametrize("body", ["m = MatMul(d, e) a = Add(m, f)", "a = Gemm(d, e, f)"])
+@pytest.mark.parametrize(("scale", "is_taken"), [(0.001, False), (0.0005, True)])
+def test_a_bias_keeps_its_own_scale(body, scale, is_taken, backends):
+    """ONNX Runtime takes it to be the product of the operands' scales: off by half the bias."""
+    text = _QUANTISED_BIAS.replace("SCALE", str(scale)).replace("BODY", body)
+    feeds = {"x": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)}
+    model = onnx.parser.parse_model(text)
+    exe = intarsia.compile(model, "onnxruntime", num_threads=1, backends=backends)
+    np.testing.assert_allclose(exe.run(feeds)["y"], plain(model, feeds)["y"], atol=0.051)
+    kinds = {n.op_type: r.backend for r in exe.placement.regions for n in r.nodes}
+    others = [r for r in exe.placement.regions if r.backend != "onnxruntime"]
+    assert (not others) is is_taken, kinds

@@ -76,7 +76,7 @@ BACKEND = DyingBackend()
 
 @pytest.fixture
 def dying(tmp_path_factory):
-    """The environment of a process with an installed plug-in, whose regions abort the process when they run a second time."""
+    """The environment of a plug-in whose regions abort the process when they run again."""
     site = tmp_path_factory.mktemp("site")
     metadata = site / "dying_plugin-1.dist-info"
     metadata.mkdir(parents=True)

@@ -130,6 +130,53 @@ def _aligns_by_scales(graph: Graph, node: Node) -> bool:
     return mode == "align_corners" and has_scales
 
 
+def _is_bias_of_another_scale(graph: Graph, node: Node) -> bool:
+    """Tell whether a bias of int32 has not the scale of the product that it is added to.
+
+    It has where both are constants and equal; what is not known may differ.
+    """
+    if graph.values[node.inputs[0]].dtype != "int32":
+        return False
+    return any(
+        _product_of(graph, graph.nodes[consumer], node.outputs[0], _scale_of(graph, node))
+        for consumer in graph.values[node.outputs[0]].consumers
+    )
+
+
+def _product_of(graph: Graph, consumer: Node, bias: int, scale: Array | None) -> bool:
+    """Tell whether a node adds a bias to a product of quantised operands with another scale."""
+    product = consumer
+    if consumer.op_type == "Add":
+        other = next((value for value in consumer.inputs if value != bias), -1)
+        producer = graph.values[other].producer if other >= 0 else -1
+        if producer < 0 or graph.nodes[producer].op_type != "MatMul":
+            return False
+        product = graph.nodes[producer]
+    elif consumer.op_type not in ("Conv", "Gemm") or bias not in consumer.inputs[_BIAS:]:
+        return False
+    makers = [graph.values[value].producer for value in product.inputs[:2]]
+    nodes = [graph.nodes[maker] for maker in makers if maker >= 0]
+    if [one.op_type for one in nodes] != ["DequantizeLinear"] * 2:
+        return False
+    scales = [scale, *(_scale_of(graph, one) for one in nodes)]
+    if any(one is None for one in scales):
+        return True
+    own, first, second = (np.asarray(one, np.float64) for one in scales)
+    return not np.allclose(own, first * second, rtol=_ROUNDED, atol=0)
+
+
+def _scale_of(graph: Graph, node: Node) -> Array | None:
+    """Return the scales of a DequantizeLinear, one or in a row; None if they are fed."""
+    constant = graph.values[node.inputs[1]].constant
+    return None if constant is None else np.asarray(constant.numpy()).reshape(-1)
+
+
+_BIAS = 2
+"""Position of the bias of Conv and Gemm."""
+_ROUNDED = 1e-4
+"""How far a scale that exporters wrote as the product of two may be from it."""
+
+
 def _of_range(inputs: Sequence[Any], result: Array) -> float:
     numbers = inputs[0].astype(np.float64)
     return float(np.ptp(numbers)) if numbers.size else 0.0
@@ -142,6 +189,11 @@ DEFECTS: tuple[KnownDefect, ...] = (
         "QuantizeLinear",
         "behind quantised tensors it is one operator, which rounds the bias too: two quanta",
         bound=lambda inputs, result: 2.0,
+    ),
+    _rule(
+        "DequantizeLinear",
+        "a bias of int32 is taken to have the product of the operands' scales, whatever it says",
+        where=_is_bias_of_another_scale,
     ),
     KnownDefect(
         "onnxruntime",
