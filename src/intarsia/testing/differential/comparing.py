@@ -147,7 +147,8 @@ def _equals(computed: Array, answer: Array, is_signed: bool) -> Array:
     left, right = computed.astype(np.float64), answer.astype(np.float64)
     with np.errstate(all="ignore"):
         unit = epsilon(computed.dtype) * np.maximum(np.abs(left), np.abs(right))
-        least = float(ml_dtypes.finfo(computed.dtype).smallest_subnormal)
+        limits = ml_dtypes.finfo(computed.dtype)  # type: ignore[no-untyped-call]
+        least = float(limits.smallest_subnormal)
         near = np.abs(left - right) <= UNITS * np.maximum(unit, least)
     near &= np.isfinite(left) & np.isfinite(right)
     same = (left == right) | (np.isnan(left) & np.isnan(right)) | near

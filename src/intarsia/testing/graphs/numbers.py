@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import ml_dtypes
 import numpy as np
-from ml_dtypes import finfo
 
 from intarsia.arrays import Array
 
@@ -44,8 +44,13 @@ def _integers(
     return np.asarray(rng.integers(low, high, shape, dtype=dtype, endpoint=True))
 
 
+def _limits(dtype: np.dtype[Any]) -> Any:
+    """Return the limits of a type of floats, of those that numpy lacks too."""
+    return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+
+
 def _specials(rng: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    info = finfo(dtype)
+    info = _limits(dtype)
     odd = [np.nan, np.inf, -np.inf, 0.0, -0.0, info.smallest_subnormal, -info.smallest_normal / 2]
     odd += [info.max, info.min, info.smallest_normal]
     chosen = rng.choice(np.array(odd, np.float64), shape)
@@ -58,12 +63,12 @@ def _infinities(rng: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int
 
 
 def _huge(rng: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    exponent = rng.uniform(0.3, 0.99) * np.log(float(finfo(dtype).max))
+    exponent = rng.uniform(0.3, 0.99) * np.log(float(_limits(dtype).max))
     return np.asarray(rng.uniform(-1, 1, shape) * np.exp(exponent))
 
 
 def _tiny(rng: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    return rng.standard_normal(shape) * 4 * float(finfo(dtype).smallest_normal)
+    return np.asarray(rng.standard_normal(shape) * 4 * float(_limits(dtype).smallest_normal))
 
 
 KINDS: Mapping[str, Callable[..., Array]] = MappingProxyType(
