@@ -32,13 +32,13 @@ images (float[1,3,224,224] data) => (float[1,4,1,1] prob) <float[4,3,1,1] w> {
 }"""
 TOKENS = """
 <ir_version: 9, opset_import: ["" : 20]>
-tokens (int64[batch,{seq}] input_ids, int64[batch,{seq}] attention_mask)
-    => (float[batch,{seq},4] y) <float[50,4] w> {{
+tokens (int64[batch,seq] input_ids, int64[batch,seq] attention_mask)
+    => (float[batch,seq,4] y) <float[50,4] w> {
     a = Gather(w, input_ids)
     b = Cast<to = 1>(attention_mask)
     c = Unsqueeze(b, last)
     y = Mul(a, c)
-}}"""
+}"""
 
 
 def save_images(name):
@@ -50,9 +50,9 @@ def save_images(name):
     return np.ones((1, 3, 224, 224), np.float32)
 
 
-def save_tokens(name, length):
+def save_tokens(name):
     """Write a small network of tokens, of free batch and length."""
-    model = onnx.parser.parse_model(TOKENS.format(seq=length))
+    model = onnx.parser.parse_model(TOKENS)
     weights = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32)
     last = np.array([-1], np.int64)
     model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
@@ -101,8 +101,8 @@ def make_decoders(_):
 def make_tokens(_):
     import intarsia
 
-    save_tokens("minilm.onnx", "sequence")
-    save_tokens("minilm_free.onnx", "seq")
+    save_tokens("minilm.onnx")
+    save_tokens("minilm_free.onnx")
     ids = np.ones((2, 100), np.int64)
     return {"intarsia": intarsia, "ids": ids, "mask": np.ones_like(ids)}
 
