@@ -19,7 +19,7 @@ from intarsia.codegen.emit.llvm import emit_llvm
 from intarsia.codegen.interpreter import interpret
 from intarsia.codegen.ir import DOT_GROUPS, DOT_SUMS, Constant, Dot, Function, IrValue, Type
 from intarsia.codegen.printer import print_function
-from intarsia.codegen.unit import DOT_FEATURES, VectorUnit
+from intarsia.codegen.unit import DOT_FEATURES, CpuModel
 from intarsia.codegen.verifier import verify
 from intarsia.errors import InternalError
 from intarsia.native.linking import Form, Linker
@@ -132,7 +132,7 @@ def test_pairs_of_bytes_in_16_bits(run_kernel, left):
     flat = [array.reshape(-1) for array in arrays]
     interpret(function, flat)
     np.testing.assert_array_equal(flat[-1].reshape(want.shape), want)
-    for unit in (VectorUnit(), VectorUnit(dots=HERE)):
+    for unit in (CpuModel(), CpuModel(dots=HERE)):
         run_kernel(function, few_bits(left, lanes)[0], emit=partial(emit_llvm, unit=unit))
     run_c(function, few_bits(left, lanes)[0])
     run_opencl(function, few_bits(left, lanes)[0])
@@ -154,7 +154,7 @@ HERE = tuple(name for name in DOT_FEATURES if f"+{name}" in host_cpu().features.
 @pytest.mark.parametrize(("left", "right"), PAIRS)
 def test_machine_code(run_kernel, left, right, lanes, features):
     function = dots(left, right, lanes)
-    emit = partial(emit_llvm, unit=VectorUnit(dots=features))
+    emit = partial(emit_llvm, unit=CpuModel(dots=features))
     run_kernel(function, memory(left, right, lanes), emit=emit, rtol=1e-6)
 
 
@@ -191,7 +191,7 @@ INSTRUCTIONS = {
 def test_instructions_of_other_cpus(cpu, left, right):
     lanes, name, features = CPUS[cpu]
     name, _, flags = name.partition(" ")
-    text = emit_llvm(dots(left, right, lanes), VectorUnit(dots=features))
+    text = emit_llvm(dots(left, right, lanes), CpuModel(dots=features))
     native = NativeCpu(ARM if cpu == "neon" else X86, name, flags)
     assembly = compile_assembly(text, native)
     assert re.search(INSTRUCTIONS[cpu, left, right], assembly), assembly
@@ -207,7 +207,7 @@ def test_neon_under_an_emulator(tmp_path, monkeypatch, left, right):
     function, native = dots(left, right, lanes), NativeCpu(ARM, name, flags)
     arrays = memory(left, right, lanes)
     (tmp_path / "k.o").write_bytes(
-        compile_object(emit_llvm(function, VectorUnit(dots=features)), native)
+        compile_object(emit_llvm(function, CpuModel(dots=features)), native)
     )
     header, source = tmp_path / "case.h", tmp_path / "run.c"
     header.write_text(
@@ -242,24 +242,24 @@ def test_pairs_of_bytes_that_fit_int16(run_kernel, left, right, lanes):
     weights = np.array([64, 64, -64, -64, 127, 1, -128, 127], np.int8)
     for array in arrays[:2]:
         array[...] = np.resize(weights, array.shape) if array.dtype == "int8" else 255
-    run_kernel(function, arrays, emit=partial(emit_llvm, unit=VectorUnit(dots=HERE)))
+    run_kernel(function, arrays, emit=partial(emit_llvm, unit=CpuModel(dots=HERE)))
     for name, bits, wanted in (("avx2", 256, lanes == 8), ("avx512bw", 512, lanes == 16)):
-        text = emit_llvm(function, VectorUnit(dots=("sse2", "avx2", name)))
+        text = emit_llvm(function, CpuModel(dots=("sse2", "avx2", name)))
         is_used = "pmadd.ub.sw" in text or "pmaddubs.w.512" in text
         assert is_used == (wanted or lanes == 8), bits
-    assert "pmadd" not in emit_llvm(function, VectorUnit(dots=CPUS["avx512vl"][2]))
+    assert "pmadd" not in emit_llvm(function, CpuModel(dots=CPUS["avx512vl"][2]))
 
 
 @pytest.mark.parametrize(("cpu", "register"), [("avx512", "zmm"), ("avx2", "ymm")])
 def test_instructions_for_pairs_of_bytes(cpu, register):
     lanes, name, features = CPUS[cpu]
-    text = emit_llvm(dots("uint8", "int8", 2 * lanes, "int16"), VectorUnit(dots=features))
+    text = emit_llvm(dots("uint8", "int8", 2 * lanes, "int16"), CpuModel(dots=features))
     assert re.search(rf"vpmaddubsw.*%{register}", compile_assembly(text, NativeCpu(X86, name)))
     assert "pmadd.ub" not in emit_llvm(dots("uint8", "int8", 2 * lanes, "int16"))
 
 
 def test_a_cpu_gets_no_instruction_that_it_lacks():
-    text = emit_llvm(dots("uint8", "int8", 8), VectorUnit(dots=CPUS["avx2"][2]))
+    text = emit_llvm(dots("uint8", "int8", 8), CpuModel(dots=CPUS["avx2"][2]))
     assert "vpdp" not in text
     assert "vpdp" not in compile_assembly(text, NativeCpu(X86, "haswell"))
     assert "pmadd" not in emit_llvm(dots("uint8", "int8", 8))
@@ -309,7 +309,7 @@ def in_words(declared):
 
 
 def emit_in_words(features, function):
-    text = emit_llvm(function, VectorUnit(dots=features))
+    text = emit_llvm(function, CpuModel(dots=features))
     is_worded = re.compile(r"declare .*@llvm\.\S*(dp[bw]|dot)").match
     defined = [in_words(line) for line in text.splitlines() if is_worded(line)]
     assert defined

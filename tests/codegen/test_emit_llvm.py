@@ -11,7 +11,7 @@ from intarsia.codegen.builder import Builder
 from intarsia.codegen.emit.llvm import emit_llvm
 from intarsia.codegen.expand import expand
 from intarsia.codegen.ir import BINARY, INT64, REDUCTIONS, UNARY, Type
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import CpuModel
 from intarsia.extents import symbol
 from intarsia.native.machine import NativeCpu, compile_assembly, compile_object
 
@@ -109,7 +109,7 @@ def test_remainders_without_the_c_library_have_its_bits(run_kernel, dtype, lanes
     left, right = drawn.view(dtype)
     left[:9] = [np.nan, np.inf, -np.inf, 0, -0.0, 5.3, -5.3, 1, 7]
     right[:9] = [1, 2, 3, 4, 5, -2.1, 2.1, 0, np.inf]
-    unit = VectorUnit(calls_with_floats=False)
+    unit = CpuModel(calls_with_floats=False)
     arrays = [left, right, np.zeros(1 << 12, dtype)]
     *_, got = run_kernel(
         b.finish(), arrays, interpreted=False, emit=lambda kernel: emit_llvm(kernel, unit)
@@ -273,9 +273,7 @@ def test_without_fma_it_rounds_twice():
     value = b.load(x, 0, 4)
     b.store(b.fma(value, value, value), y, 0)
     function = b.finish()
-    plain = compile_assembly(
-        emit_llvm(function, VectorUnit(has_fma=False)), NativeCpu(X86, "x86-64")
-    )
+    plain = compile_assembly(emit_llvm(function, CpuModel(has_fma=False)), NativeCpu(X86, "x86-64"))
     assert "mulps" in plain
     assert "fmaf" not in plain
     assert "fmaf" in compile_assembly(emit_llvm(function), NativeCpu(X86, "x86-64"))

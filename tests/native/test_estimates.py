@@ -15,7 +15,7 @@ from intarsia.codegen.cycles.program import ProgramEstimate, estimate_program
 from intarsia.codegen.ir import TileDot, walk
 from intarsia.codegen.lower.program import Program
 from intarsia.codegen.lower.region import lower_region
-from intarsia.codegen.unit import TILE_FEATURES, VectorUnit
+from intarsia.codegen.unit import TILE_FEATURES, CpuModel
 from intarsia.cost.cost import CostSource
 from intarsia.graph.load import load
 from intarsia.graph.region import Region
@@ -114,7 +114,7 @@ def has_tiles(program: Program) -> bool:
     )
 
 
-def estimate_with(region: Region, unit: VectorUnit) -> ProgramEstimate:
+def estimate_with(region: Region, unit: CpuModel) -> ProgramEstimate:
     found = find_instructions(SAPPHIRE)
     assert found is not None
     program = lower_region(region, unit, is_bf16=True, is_sketch=True)

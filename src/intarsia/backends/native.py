@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from intarsia.backends.values import BuildContext, Candidate
     from intarsia.codegen.lower.layouts import Borders
     from intarsia.codegen.lower.program import Program
-    from intarsia.codegen.unit import VectorUnit
+    from intarsia.codegen.unit import CpuModel
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
 
@@ -478,7 +478,7 @@ def refuse_unknown(
 
 
 def native_groups(
-    region: Region, unit: VectorUnit, most_buffers: int | None = None
+    region: Region, unit: CpuModel, most_buffers: int | None = None
 ) -> tuple[FusedGroup, ...]:
     """Return which nodes of a region one kernel computes, or kernels that share a band of rows.
 

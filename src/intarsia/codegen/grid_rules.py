@@ -6,7 +6,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from intarsia.codegen import ir
-from intarsia.codegen.unit import GpuModel, VectorUnit
+from intarsia.codegen.unit import CpuModel, GpuModel
 from intarsia.errors import InternalError
 
 
@@ -18,7 +18,7 @@ class _Variation(IntEnum):
     LANES = 2
 
 
-def check_grid(function: ir.Function, machine: VectorUnit | GpuModel | None) -> None:
+def check_grid(function: ir.Function, machine: CpuModel | GpuModel | None) -> None:
     """Check a kernel that has a grid loop, and is well-formed otherwise.
 
     Args:
@@ -140,7 +140,7 @@ class _GridRules:
         raise InternalError(f"kernel {self._function.name}: {problem}")
 
 
-def _check_machine(function: ir.Function, machine: VectorUnit | GpuModel) -> None:
+def _check_machine(function: ir.Function, machine: CpuModel | GpuModel) -> None:
     name = function.name
     if not isinstance(machine, GpuModel):
         raise InternalError(f"kernel {name} has a grid loop, and is for a CPU")

@@ -622,7 +622,7 @@ class Function:
         body: Operations. Stores are inside the parallel loop, if there is one.
         free: What `sizes` are.
         turns: Of the parallel or grid loop, if they are free.
-        tiles: Its tile registers; with any, it runs only where the CPU has them, see `VectorUnit`.
+        tiles: Its tile registers; with any, it runs only where the CPU has them, see `CpuModel`.
     """
 
     name: str

@@ -12,10 +12,10 @@ from functools import partial
 
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import IrValue
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import CpuModel
 
 
-def tile_rows(vectors: int, unit: VectorUnit) -> int:
+def tile_rows(vectors: int, unit: CpuModel) -> int:
     """Return how many rows of so many vectors fit the registers, beside vectors and a scalar.
 
     One more is much too many: 7 rows of 4 vectors, which want 33 registers of 32, ran at half the
@@ -29,7 +29,7 @@ WIDTHS = (1, 2, 3, 4, 6, 8)
 """Vectors of a row of a register tile that are worth comparing."""
 
 
-def fitting_widths(unit: VectorUnit, most: int) -> list[int]:
+def fitting_widths(unit: CpuModel, most: int) -> list[int]:
     """Return those widths of a register tile that registers hold, up to some number of vectors."""
     # Vectors of a row, their sums and a scalar: a tile of one row at least.
     return [n for n in WIDTHS if n <= max(1, most) and 2 * n + 1 <= unit.registers]
@@ -44,7 +44,7 @@ def step_cost(rows: int, vectors: int) -> int:
     return max(rows * vectors, rows + vectors, 8) + 1
 
 
-def crowding(vectors: int, unit: VectorUnit) -> float:
+def crowding(vectors: int, unit: CpuModel) -> float:
     """Return what the cost of a tile as large as registers hold is multiplied by.
 
     One that leaves no register free loses to one that costs as much. With AVX2 on Zen 3, 4 rows of
@@ -70,7 +70,7 @@ _LONG_STEP = 15
 """Products; any tile of 32 registers has as many."""
 
 
-def unrolled_steps(unit: VectorUnit) -> int:
+def unrolled_steps(unit: CpuModel) -> int:
     """Return how many channels of a block the innermost loop takes in a turn.
 
     A whole block of few: then there is no loop inside it, and each load is one stride from where it

@@ -10,7 +10,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
-class VectorUnit:
+class CpuModel:
     """What a schedule must know of a CPU.
 
     Attributes:
@@ -99,7 +99,7 @@ class GpuModel:
         has_mma: Whether warps multiply matrices of float16 (`ir.Mma`).
     """
 
-    item: VectorUnit
+    item: CpuModel
     lanes: int = 32
     most_items: int = 256
     shared_bytes: int = 32 << 10
@@ -119,11 +119,11 @@ bytes, of bfloat16."""
 TILE_FEATURES = ("amx-bf16", "amx-int8")
 """LLVM's features of CPUs with products of tiles: of bfloat16, and of bytes."""
 
-AVX512 = VectorUnit(512, 32)
-AVX2 = VectorUnit(256, 16)
-SSE = VectorUnit(128, 16, has_fma=False)
-NEON = VectorUnit(128, 32)
-SCALAR = VectorUnit(0, 16, has_fma=False)
+AVX512 = CpuModel(512, 32)
+AVX2 = CpuModel(256, 16)
+SSE = CpuModel(128, 16, has_fma=False)
+NEON = CpuModel(128, 32)
+SCALAR = CpuModel(0, 16, has_fma=False)
 
 
 class WinogradMode(StrEnum):
@@ -168,7 +168,7 @@ class LoweringOptions:
         requantise: How sums of codes become codes.
     """
 
-    unit: VectorUnit
+    unit: CpuModel
     winograd: WinogradMode
     half_weights: bool
     accuracy: Accuracy = Accuracy.MODEL

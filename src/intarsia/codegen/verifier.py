@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from intarsia.codegen import ir
 from intarsia.codegen.grid_rules import check_grid
-from intarsia.codegen.unit import GpuModel, VectorUnit
+from intarsia.codegen.unit import CpuModel, GpuModel
 from intarsia.errors import InternalError
 
 _OUTERMOST = (ir.LoopKind.PARALLEL, ir.LoopKind.GRID)
@@ -20,7 +20,7 @@ Span = tuple[int, int]
 """The smallest and the largest value that an int64 can have, as far as loops tell."""
 
 
-def verify(function: ir.Function, machine: VectorUnit | GpuModel | None = None) -> None:
+def verify(function: ir.Function, machine: CpuModel | GpuModel | None = None) -> None:
     """Check a kernel.
 
     Args:

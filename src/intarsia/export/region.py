@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from intarsia.codegen.emit.c_program import Tensor
     from intarsia.codegen.emit.device_family import DeviceLimits
     from intarsia.codegen.lower.program import Program
-    from intarsia.codegen.unit import VectorUnit
+    from intarsia.codegen.unit import CpuModel
     from intarsia.extents import Symbol
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
@@ -50,7 +50,7 @@ class Native:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     target: Target
-    unit: VectorUnit
+    unit: CpuModel
     cpu: NativeCpu | None
     caches: Path
     sizes: Mapping[Symbol, int] = field(default_factory=dict)

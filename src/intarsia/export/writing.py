@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from intarsia.codegen.emit.c_program import Layout as CLayout
     from intarsia.codegen.emit.c_program import Sharing, Sources
     from intarsia.codegen.ir import Function
-    from intarsia.codegen.unit import VectorUnit
+    from intarsia.codegen.unit import CpuModel
     from intarsia.export.region import Native
     from intarsia.native.linking import Form
     from intarsia.target import Target
@@ -218,7 +218,7 @@ def _write_c(
     return tuple(files)
 
 
-def _c_layout(target: Target, unit: VectorUnit) -> CLayout:
+def _c_layout(target: Target, unit: CpuModel) -> CLayout:
     """Return where a program in C for a target keeps its data.
 
     Raises:

@@ -11,9 +11,9 @@ from typing import NoReturn
 from intarsia.codegen.unit import (
     DOT_FEATURES,
     Accuracy,
+    CpuModel,
     LoweringOptions,
     Requantise,
-    VectorUnit,
     WinogradMode,
 )
 from intarsia.errors import TargetError
@@ -40,7 +40,7 @@ _L1_BYTES, _L2_BYTES = 32 << 10, 512 << 10
 """Caches of a core whose name does not tell them: what most have, or more."""
 
 
-def target_cpu(target: Target) -> tuple[NativeCpu, VectorUnit]:
+def target_cpu(target: Target) -> tuple[NativeCpu, CpuModel]:
     """Return what code for a target is generated for, and its vector unit.
 
     Raises:
@@ -54,7 +54,7 @@ def target_cpu(target: Target) -> tuple[NativeCpu, VectorUnit]:
     family = find_family(triple or host_triple(), None)
     _check_cpu(target, name, family)
     l1_bytes, l2_bytes = _caches(target)
-    unit = VectorUnit(
+    unit = CpuModel(
         vector_bits(target),
         vector_registers(target) or 16,
         has_fma=bool(features.has_fma) or features.arch in _ALWAYS_FUSED,
@@ -360,7 +360,7 @@ def lowering_options(target: Target, caches: Path | None = None) -> LoweringOpti
         is_small = _is_small(target)
         l1_bytes, l2_bytes = _caches(target)
         width = 0 if is_small else target.features.vector_width
-        unit = VectorUnit(
+        unit = CpuModel(
             _PLAIN_BITS if width is None else width,
             vector_registers(target) or _PLAIN_REGISTERS,
             l1_bytes=l1_bytes,
@@ -380,7 +380,7 @@ def _is_small(target: Target) -> bool:
     return "mclass" in (target.features.isa or ())
 
 
-def _has_half_weights(target: Target, unit: VectorUnit) -> bool:
+def _has_half_weights(target: Target, unit: CpuModel) -> bool:
     """Tell whether large weights may be kept as float16.
 
     Raises:

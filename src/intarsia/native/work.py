@@ -28,7 +28,7 @@ from intarsia.codegen.ir import (
     TileZero,
     Type,
 )
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import CpuModel
 from intarsia.native.callpath import make_step
 from intarsia.native.loading import LoadedCode
 from intarsia.native.machine import NativeCpu, compile_object
@@ -51,7 +51,7 @@ _STEPS = 20_000
 _RUNS = 9
 
 
-def count_work(function: Function, unit: VectorUnit) -> int:
+def count_work(function: Function, unit: CpuModel) -> int:
     """Return roughly how many operations of the vector unit one call runs, all turns together.
 
     Args:
@@ -61,7 +61,7 @@ def count_work(function: Function, unit: VectorUnit) -> int:
     return _work(function.body, unit)
 
 
-def _work(body: tuple[Operation, ...], unit: VectorUnit) -> int:
+def _work(body: tuple[Operation, ...], unit: CpuModel) -> int:
     total = 0
     for operation in body:
         match operation:
@@ -91,14 +91,14 @@ def _turns(loop: Loop) -> int:
     return _UNKNOWN_TURNS if span.terms else max(0, -(-span.const // loop.step))
 
 
-def _registers(type_: Type, unit: VectorUnit) -> int:
+def _registers(type_: Type, unit: CpuModel) -> int:
     """Return how many registers hold a value."""
     return -(-type_.lanes // unit.lanes(type_.dtype))
 
 
 def measure_peak(
     cpu: NativeCpu,
-    unit: VectorUnit,
+    unit: CpuModel,
     threads: int = 1,
     clock: Callable[[], float] = time.perf_counter,
     caches: Path | None = None,
@@ -130,7 +130,7 @@ def measure_peak(
     return 4 * threads * 2 * unit.lanes() * _CHAINS * _STEPS / min(seconds)
 
 
-def _fma_kernel(unit: VectorUnit, turns: int) -> Function:
+def _fma_kernel(unit: CpuModel, turns: int) -> Function:
     lanes = unit.lanes()
     b = Builder("peak")
     y = b.argument("y", "float32", (turns, _CHAINS * lanes), is_written=True, align=4)

@@ -12,11 +12,11 @@ from intarsia.codegen.cycles.instructions import Instructions, Slots, throughput
 from intarsia.codegen.cycles.kernel import KernelCost, kernel_cost
 from intarsia.codegen.expand import expand
 from intarsia.codegen.ir import Function
-from intarsia.codegen.unit import AVX2, AVX512, SCALAR, VectorUnit
+from intarsia.codegen.unit import AVX2, AVX512, SCALAR, CpuModel
 from intarsia.target.cores import Core, core_named
 
 
-def isa(cpu: str, unit: VectorUnit = AVX2) -> Instructions:
+def isa(cpu: str, unit: CpuModel = AVX2) -> Instructions:
     return Instructions(core(cpu), unit, "x86")
 
 

@@ -21,7 +21,7 @@ from intarsia.codegen.kernels.gemm import Gemm, Panels, pack
 from intarsia.codegen.kernels.reduce import Reduction
 from intarsia.codegen.kernels.rows import Rows
 from intarsia.codegen.kernels.sizes import Sizes
-from intarsia.codegen.unit import AVX512, SSE, VectorUnit
+from intarsia.codegen.unit import AVX512, SSE, CpuModel
 from intarsia.codegen.verifier import verify
 from intarsia.extents import Expression, UndecidedError, evaluate, evaluate_all, symbol
 
@@ -40,7 +40,7 @@ def fixed(spec, sizes):
         return evaluate(spec, sizes)
     if isinstance(spec, tuple):
         return tuple(fixed(item, sizes) for item in spec)
-    if dataclasses.is_dataclass(spec) and not isinstance(spec, VectorUnit | Body):
+    if dataclasses.is_dataclass(spec) and not isinstance(spec, CpuModel | Body):
         fields = [field.name for field in dataclasses.fields(spec) if field.init]
         return dataclasses.replace(
             spec, **{name: fixed(getattr(spec, name), sizes) for name in fields}
@@ -113,7 +113,7 @@ def test_elementwise(sizes):
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("sizes", SIZES)
-def test_products_of_free_rows(sizes, unit: VectorUnit):
+def test_products_of_free_rows(sizes, unit: CpuModel):
     sizes, rng = named(*sizes), np.random.default_rng(0)
     b, s = sizes["b"], sizes["s"]
     a, weights = normal(rng, b, s, 24), normal(rng, 24, 40)
@@ -143,7 +143,7 @@ def test_products_of_free_rows(sizes, unit: VectorUnit):
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("sizes", SIZES)
-def test_products_of_free_columns_and_terms(sizes, unit: VectorUnit):
+def test_products_of_free_columns_and_terms(sizes, unit: CpuModel):
     sizes, rng = named(*sizes), np.random.default_rng(0)
     b, s, t = sizes.values()
     q, k, v = normal(rng, b, s, 24), normal(rng, b, t, 24), normal(rng, b, t, 40)

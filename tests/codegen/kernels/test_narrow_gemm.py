@@ -12,15 +12,15 @@ from intarsia.codegen.emit.llvm import emit_llvm
 from intarsia.codegen.ir import row_major
 from intarsia.codegen.kernels import gemm
 from intarsia.codegen.kernels.gemm import Gemm, Panels
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import CpuModel
 from intarsia.extents import evaluate, symbol
 
 UNITS = {
-    "avx2": VectorUnit(256, 16, dots=("sse2", "avx2")),
-    "avx512bw": VectorUnit(512, 32, dots=("sse2", "avx2", "avx512bw")),
-    "vnni": VectorUnit(512, 32, dots=("avx512vnni",)),
-    "neon": VectorUnit(128, 32, dots=("dotprod",)),
-    "scalar": VectorUnit(0, 16),
+    "avx2": CpuModel(256, 16, dots=("sse2", "avx2")),
+    "avx512bw": CpuModel(512, 32, dots=("sse2", "avx2", "avx512bw")),
+    "vnni": CpuModel(512, 32, dots=("avx512vnni",)),
+    "neon": CpuModel(128, 32, dots=("dotprod",)),
+    "scalar": CpuModel(0, 16),
 }
 PAIRS = [("uint8", "int8"), ("int8", "int8"), ("int16", "int8"), ("int16", "int16")]
 SHAPES = [(1, 5, 7), (7, 33, 19), (13, 64, 40), (3, 1, 1), (2, 17, 130)]
@@ -58,7 +58,7 @@ def test_sums_are_exact(run_kernel, shape, dtypes, unit):
     spec = product(m, k, n, dtypes, unit)
     x, w = operands(m, k, n, dtypes, small=True)
     packed = gemm.pack(spec, w)
-    emit = partial(emit_llvm, unit=VectorUnit(dots=HERE))
+    emit = partial(emit_llvm, unit=CpuModel(dots=HERE))
     *_, y = run_kernel(
         gemm.build(spec), [x, packed, np.zeros((m, n), "int32")], emit=emit, interpreted=m == 7
     )
@@ -84,7 +84,7 @@ def test_groups_that_are_split(run_kernel, batch, n, unit):
     arrays = [x, gemm.pack(spec, w), np.zeros((*batch, m, n), "int32")]
     function = gemm.build(spec)
     *_, y = run_kernel(
-        function, arrays, emit=partial(emit_llvm, unit=VectorUnit(dots=HERE)), interpreted=n < 40
+        function, arrays, emit=partial(emit_llvm, unit=CpuModel(dots=HERE)), interpreted=n < 40
     )
     np.testing.assert_array_equal(y.reshape(*batch, m, n), x.astype(np.int32) @ w.astype(np.int32))
 
@@ -94,7 +94,7 @@ def test_free_rows(run_kernel, rows):
     k, n = 37, 41
     spec = product(symbol("m"), k, n)
     x, w = operands(rows, k, n, ("uint8", "int8"))
-    emit = partial(emit_llvm, unit=VectorUnit(dots=HERE))
+    emit = partial(emit_llvm, unit=CpuModel(dots=HERE))
     arrays = [x, gemm.pack(spec, w), np.zeros((rows, n), "int32")]
     function = gemm.build(spec)
     sizes = [evaluate(extent, {"m": rows}) for extent in function.free]
@@ -111,7 +111,7 @@ def test_a_batch_and_an_epilogue(run_kernel):
     spec = replace(product(m, k, n, batch=(3,)), epilogue=fused, c=c)
     x, w = operands(3 * m, k, n, ("uint8", "int8"))
     column = np.arange(n, dtype=np.int32)
-    emit = partial(emit_llvm, unit=VectorUnit(dots=HERE))
+    emit = partial(emit_llvm, unit=CpuModel(dots=HERE))
     arrays = [x, gemm.pack(spec, w), np.zeros((3 * m, n), "float32"), column]
     y = run_kernel(gemm.build(spec), arrays, emit=emit)[2]
     np.testing.assert_array_equal(y, x.astype(np.int32) @ w.astype(np.int32) - column)
@@ -122,7 +122,7 @@ def test_bfloat16(run_kernel, shape):
     m, k, n = shape
     spec = product(m, k, n, ("uint16", "uint16"))
     x, w = operands(m, k, n, ("uint16", "uint16"))
-    emit = partial(emit_llvm, unit=VectorUnit(dots=HERE))
+    emit = partial(emit_llvm, unit=CpuModel(dots=HERE))
     *_, y = run_kernel(
         gemm.build(spec), [x, gemm.pack(spec, w), np.zeros((m, n), "float32")], emit=emit, rtol=1e-5
     )

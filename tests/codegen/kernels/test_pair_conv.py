@@ -14,11 +14,11 @@ from intarsia.codegen.kernels.gemm.small_pairs import is_large
 from intarsia.codegen.kernels.pair_conv import PairConv, PairSchedule, strip_of
 from intarsia.codegen.kernels.paired_codes import GROUP, SPREAD, PairedCodes
 from intarsia.codegen.kernels.window import Window
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import CpuModel
 
 UNITS = {
-    "avx2": VectorUnit(256, 16, dots=("sse2", "avx2")),
-    "avx512bw": VectorUnit(512, 32, dots=("sse2", "avx2", "avx512bw")),
+    "avx2": CpuModel(256, 16, dots=("sse2", "avx2")),
+    "avx512bw": CpuModel(512, 32, dots=("sse2", "avx2", "avx512bw")),
 }
 WINDOWS = {
     "pointwise": Window((4, 7), (1, 1), (1, 1), (1, 1)),
@@ -103,7 +103,7 @@ def check(run_kernel, make, kind, codes, spread, layout, window, x=None):
     lanes = make.keywords["unit"].lanes()
     weights = weights_of(kind, 11, 20, *window.kernel)
     x = blocked(codes, lanes) if x is None else x
-    run = partial(run_kernel, emit=partial(emit_llvm, unit=VectorUnit(dots=HERE)))
+    run = partial(run_kernel, emit=partial(emit_llvm, unit=CpuModel(dots=HERE)))
     size = spread.y.strides[0] * 2
     _, paired = run(paired_codes.build(spread), [x, np.zeros(size, np.uint8)])
     steps = pair_conv.find_steps(weights, lanes)

@@ -12,14 +12,14 @@ from tests.codegen.lower.test_interpreted import run_program
 
 import intarsia
 from intarsia.codegen.interpreter import interpret
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import CpuModel
 from intarsia.errors import UnsupportedError
 
 UNITS = {
-    "vnni": VectorUnit(512, 32, has_half=True, dots=("avx512bw", "avx512vnni")),
-    "pairs": VectorUnit(256, 16, has_half=True, dots=("avx2",)),
-    "neon": VectorUnit(128, 32, dots=("dotprod",)),
-    "scalar": VectorUnit(0, 16),
+    "vnni": CpuModel(512, 32, has_half=True, dots=("avx512bw", "avx512vnni")),
+    "pairs": CpuModel(256, 16, has_half=True, dots=("avx2",)),
+    "neon": CpuModel(128, 32, dots=("dotprod",)),
+    "scalar": CpuModel(0, 16),
 }
 RNG = np.random.default_rng(11)
 

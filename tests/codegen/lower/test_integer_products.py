@@ -12,17 +12,17 @@ from tests.codegen.lower.test_interpreted import run_program
 
 import intarsia
 from intarsia.codegen.emit.llvm import emit_llvm
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import CpuModel
 from intarsia.errors import UnsupportedError
 from intarsia.native.loading import LoadedCode
 from intarsia.native.machine import compile_object
 
 UNITS = {
-    "vnni": VectorUnit(256, 16, dots=("avxvnni",)),
-    "neon": VectorUnit(128, 32, dots=("dotprod",)),
-    "pairs": VectorUnit(256, 16, dots=("avx2",)),
-    "avx512": VectorUnit(512, 32, dots=("avx512bw",)),
-    "scalar": VectorUnit(0, 16),
+    "vnni": CpuModel(256, 16, dots=("avxvnni",)),
+    "neon": CpuModel(128, 32, dots=("dotprod",)),
+    "pairs": CpuModel(256, 16, dots=("avx2",)),
+    "avx512": CpuModel(512, 32, dots=("avx512bw",)),
+    "scalar": CpuModel(0, 16),
 }
 RNG = np.random.default_rng(3)
 

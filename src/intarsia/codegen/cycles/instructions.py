@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from intarsia.codegen import ir
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import CpuModel
 from intarsia.target.cores import Core
 
 
@@ -44,7 +44,7 @@ class Instructions:
     """
 
     core: Core
-    unit: VectorUnit
+    unit: CpuModel
     family: str
 
     def pieces(self, type_: ir.Type, nbytes: int = 0) -> int:

@@ -21,7 +21,7 @@ import numpy as np
 from intarsia.codegen import ir
 from intarsia.codegen.emit.c_family import CFamily, Spelling, spell
 from intarsia.codegen.emit.distribute import Distribution, distribute
-from intarsia.codegen.unit import GpuModel, VectorUnit
+from intarsia.codegen.unit import CpuModel, GpuModel
 
 _LEAST_GROUP = 32
 """Work-items of a group from which a device is taken for a GPU: those that NVIDIA's run at once."""
@@ -68,12 +68,12 @@ class DeviceLimits:
         return min(self.work_group, self.max_work_group)
 
     @property
-    def unit(self) -> VectorUnit:
+    def unit(self) -> CpuModel:
         """The vector unit that a work-item's code is shaped for."""
-        return VectorUnit(self.vector_bits, self.registers, has_fma=self.has_fma)
+        return CpuModel(self.vector_bits, self.registers, has_fma=self.has_fma)
 
     @property
-    def machine(self) -> VectorUnit | GpuModel:
+    def machine(self) -> CpuModel | GpuModel:
         """What kernels for the device are shaped for: a GPU runs the items of a group at once."""
         if self.group_size < _LEAST_GROUP:
             return self.unit

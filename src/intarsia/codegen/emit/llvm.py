@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from intarsia.codegen import ir
 from intarsia.codegen.emit.llvm_core import Block, Bounds, LlvmCore, memory_type
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import CpuModel
 
-_UNIT = VectorUnit()
+_UNIT = CpuModel()
 STACK_BYTES = 64 << 10
 """Local buffers above are taken from the C library's heap: threads may have small stacks."""
 
 
-def emit_llvm(function: ir.Function, unit: VectorUnit = _UNIT) -> str:
+def emit_llvm(function: ir.Function, unit: CpuModel = _UNIT) -> str:
     """Return an LLVM IR module with one kernel.
 
     Args:
@@ -36,7 +36,7 @@ def emit_llvm(function: ir.Function, unit: VectorUnit = _UNIT) -> str:
 
 
 class _Cpu(LlvmCore):
-    def __init__(self, function: ir.Function, unit: VectorUnit) -> None:
+    def __init__(self, function: ir.Function, unit: CpuModel) -> None:
         super().__init__(function, unit)
         self._size = "i32" if unit.is_32_bit else "i64"
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from intarsia.codegen import ir
 from intarsia.codegen.emit.llvm_dots import DotOperand, Lines, spell_dot
 from intarsia.codegen.emit.llvm_remainder import by_lanes, remainder_function
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import CpuModel
 
 _ELEMENTS = {"bool": "i1", "float16": "half", "float32": "float", "float64": "double"}
 _ELEMENTS |= {f"{sign}int{bits}": f"i{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u")}
@@ -71,7 +71,7 @@ class LlvmCore:
     rounds_at_once = True
     """Whether rounding and converting to an integer are one instruction, to be asked for."""
 
-    def __init__(self, function: ir.Function, unit: VectorUnit) -> None:
+    def __init__(self, function: ir.Function, unit: CpuModel) -> None:
         self.function = function
         self._dots = unit.dots
         self._fma = "fma" if unit.has_fma else "fmuladd"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from intarsia.codegen.body import Layout, load_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import INT64, Function, Index, IrValue, Type
-from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.codegen.unit import AVX512, CpuModel
 from intarsia.extents import Expression, Size, typical
 
 _TURN_ENTRIES = 1 << 16
@@ -32,7 +32,7 @@ class Bounds:
     count: Size
     extent: Size
     indices: Layout
-    unit: VectorUnit = AVX512
+    unit: CpuModel = AVX512
     are_counts: bool = False
 
     @property

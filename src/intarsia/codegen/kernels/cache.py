@@ -11,7 +11,7 @@ from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import INT64, Buffer, Function, Index, IrValue, Subscript, Type
 from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.kernels.gather import vectors
-from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.codegen.unit import AVX512, CpuModel
 from intarsia.extents import Size
 
 _TURN_ROWS = 256
@@ -82,7 +82,7 @@ class Append:
     x: Layout
     y: Layout
     lengths: Layout
-    unit: VectorUnit = AVX512
+    unit: CpuModel = AVX512
     keeps: bool = False
 
 
@@ -115,7 +115,7 @@ class Carry:
     before: Layout | None
     y: Layout
     lengths: Layout
-    unit: VectorUnit = AVX512
+    unit: CpuModel = AVX512
     keeps: bool = False
 
 

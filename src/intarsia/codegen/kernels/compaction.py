@@ -15,7 +15,7 @@ from math import prod
 from intarsia.codegen.body import Layout
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import INT64, Buffer, Function, Index, IrValue, Type
-from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.codegen.unit import AVX512, CpuModel
 from intarsia.extents import Expression, Size, typical
 
 _MOST_LANES = 16
@@ -33,7 +33,7 @@ class NonZero:
 
     extents: tuple[Size, ...]
     x: Layout
-    unit: VectorUnit = AVX512
+    unit: CpuModel = AVX512
 
     @property
     def entries(self) -> Size:
@@ -61,7 +61,7 @@ class Compress:
     count: Size
     x: Layout
     condition: Layout
-    unit: VectorUnit = AVX512
+    unit: CpuModel = AVX512
 
 
 SPECS = (NonZero, Compress)
@@ -135,7 +135,7 @@ def _is_kept(b: Builder, value: IrValue) -> IrValue:
     return value if value.type.dtype == "bool" else b.compare("ne", value, 0)
 
 
-def _vectors(x: Buffer, entries: Size, unit: VectorUnit) -> tuple[int, Size]:
+def _vectors(x: Buffer, entries: Size, unit: CpuModel) -> tuple[int, Size]:
     """Return the lanes of a vector, and the entries that whole ones have."""
     lanes = min(_MOST_LANES, unit.lanes(x.dtype))
     if x.strides[0] != 1:
@@ -143,7 +143,7 @@ def _vectors(x: Buffer, entries: Size, unit: VectorUnit) -> tuple[int, Size]:
     return lanes, entries // lanes * lanes
 
 
-def _count(b: Builder, x: Buffer, entries: Size, unit: VectorUnit) -> IrValue:
+def _count(b: Builder, x: Buffer, entries: Size, unit: CpuModel) -> IrValue:
     """Append a count of what is kept."""
     lanes, whole = _vectors(x, entries, unit)
 
@@ -169,7 +169,7 @@ def _scan(
     b: Builder,
     x: Buffer,
     entries: Size,
-    unit: VectorUnit,
+    unit: CpuModel,
     visit: Callable[[Index, IrValue], list[IrValue]],
 ) -> None:
     """Append a walk in order that passes over vectors of which nothing is kept.

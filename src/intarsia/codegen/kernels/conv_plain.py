@@ -23,7 +23,7 @@ from intarsia.codegen.kernels.convolution import ConvKernel, Convolution, of_cod
 from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.kernels.window import Split, over_taps, window_key
 from intarsia.codegen.tile import fitting_widths, mma_step, step_cost, tile_rows
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import CpuModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def channel_tiles(spec: PlainConv) -> Split:
     return Split.of(spec.out_channels // spec.groups, schedule(spec).channels)
 
 
-def row_lanes(width: int, unit: VectorUnit) -> int:
+def row_lanes(width: int, unit: CpuModel) -> int:
     """Return the lanes of a vector: no more than hold a row of so many positions."""
     return min(unit.lanes(), 1 << max(0, width - 1).bit_length())
 

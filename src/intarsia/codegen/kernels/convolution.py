@@ -16,7 +16,7 @@ from intarsia.codegen.body import NOTHING, Coordinates, Fused, Layout
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import DOT_GROUPS, DOT_SUMS, Buffer, Index, IrValue, Type
 from intarsia.codegen.kernels.window import Window, normalise
-from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.codegen.unit import AVX512, CpuModel
 
 LINE_BYTES = 64
 
@@ -29,7 +29,7 @@ class ConvKind(StrEnum):
     PLAIN = "plain"
 
 
-def choose(groups: int, in_channels: int, out_channels: int, unit: VectorUnit) -> ConvKind:
+def choose(groups: int, in_channels: int, out_channels: int, unit: CpuModel) -> ConvKind:
     """Return the kernel for a convolution of so many channels, all groups together.
 
     Direct and depthwise ones want blocks of channels to be well filled; plain takes everything.
@@ -76,7 +76,7 @@ class Convolution:
     y: Layout
     bias: bool = False
     epilogue: Fused = NOTHING
-    unit: VectorUnit = AVX512
+    unit: CpuModel = AVX512
     weight_dtype: str = field(default="float32", kw_only=True)
 
     @property
@@ -128,7 +128,7 @@ def flops(spec: Convolution) -> int:
     return 2 * pixels * spec.out_channels * spec.group_inputs * spec.window.taps
 
 
-def unit_of_tile(spec: Convolution) -> VectorUnit:
+def unit_of_tile(spec: Convolution) -> CpuModel:
     """Return the unit for whose registers tiles are.
 
     Products of pairs are added afterwards, and a tile that leaves a register free for that is
@@ -139,7 +139,7 @@ def unit_of_tile(spec: Convolution) -> VectorUnit:
     return unit if has_sums else unit_of_pairs(unit)
 
 
-def unit_of_pairs(unit: VectorUnit) -> VectorUnit:
+def unit_of_pairs(unit: CpuModel) -> CpuModel:
     """Return the unit for whose registers tiles of products of pairs are."""
     return replace(unit, has_fma=False, registers=unit.registers - 1)
 

@@ -18,7 +18,7 @@ from intarsia.codegen.kernels.convolution import ConvKernel, Convolution, of_cod
 from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.kernels.window import Tiling, Window, over_taps, window_key
 from intarsia.codegen.tile import around, multiply_add
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import CpuModel
 from intarsia.extents import least
 
 
@@ -78,7 +78,7 @@ def schedule(spec: Depthwise) -> DepthwiseSchedule:
     return choose_schedule(spec.normalised().window, least(spec.batch) * spec.blocks, spec.unit)
 
 
-def choose_schedule(window: Window, blocks: int, unit: VectorUnit) -> DepthwiseSchedule:
+def choose_schedule(window: Window, blocks: int, unit: CpuModel) -> DepthwiseSchedule:
     """Return the schedule of a depthwise convolution.
 
     Args:

@@ -28,7 +28,7 @@ from intarsia.codegen.kernels.domain import (
     walk,
 )
 from intarsia.codegen.kernels.lane_transpose import transpose_lanes
-from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.codegen.unit import AVX512, CpuModel
 from intarsia.extents import Expression, Size, typical
 
 
@@ -50,7 +50,7 @@ class Elementwise:
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
     body: Body
-    unit: VectorUnit = AVX512
+    unit: CpuModel = AVX512
     ragged: Ragged | None = None
 
 

@@ -54,7 +54,7 @@ from intarsia.codegen.kernels import (
     warp_gemm,
     winograd,
 )
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import CpuModel
 
 
 class KernelFamily(Protocol):
@@ -106,7 +106,7 @@ class TunableSpec(Protocol):
         """Tell it from others: it is frozen."""
 
     @property
-    def unit(self) -> VectorUnit:
+    def unit(self) -> CpuModel:
         """What the kernel is shaped for."""
 
     @property

@@ -16,7 +16,7 @@ from intarsia.codegen.body import Layout
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Function, Index, Type
 from intarsia.codegen.kernels.domain import each_turn
-from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.codegen.unit import AVX512, CpuModel
 
 Box = tuple[tuple[int, int], ...]
 """The first entry and the end of each dimension."""
@@ -38,7 +38,7 @@ class Fill:
     inner: Box
     y: Layout
     value: float = 0.0
-    unit: VectorUnit = AVX512
+    unit: CpuModel = AVX512
 
 
 def pad_table(mode: str, extent: int, before: int, after: int) -> Array:

@@ -16,7 +16,7 @@ from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Function, Index, IrValue, Subscript
 from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.scalar_ops.conversion import convert
-from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.codegen.unit import AVX512, CpuModel
 from intarsia.extents import Size, typical
 
 
@@ -44,7 +44,7 @@ class Gather:
     indices: Layout
     y: Layout
     epilogue: Fused = NOTHING
-    unit: VectorUnit = AVX512
+    unit: CpuModel = AVX512
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class GatherND:
     indices: Layout
     y: Layout
     epilogue: Fused = NOTHING
-    unit: VectorUnit = AVX512
+    unit: CpuModel = AVX512
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def read_index(builder: Builder, indices: Buffer, at: Sequence[Subscript], exten
 
 
 def vectors(
-    builder: Builder, unit: VectorUnit, dtype: str, extent: int
+    builder: Builder, unit: CpuModel, dtype: str, extent: int
 ) -> Iterator[tuple[Index, int, int | None]]:
     """Open a block for the vectors of a row: gives first entry, lanes, and how many count."""
     lanes = min(unit.lanes(dtype), 1 << (max(1, extent).bit_length() - 1))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 
 from intarsia.codegen.body import NOTHING, Fused, Layout
-from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.codegen.unit import AVX512, CpuModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class ImageKernel:
     _: KW_ONLY
     block: int = 1
     epilogue: Fused = NOTHING
-    unit: VectorUnit = AVX512
+    unit: CpuModel = AVX512
 
     @property
     def is_blocked(self) -> bool:

@@ -45,7 +45,7 @@ from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.kernels.paired_codes import GROUP, PAIRINGS, SPREAD
 from intarsia.codegen.kernels.window import Tiling, Window, window_key
 from intarsia.codegen.tile import around, tile_rows
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import CpuModel
 from intarsia.extents import least
 from intarsia.graph.arena import aligned_bytes
 
@@ -111,7 +111,7 @@ def schedule(spec: PairConv) -> PairSchedule:
     return PairSchedule(tile_rows(1, unit), like.bands, like.is_channels_first)
 
 
-def strip_of(positions: int, unit: VectorUnit) -> int:
+def strip_of(positions: int, unit: CpuModel) -> int:
     """Return how many positions of a convolution of one tap are a strip."""
     most = tile_rows(1, unit_of_pairs(unit))
     return -(-positions // -(-positions // most))

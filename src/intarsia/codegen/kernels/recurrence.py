@@ -26,7 +26,7 @@ from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.kernels.window import Split
 from intarsia.codegen.scalar_ops import apply_scalar
 from intarsia.codegen.tile import mma_step, tile_rows
-from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.codegen.unit import AVX512, CpuModel
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 """Gates of each operator, in ONNX's order: i, o, f, c; z, r, h; i."""
@@ -90,13 +90,13 @@ class Recurrence:
     is_coupled: bool = False
     clip: float | None = None
     shares: int = 1
-    unit: VectorUnit = AVX512
+    unit: CpuModel = AVX512
 
 
 SPECS = (Recurrence,)
 
 
-def columns(unit: VectorUnit, dtype: str, hidden: int) -> int:
+def columns(unit: CpuModel, dtype: str, hidden: int) -> int:
     """Return how many hidden entries a block of the recurrent weights has."""
     return min(unit.lanes(dtype), 1 << max(0, hidden - 1).bit_length())
 

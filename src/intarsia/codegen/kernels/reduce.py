@@ -27,7 +27,7 @@ from intarsia.codegen.kernels.domain import (
 )
 from intarsia.codegen.kernels.lane_transpose import lane_numbers
 from intarsia.codegen.kernels.reduce_kinds import KINDS, ReductionKind, fold, highest, lowest, merge
-from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.codegen.unit import AVX512, CpuModel
 from intarsia.extents import Expression, Size, most, typical
 
 _ACCUMULATORS = 4
@@ -61,7 +61,7 @@ class Reduction:
     y: Layout
     epilogue: Fused = NOTHING
     select_last: bool = False
-    unit: VectorUnit = AVX512
+    unit: CpuModel = AVX512
     order: SumOrder | None = None
 
 

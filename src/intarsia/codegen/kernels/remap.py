@@ -14,7 +14,7 @@ from intarsia.codegen.body import NOTHING, Fused, Layout, load_lanes, store_lane
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Function, Index, IrValue
 from intarsia.codegen.kernels.domain import each_turn
-from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.codegen.unit import AVX512, CpuModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Remap:
     y: Layout
     factor: int = 1
     epilogue: Fused = NOTHING
-    unit: VectorUnit = AVX512
+    unit: CpuModel = AVX512
     outside: Layout | None = None
 
 

@@ -22,7 +22,7 @@ from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Function, Index, IrValue
 from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.kernels.remap import Remap
-from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.codegen.unit import AVX512, CpuModel
 
 _COORDINATES = frozenset(
     (
@@ -146,7 +146,7 @@ def nearest(
     x: Layout,
     y: Layout,
     epilogue: Fused = NOTHING,
-    unit: VectorUnit = AVX512,
+    unit: CpuModel = AVX512,
 ) -> tuple[Remap, list[Array]]:
     """Return nearest neighbours as a copy, and its tables in order.
 
@@ -203,7 +203,7 @@ class Linear:
     y: Layout
     block: int = 1
     epilogue: Fused = NOTHING
-    unit: VectorUnit = AVX512
+    unit: CpuModel = AVX512
 
 
 def linear_tables(spec: Linear) -> list[Array]:
@@ -328,7 +328,7 @@ class Weighted:
     block: int = 1
     extrapolation: float | None = None
     epilogue: Fused = NOTHING
-    unit: VectorUnit = AVX512
+    unit: CpuModel = AVX512
 
     @property
     def taps(self) -> tuple[int, ...]:

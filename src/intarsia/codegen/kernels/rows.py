@@ -28,7 +28,7 @@ from intarsia.codegen.kernels.domain import (
 )
 from intarsia.codegen.kernels.lane_transpose import lane_numbers
 from intarsia.codegen.kernels.reduce_kinds import fold, merge
-from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.codegen.unit import AVX512, CpuModel
 from intarsia.extents import Expression, Size, most, typical
 
 _SLOTS = 4
@@ -87,7 +87,7 @@ class Rows:
     epilogue: Fused = NOTHING
     prologue: Fused = NOTHING
     made: Layout | None = None
-    unit: VectorUnit = AVX512
+    unit: CpuModel = AVX512
     order: SumOrder | None = None
 
 

@@ -20,7 +20,7 @@ from intarsia.codegen.ir import INT64, Buffer, Function, Index, IrValue, Type
 from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.kernels.gather import read_index, vectors
 from intarsia.codegen.scalar_ops.conversion import convert
-from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.codegen.unit import AVX512, CpuModel
 
 TAPS = {"nearest": (0,), "linear": (0, 1), "cubic": (-1, 0, 1, 2)}
 """The entries along a dimension that a sample is made of, counted from the one below it."""
@@ -95,7 +95,7 @@ class RoiAlign:
     scale: float = 1.0
     is_largest: bool = False
     is_half_pixel: bool = True
-    unit: VectorUnit = AVX512
+    unit: CpuModel = AVX512
 
 
 SPECS = (GridSample, RoiAlign)

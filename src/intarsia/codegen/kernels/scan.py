@@ -12,7 +12,7 @@ from intarsia.codegen.ir import Function, Index, IrValue, Subscript, Type
 from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.kernels.gather import vectors
 from intarsia.codegen.kernels.reduce_kinds import KINDS
-from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.codegen.unit import AVX512, CpuModel
 from intarsia.extents import Size
 
 
@@ -40,7 +40,7 @@ class Scan:
     is_exclusive: bool = False
     is_reversed: bool = False
     kind: str = "Sum"
-    unit: VectorUnit = AVX512
+    unit: CpuModel = AVX512
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class ReversedStarts:
     x: Layout
     lengths: Layout
     y: Layout
-    unit: VectorUnit = AVX512
+    unit: CpuModel = AVX512
 
 
 @dataclass(frozen=True, slots=True)

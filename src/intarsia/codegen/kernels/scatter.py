@@ -16,7 +16,7 @@ from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Function, Index, IrValue
 from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.kernels.gather import read_index, vectors
-from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.codegen.unit import AVX512, CpuModel
 
 _REDUCTIONS = {"add": "add", "mul": "mul", "min": "min", "max": "max"}
 REDUCTIONS = frozenset(("none", *_REDUCTIONS))
@@ -68,7 +68,7 @@ class ScatterND:
     updates: Layout
     y: Layout
     reduction: str = "none"
-    unit: VectorUnit = AVX512
+    unit: CpuModel = AVX512
 
 
 SPECS = (ScatterElements, ScatterND)

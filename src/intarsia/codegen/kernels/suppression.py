@@ -15,7 +15,7 @@ from functools import reduce
 from intarsia.codegen.body import Layout
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import INT64, Buffer, Function, Index, IrValue, Type
-from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.codegen.unit import AVX512, CpuModel
 from intarsia.extents import Size
 
 _MOST_LANES = 16
@@ -44,7 +44,7 @@ class Suppression:
     most: Size
     is_centered: bool
     has_threshold: bool
-    unit: VectorUnit = AVX512
+    unit: CpuModel = AVX512
 
     @property
     def pairs(self) -> Size:

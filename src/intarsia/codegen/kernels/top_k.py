@@ -30,7 +30,7 @@ from intarsia.codegen.kernels.sort_keys import (
     sort_key,
 )
 from intarsia.codegen.scalar_ops.conversion import convert
-from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.codegen.unit import AVX512, CpuModel
 
 MOST_IN_REGISTERS = 64
 """The most entries that are kept sorted in registers."""
@@ -64,7 +64,7 @@ class TopK:
     indices: Layout
     is_largest: bool = True
     places: Layout | None = None
-    unit: VectorUnit = AVX512
+    unit: CpuModel = AVX512
 
     @property
     def extent(self) -> int:

@@ -43,7 +43,7 @@ from intarsia.codegen.lower.views import CHANNELS, Pads, View, dense_view, domai
 from intarsia.codegen.printer import fingerprint
 from intarsia.codegen.scalar_ops.narrow import storage_of
 from intarsia.codegen.storage import StorageKind
-from intarsia.codegen.unit import Accuracy, GpuModel, VectorUnit, WinogradMode
+from intarsia.codegen.unit import Accuracy, CpuModel, GpuModel, WinogradMode
 from intarsia.codegen.verifier import verify
 from intarsia.extents import Expression, Size, UndecidedError, is_free, typical
 from intarsia.graph.extract import constant_array
@@ -143,7 +143,7 @@ class Assembler:
 
     graph: Graph
     region: Region
-    machine: VectorUnit | GpuModel
+    machine: CpuModel | GpuModel
     plan: LayoutPlan
     winograd: WinogradMode = WinogradMode.OFF
     announce: Callable[[Function], None] = ignore
@@ -187,7 +187,7 @@ class Assembler:
             self._forms[value_id] = [_Form(view)]
 
     @property
-    def unit(self) -> VectorUnit:
+    def unit(self) -> CpuModel:
         """What the code of one thread, or of one work-item of a GPU, is shaped for."""
         return self.machine.item if isinstance(self.machine, GpuModel) else self.machine
 

@@ -40,7 +40,7 @@ from intarsia.codegen.lower.recipes import ANCHOR, Recipe, fuse, over
 from intarsia.codegen.lower.tiles import append_tiled, fits_tiles, reads_few
 from intarsia.codegen.lower.views import Pads, View
 from intarsia.codegen.lower.windows import read_conv_window
-from intarsia.codegen.unit import VectorUnit, WinogradMode
+from intarsia.codegen.unit import CpuModel, WinogradMode
 from intarsia.extents import Size, least, typical
 
 FUSED = "com.microsoft.FusedConv"
@@ -48,7 +48,7 @@ _SPATIAL = 2
 """The first spatial dimension."""
 
 
-def conv_kind(operation: Operation, unit: VectorUnit) -> ConvKind:
+def conv_kind(operation: Operation, unit: CpuModel) -> ConvKind:
     """Return the kernel that computes a convolution; without packing, only the plain one does."""
     if not operation.is_constant(1):
         return ConvKind.PLAIN
@@ -74,7 +74,7 @@ def refuse_conv(operation: Operation) -> str | None:
     return None
 
 
-def wish_conv(operation: Operation, unit: VectorUnit) -> Wish:
+def wish_conv(operation: Operation, unit: CpuModel) -> Wish:
     """Return what a convolution wants of layouts."""
     if conv_kind(operation, unit) is ConvKind.PLAIN:
         return Wish()
@@ -187,7 +187,7 @@ def find_tiled_reads(
     return found
 
 
-def _may_take_tiles(operation: Operation, unit: VectorUnit) -> bool:
+def _may_take_tiles(operation: Operation, unit: CpuModel) -> bool:
     is_direct = conv_kind(operation, unit) is ConvKind.DIRECT
     return is_direct and fits_tiles(operation, unit)
 
@@ -478,7 +478,7 @@ def _fits_winograd(assembler: Assembler, problem: ConvProblem) -> bool:
 
 def _winograd_shape(
     assembler: Assembler, problem: ConvProblem
-) -> tuple[int, int, int, int, VectorUnit]:
+) -> tuple[int, int, int, int, CpuModel]:
     """Return images, groups, channels in and out, and the vector unit of a convolution."""
     x, y = problem.x, problem.y
     return least(x.shape[0]), problem.groups, x.shape[1], y.shape[1], assembler.unit

@@ -36,7 +36,7 @@ from intarsia.codegen.patterns.quantised_convolutions import read_quantised_conv
 from intarsia.codegen.patterns.quantised_pools import read_quantised_pools
 from intarsia.codegen.patterns.shape import FusedChain, find_chains
 from intarsia.codegen.patterns.spelling import read_operations
-from intarsia.codegen.unit import Requantise, VectorUnit
+from intarsia.codegen.unit import CpuModel, Requantise
 from intarsia.graph.graph import ABSENT, Graph, Value, item_bytes
 from intarsia.graph.region import Region
 from intarsia.graph.state import can_block
@@ -59,7 +59,7 @@ class FusedRegion:
 
 def fuse_region(
     region: Region,
-    unit: VectorUnit,
+    unit: CpuModel,
     borders: Borders | None = None,
     requantise: Requantise = Requantise.ONNX,
     most_buffers: int | None = None,
@@ -83,7 +83,7 @@ def fuse_region(
 
 def group_region(
     region: Region,
-    unit: VectorUnit,
+    unit: CpuModel,
     requantise: Requantise = Requantise.ONNX,
     most_buffers: int | None = None,
 ) -> tuple[list[KernelGroup], list[Wish]]:
@@ -124,7 +124,7 @@ def _count_buffers(group: KernelGroup) -> int:
     return len(own) + len(others) + len(anchor.outputs)
 
 
-def _wish(group: KernelGroup, unit: VectorUnit) -> Wish:
+def _wish(group: KernelGroup, unit: CpuModel) -> Wish:
     wish = entry_of(group.anchor).wish(group.anchor, unit)
     if wish.output == "follow" and not _is_blockable(group):
         return Wish(borders=wish.borders)
@@ -153,7 +153,7 @@ def _widens(operation: Operation) -> bool:
     return operation.op_type == "DequantizeLinear" and item_bytes(operation.inputs[0].dtype) == 1
 
 
-def best_borders(region: Region, unit: VectorUnit) -> Borders:
+def best_borders(region: Region, unit: CpuModel) -> Borders:
     """Return the border with which a region converts fewest bytes of layouts.
 
     A tensor is blocked where that costs as little as plain, too (what follows its operands, what is

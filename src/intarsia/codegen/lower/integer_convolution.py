@@ -13,7 +13,7 @@ and in four ninths of the products. Filters of one channel have nothing to be su
 groups. They are computed in float32, which holds their sums exactly and in which a CPU multiplies
 and adds in one instruction; in int32 where it might not hold them.
 
-Where memory counts first (`VectorUnit.is_small`), all are plain convolutions of channels as they
+Where memory counts first (`CpuModel.is_small`), all are plain convolutions of channels as they
 lie: weights stay bytes, and the input is bytes or int16. Both are widened as they are read.
 """
 
@@ -59,7 +59,7 @@ from intarsia.codegen.lower.recipes import ANCHOR, Recipe, Source, fuse
 from intarsia.codegen.lower.tiles import TiledResult, append_tiled_codes, fits_tiles_of_codes
 from intarsia.codegen.lower.views import CHANNELS, Pads, View
 from intarsia.codegen.lower.windows import read_window
-from intarsia.codegen.unit import VectorUnit, WinogradMode
+from intarsia.codegen.unit import CpuModel, WinogradMode
 from intarsia.extents import Size, least, typical
 
 DEQUANTIZED_CONV = "DequantizedConv"
@@ -148,7 +148,7 @@ def _is_one(operation: Operation, position: int) -> bool:
 # In which layouts
 
 
-def wish_integer_conv(operation: Operation, unit: VectorUnit) -> Wish:
+def wish_integer_conv(operation: Operation, unit: CpuModel) -> Wish:
     """Return what a convolution of codes wants of layouts."""
     problem = _Reading.of(operation, unit)
     if problem.kind is ConvKind.PLAIN:
@@ -182,7 +182,7 @@ class _Reading:
     has_border: bool = False
 
     @classmethod
-    def of(cls, operation: Operation, unit: VectorUnit) -> _Reading:
+    def of(cls, operation: Operation, unit: CpuModel) -> _Reading:
         at = _places(operation)
         weights = _centred(operation, at)
         groups = operation.attribute("group", 1)

@@ -32,7 +32,7 @@ from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import ANCHOR, Recipe, Source, fuse, operand, over
 from intarsia.codegen.lower.tiles import tiled_product
 from intarsia.codegen.lower.views import View
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import CpuModel
 
 BYTES = frozenset(("int8", "uint8"))
 """Codes that are multiplied."""
@@ -267,7 +267,7 @@ _TOP = 128
 """What a byte differs by as a signed and as an unsigned number if its top bit is turned."""
 
 
-def _form(unit: VectorUnit, weights: Array, kept: str) -> _Form:
+def _form(unit: CpuModel, weights: Array, kept: str) -> _Form:
     if kept != "int8":
         return _Form.WORDS
     if unit.has_byte_dots:

@@ -21,7 +21,7 @@ from intarsia.codegen.lower.layouts import Wish, concat_dim
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import fuse
 from intarsia.codegen.lower.views import CHANNELS, View
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import CpuModel
 from intarsia.extents import Size, divide, is_free
 from intarsia.graph.ops import ViewKind, operator_of
 
@@ -353,7 +353,7 @@ def _is_pad_computed(operation: Operation) -> bool:
     return has_inputs and operation.why_computed(names) is not None
 
 
-def wish_pad(operation: Operation, _unit: VectorUnit) -> Wish:
+def wish_pad(operation: Operation, _unit: CpuModel) -> Wish:
     """Keep blocks of channels where only spatial dimensions get wider."""
     if _is_pad_computed(operation) or any(any(pair) for pair in borders(operation)[:_OUTER]):
         return Wish()
@@ -629,7 +629,7 @@ def resized(operation: Operation) -> tuple[int, tuple[ResizedAxis, ...]]:
     return stay, tuple(axes[stay:])
 
 
-def wish_resize(operation: Operation, unit: VectorUnit) -> Wish:
+def wish_resize(operation: Operation, unit: CpuModel) -> Wish:
     """Keep blocks of channels where only spatial dimensions are resized; tokens are blocks too."""
     stay, _ = resized(operation)
     if stay < _OUTER:

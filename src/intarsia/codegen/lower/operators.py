@@ -43,7 +43,7 @@ from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import is_elementwise
 from intarsia.codegen.scalar_ops.narrow import WITH_NARROW
 from intarsia.codegen.scalar_ops.operator import ANY, BOOL, WIDE
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import CpuModel
 from intarsia.errors import InternalError
 from intarsia.graph.late_sizes import finders
 from intarsia.graph.ops import ViewKind, names_of
@@ -53,7 +53,7 @@ def _takes(_operation: Operation) -> str | None:
     return None
 
 
-def _plain(_operation: Operation, _unit: VectorUnit) -> Wish:
+def _plain(_operation: Operation, _unit: CpuModel) -> Wish:
     return Wish()
 
 
@@ -73,24 +73,24 @@ class Operator:
     lower: Callable[[Assembler, KernelGroup], None]
     dtypes: frozenset[str]
     refuse: Callable[[Operation], str | None] = _takes
-    wish: Callable[[Operation, VectorUnit], Wish] = _plain
+    wish: Callable[[Operation, CpuModel], Wish] = _plain
     has_epilogue: bool = False
     finds_size: bool = False
 
 
-def _follow(operation: Operation, _unit: VectorUnit) -> Wish:
+def _follow(operation: Operation, _unit: CpuModel) -> Wish:
     """Keep the layout of the operands that have the shape of the result's rank."""
     rank = len(operation.output_shape)
     follows = tuple(value.id for value in operation.inputs if len(value.shape or ()) == rank)
     return Wish("follow", follows)
 
 
-def _follow_alone(operation: Operation, unit: VectorUnit) -> Wish:
+def _follow_alone(operation: Operation, unit: CpuModel) -> Wish:
     """Keep the layout of the operand, but where there is a second output: that is plain."""
     return Wish() if operation.outputs[1:] else _follow(operation, unit)
 
 
-def _follow_slice(operation: Operation, unit: VectorUnit) -> Wish:
+def _follow_slice(operation: Operation, unit: CpuModel) -> Wish:
     """Keep the layout of the operand, unless tables say when it runs what is copied."""
     return Wish() if movement.is_slice_computed(operation) else _follow(operation, unit)
 
@@ -175,7 +175,7 @@ _SCATTER = Operator(indices.lower_scatter_elements, ANY, indices.refuse_scatter)
 
 def _normalization(
     lower: Callable[[Assembler, KernelGroup], None],
-    wish: Callable[[Operation, VectorUnit], Wish] = _plain,
+    wish: Callable[[Operation, CpuModel], Wish] = _plain,
 ) -> Operator:
     return Operator(lower, _REAL, reductions.refuse_normalization, wish, has_epilogue=True)
 

@@ -31,7 +31,7 @@ from intarsia.codegen.lower.views import CHANNELS, View
 from intarsia.codegen.scalar_ops import SCALAR_OPS, supported_dtypes
 from intarsia.codegen.scalar_ops.narrow import NARROW, storage_of
 from intarsia.codegen.scalar_ops.operator import FLOATS
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import CpuModel
 from intarsia.extents import is_free, typical
 from intarsia.graph.extract import constant_array
 from intarsia.graph.graph import Graph
@@ -86,7 +86,7 @@ def _is_plain(operation: Operation) -> bool:
     return is_known and not is_training and (shape is None or len(shape) > CHANNELS)
 
 
-def recipe(operation: Operation, unit: VectorUnit | None = None) -> Recipe:
+def recipe(operation: Operation, unit: CpuModel | None = None) -> Recipe:
     """Return the steps of an elementwise operator.
 
     Args:

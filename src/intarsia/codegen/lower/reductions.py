@@ -36,7 +36,7 @@ from intarsia.codegen.lower.recipes import ANCHOR, Recipe, Source, fuse, operand
 from intarsia.codegen.lower.views import CHANNELS, View, without
 from intarsia.codegen.lower.windows import read_window
 from intarsia.codegen.scalar_ops.operator import FLOATS, WIDE
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import CpuModel
 from intarsia.graph.graph import ABSENT
 
 _NARROW = frozenset(("bool", "int8", "uint8"))
@@ -108,7 +108,7 @@ def _possible_axes(operation: Operation) -> list[tuple[int, ...]]:
     return found
 
 
-def wish_reduction(operation: Operation, _unit: VectorUnit) -> Wish:
+def wish_reduction(operation: Operation, _unit: CpuModel) -> Wish:
     """Keep blocks of channels where only spatial dimensions go, and are kept as ones."""
     is_kept = operation.attribute("keepdims", 1)
     if _are_axes_computed(operation):
@@ -383,7 +383,7 @@ def _groups(operation: Operation) -> int:
     return groups
 
 
-def wish_instance(operation: Operation, _unit: VectorUnit) -> Wish:
+def wish_instance(operation: Operation, _unit: CpuModel) -> Wish:
     """Keep blocks of channels: each channel is a row of its own."""
     return Wish("follow", (operation.node.inputs[0],))
 
@@ -429,7 +429,7 @@ def lower_skip(assembler: Assembler, group: KernelGroup) -> None:
     append_normalization(assembler, group, x, last, scale, bias, sum_of=sum_of)
 
 
-def wish_normalization(operation: Operation, _unit: VectorUnit) -> Wish:
+def wish_normalization(operation: Operation, _unit: CpuModel) -> Wish:
     """Keep blocks of channels where each channel is a row of its own."""
     if normalized_axes(operation)[0] > CHANNELS:
         return Wish("follow", (operation.node.inputs[0],))
@@ -546,7 +546,7 @@ def refuse_lrn(operation: Operation) -> str | None:
     return None if len(operation.shape()) > CHANNELS + 1 else "it has no spatial dimension"
 
 
-def wish_lrn(operation: Operation, unit: VectorUnit) -> Wish:
+def wish_lrn(operation: Operation, unit: CpuModel) -> Wish:
     """Keep blocks of channels if the neighbours of a block's are in the blocks beside it."""
     if not lrn.fits_blocks(operation.attribute("size"), unit.lanes()):
         return Wish()

@@ -25,7 +25,7 @@ from intarsia.codegen.lower.program import Program
 from intarsia.codegen.lower.schedules import HEURISTICS, Chooser
 from intarsia.codegen.patterns.codes import read_codes
 from intarsia.codegen.patterns.float_layers import keep_floats
-from intarsia.codegen.unit import Accuracy, GpuModel, Requantise, VectorUnit, WinogradMode
+from intarsia.codegen.unit import Accuracy, CpuModel, GpuModel, Requantise, WinogradMode
 from intarsia.graph.graph import Graph, Node
 from intarsia.graph.region import Region
 
@@ -49,7 +49,7 @@ def refuse_node(graph: Graph, node: Node) -> tuple[str, str] | None:
 
 def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the run
     region: Region,
-    machine: VectorUnit | GpuModel,
+    machine: CpuModel | GpuModel,
     winograd: WinogradMode = WinogradMode.OFF,
     announce: Callable[[Function], None] = ignore,
     *,

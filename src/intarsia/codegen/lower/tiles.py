@@ -29,7 +29,7 @@ from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.views import CHANNELS, Pads, View, inner, padded
 from intarsia.codegen.lower.windows import WindowAttributes, read_conv_window
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import CpuModel
 from intarsia.extents import Size, is_free, typical
 from intarsia.graph.graph import Value
 
@@ -199,7 +199,7 @@ def _joined(layout: Layout) -> Layout:
     return replace(layout, strides=(by_image, by_block, 0, by_column, by_channel))
 
 
-def fits_tiles(operation: Operation, unit: VectorUnit) -> bool:
+def fits_tiles(operation: Operation, unit: CpuModel) -> bool:
     """Tell whether a convolution with constant weights may be a product of tiles of bfloat16."""
     window, channels = read_conv_window(operation), operation.shape()[CHANNELS]
     has_rows = channels % PIECE == 0 or reads_few(channels, window)
@@ -211,7 +211,7 @@ def reads_few(channels: int, window: WindowAttributes | Window) -> bool:
     return channels <= _FEW_CHANNELS and _shares_rows(channels, window, _DTYPE)
 
 
-def fits_tiles_of_codes(operation: Operation, window: WindowAttributes, unit: VectorUnit) -> bool:
+def fits_tiles_of_codes(operation: Operation, window: WindowAttributes, unit: CpuModel) -> bool:
     """Tell whether a convolution of codes by constant int8 may be a product of tiles."""
     channels = operation.shape()[CHANNELS]
     has_rows = channels >= _LEAST_CHANNELS or _shares_rows(channels, window, "uint8")
@@ -229,7 +229,7 @@ def _block_of_few(channels: int) -> int:
     return _FEW_CHANNELS if channels <= _FEW_CHANNELS else -(-channels // PIECE) * PIECE
 
 
-def _is_window_of_tiles(operation: Operation, window: WindowAttributes, unit: VectorUnit) -> bool:
+def _is_window_of_tiles(operation: Operation, window: WindowAttributes, unit: CpuModel) -> bool:
     shape, out = operation.shape(), operation.output_shape
     spatial = (*shape[_SPATIAL:], *out[_SPATIAL:])
     return (

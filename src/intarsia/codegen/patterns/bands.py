@@ -29,7 +29,7 @@ from intarsia.codegen.lower.recipes import over
 from intarsia.codegen.lower.views import Pads, View, outer
 from intarsia.codegen.lower.windows import read_conv_window
 from intarsia.codegen.patterns.shape import FusedShape, GroupChain
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import CpuModel
 from intarsia.extents import is_free
 
 _SPATIAL = 2
@@ -42,7 +42,7 @@ _LEAST_ROWS = 7
 """Fewest rows of a band: with fewer, too many are computed twice."""
 
 
-def _is_conv(operation: Operation, kind: ConvKind, unit: VectorUnit) -> bool:
+def _is_conv(operation: Operation, kind: ConvKind, unit: CpuModel) -> bool:
     """Tell whether it is a convolution of images, not empty, for a kernel of a kind."""
     if operation.op_type != "Conv":
         return False
@@ -55,7 +55,7 @@ def _is_conv(operation: Operation, kind: ConvKind, unit: VectorUnit) -> bool:
     )
 
 
-def _is_first(operation: Operation, unit: VectorUnit) -> bool:
+def _is_first(operation: Operation, unit: CpuModel) -> bool:
     """Tell whether bands pay for what a direct convolution makes.
 
     Its result is far larger than caches, its weights are not, and Winograd's transforms are not a
@@ -76,7 +76,7 @@ def _is_first(operation: Operation, unit: VectorUnit) -> bool:
     )
 
 
-def _is_depthwise(operation: Operation, unit: VectorUnit) -> bool:
+def _is_depthwise(operation: Operation, unit: CpuModel) -> bool:
     """Tell whether it is a depthwise convolution whose windows all meet a row of its input."""
     if not _is_conv(operation, ConvKind.DEPTHWISE, unit):
         return False
@@ -85,7 +85,7 @@ def _is_depthwise(operation: Operation, unit: VectorUnit) -> bool:
     return max(attributes.pads[0]) <= reach
 
 
-def _is_pointwise(operation: Operation, unit: VectorUnit) -> bool:
+def _is_pointwise(operation: Operation, unit: CpuModel) -> bool:
     is_direct = _is_conv(operation, ConvKind.DIRECT, unit)
     return is_direct and conv_window(operation).kernel == (1, 1)
 
@@ -128,7 +128,7 @@ def _lower(assembler: Assembler, chain: GroupChain) -> None:
             _append_band(assembler, chain, full, image, plan, before, is_new=is_new)
 
 
-def _bands(chain: GroupChain, unit: VectorUnit) -> list[tuple[int, int]]:
+def _bands(chain: GroupChain, unit: CpuModel) -> list[tuple[int, int]]:
     """Return rows of the last result, in bands whose buffers fit the second cache."""
     height = chain[-1].anchor.output_shape[_SPATIAL]
     image_bytes = sum(4 * math.prod(group.anchor.output_shape[1:]) for group in chain[:-1])

@@ -11,11 +11,11 @@ from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.layouts import LayoutPlan
 from intarsia.codegen.lower.operation import Operation
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import CpuModel
 from intarsia.graph.graph import Graph
 
 GroupChain: TypeAlias = tuple[KernelGroup, ...]
-Link: TypeAlias = Callable[[Operation, VectorUnit], bool]
+Link: TypeAlias = Callable[[Operation, CpuModel], bool]
 """Tells whether an operation can anchor the group at one place of a chain."""
 
 
@@ -50,7 +50,7 @@ def find_chains(
     groups: Sequence[KernelGroup],
     plan: LayoutPlan,
     outputs: frozenset[int],
-    unit: VectorUnit,
+    unit: CpuModel,
 ) -> Mapping[int, FusedChain]:
     """Return the chains of groups that have a shape, by the result of their last groups.
 

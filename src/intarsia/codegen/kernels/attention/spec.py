@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from intarsia.codegen.body import Layout
-from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.codegen.unit import AVX512, CpuModel
 from intarsia.extents import Size
 
 
@@ -118,7 +118,7 @@ class Attention:
     last: int | None = None
     first: int | None = None
     empty: EmptyRow = EmptyRow.NAN
-    unit: VectorUnit = AVX512
+    unit: CpuModel = AVX512
     schedule: AttentionSchedule | None = None
 
     def __post_init__(self) -> None:

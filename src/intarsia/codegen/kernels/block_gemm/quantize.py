@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from intarsia.codegen.body import Layout
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Function, Index, IrValue, Type
-from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.codegen.unit import AVX512, CpuModel
 from intarsia.extents import Size
 
 LARGEST = 127
@@ -42,7 +42,7 @@ class QuantizeBlocks:
     codes: Layout
     factor: int
     sums: str
-    unit: VectorUnit = AVX512
+    unit: CpuModel = AVX512
 
 
 def build(spec: QuantizeBlocks) -> Function:

@@ -19,7 +19,7 @@ from intarsia.codegen.tile import (
     tile_rows,
     unrolled_steps,
 )
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import CpuModel
 from intarsia.extents import least
 
 
@@ -47,7 +47,7 @@ def choose_schedule(
     blocks: int,
     batch: int,
     groups: int,
-    unit: VectorUnit,
+    unit: CpuModel,
     *,
     has_rows: bool = False,
 ) -> ConvSchedule:
@@ -120,7 +120,7 @@ _VECTORS = (2, 4, 3, 1, 6, 8)
 tenths of the peak on Cascade Lake."""
 
 
-def _cost(window: Window, blocks: int, vectors: int, unit: VectorUnit) -> float:
+def _cost(window: Window, blocks: int, vectors: int, unit: CpuModel) -> float:
     """Return half cycles of a tap of an input channel, over all positions and outputs."""
     tiling = Tiling.of(window.out, tile_rows(vectors, unit), 1)
     half_cycles: int = sum(

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from intarsia.codegen.body import NOTHING, Fused, Layout
 from intarsia.codegen.ir import DOT_GROUPS, DOT_SUMS
-from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.codegen.unit import AVX512, CpuModel
 from intarsia.extents import Size
 
 _NARROW = {"uint8": ("int8",), "int8": ("int8",), "int16": ("int8", "int16"), "uint16": ("uint16",)}
@@ -107,7 +107,7 @@ class Gemm:
     c: Layout
     batch: tuple[Size, ...] = ()
     epilogue: Fused = NOTHING
-    unit: VectorUnit = AVX512
+    unit: CpuModel = AVX512
     schedule: GemmSchedule | None = None
     is_dots: bool | None = None
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from intarsia.codegen.body import NOTHING, Fused, Layout
 from intarsia.codegen.ir import DOT_GROUPS, DOT_SUMS, TILE_BYTES, TILE_ROWS
 from intarsia.codegen.kernels.tile_rows import NARROW_ROW, row_of
-from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.codegen.unit import AVX512, CpuModel
 from intarsia.extents import Size, is_free, typical
 
 _TURN_WORK = 1 << 22
@@ -71,7 +71,7 @@ class TileProduct:
     bias: bool = False
     is_cut: bool = False
     epilogue: Fused = NOTHING
-    unit: VectorUnit = AVX512
+    unit: CpuModel = AVX512
     x_dtype: str = "uint16"
     w_dtype: str = "uint16"
     narrow: Layout | None = None

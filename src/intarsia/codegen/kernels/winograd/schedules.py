@@ -16,7 +16,7 @@ from intarsia.codegen.kernels.window import Split, Window, even_parts
 from intarsia.codegen.kernels.winograd.spec import Winograd, WinogradSchedule
 from intarsia.codegen.kernels.winograd.transform import OUTPUTS, TAPS
 from intarsia.codegen.tile import fitting_widths, is_long_step, tile_rows, unrolled_steps
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import CpuModel
 from intarsia.extents import least
 
 
@@ -54,7 +54,7 @@ def choose_schedule(
     batch: int,
     inputs: int,
     blocks: int,
-    unit: VectorUnit,
+    unit: CpuModel,
     threads: int = 1,
 ) -> WinogradSchedule:
     """Return the schedule of a convolution by `F(outputs, 3)`.
@@ -98,7 +98,7 @@ def choose_schedule(
     return WinogradSchedule(*block, tiles, vectors, unroll, prefetch, shares, chunk, is_streamed)
 
 
-def _most_tiles(tiles: int, outputs: int, weight_bytes: int, unit: VectorUnit) -> int:
+def _most_tiles(tiles: int, outputs: int, weight_bytes: int, unit: CpuModel) -> int:
     """Return how many tiles of all a block should have, by where its weights come from."""
     if weight_bytes <= unit.l2_bytes:  # reading them more often costs little
         return min(_BLOCK_TILES, max(_LEAST_TILES, -(-tiles // _TURNS)))
@@ -124,7 +124,7 @@ def _shares(panels: int, blocks_of_tiles: int, threads: int, transform: float) -
     return min(range(1, panels + 1), key=rounds, default=1)
 
 
-def scratch_bytes(outputs: int, inputs: int, vectors: int, unit: VectorUnit) -> int:
+def scratch_bytes(outputs: int, inputs: int, vectors: int, unit: CpuModel) -> int:
     """Return what a thread keeps of a tile: its points, and sums of so many vectors."""
     points, lanes = (outputs + TAPS - 1) ** 2, unit.lanes()
     return 4 * points * (-(-inputs // lanes) + vectors) * lanes
@@ -149,7 +149,7 @@ def block_count(grid: tuple[int, int, int], block: tuple[int, int, int]) -> int:
     return math.prod(Split.of(*pair).count for pair in zip(grid, block, strict=True))
 
 
-def register_tiles(vectors: int, unit: VectorUnit) -> int:
+def register_tiles(vectors: int, unit: CpuModel) -> int:
     """Return the tiles of a register tile; sums of a chunk stand beside the total."""
     return tile_rows(vectors, unit) // 2 + 1
 
@@ -181,7 +181,7 @@ def _part(extent: int, limit: int) -> int:
 
 
 def choose_winograd(
-    window: Window, batch: int, groups: int, inputs: int, outputs: int, unit: VectorUnit
+    window: Window, batch: int, groups: int, inputs: int, outputs: int, unit: CpuModel
 ) -> int | None:
     """Return m of the F(m x m, 3 x 3) that computes a convolution fastest; None is a direct one.
 
@@ -211,7 +211,7 @@ def choose_winograd(
 
 
 def fits_winograd(
-    window: Window, batch: int, groups: int, inputs: int, outputs: int, unit: VectorUnit
+    window: Window, batch: int, groups: int, inputs: int, outputs: int, unit: CpuModel
 ) -> bool:
     """Tell whether Winograd's transforms can compute a convolution; see `choose_winograd`."""
     return (
@@ -231,14 +231,14 @@ _TRANSFORM_OPERATIONS = 6
 """Loads, arithmetic and stores for each point of a tile of a block of channels."""
 
 
-def _direct_cycles(window: Window, batch: int, inputs: int, blocks: int, unit: VectorUnit) -> float:
+def _direct_cycles(window: Window, batch: int, inputs: int, blocks: int, unit: CpuModel) -> float:
     """Return about the cycles of a direct convolution."""
     steps = batch * math.prod(window.out) * TAPS**2 * inputs * blocks
     return max(steps / _rate(unit), _weight_cycles(TAPS**2 * inputs * blocks, unit))
 
 
 def _winograd_cycles(
-    window: Window, outputs: int, batch: int, inputs: int, blocks: int, unit: VectorUnit
+    window: Window, outputs: int, batch: int, inputs: int, blocks: int, unit: CpuModel
 ) -> float:
     """Return about the cycles of a convolution by `F(outputs, 3)`."""
     points = (outputs + TAPS - 1) ** 2
@@ -253,14 +253,14 @@ def _winograd_cycles(
     return max((steps + transforms) / _rate(unit), weights)
 
 
-def _weight_cycles(vectors: int, unit: VectorUnit) -> float:
+def _weight_cycles(vectors: int, unit: CpuModel) -> float:
     """Return the cycles that reading so many vectors of weights takes."""
     # What half of the second cache keeps from one run to the next is not far.
     far_bytes = 4 * unit.lanes() * vectors - unit.l2_bytes // 2
     return max(0, far_bytes) / _BYTES_PER_CYCLE
 
 
-def _rate(unit: VectorUnit) -> int:
+def _rate(unit: CpuModel) -> int:
     """Return how many steps of a vector are done in a cycle: 16 products at most."""
     return min(2, max(1, 16 // unit.lanes()))
 
