@@ -8,8 +8,9 @@ from pathlib import Path
 import onnx
 import pytest
 
-from intarsia.errors import IntarsiaError, InternalError
+from intarsia.errors import IntarsiaError, InternalError, TargetError
 from intarsia.graph.load import load
+from intarsia.target import CompilationConfig, Target
 
 sys.path.insert(0, str(Path(__file__).parent))
 from doors import DOORS, make_door, mutate
@@ -122,14 +123,13 @@ def test_ten_thousand_levels_are_refused(tmp_path):
             enter()
 
 
-@pytest.mark.parametrize("levels", [40, 200, 450, 900])
+@pytest.mark.parametrize("levels", [12, 40, 200, 450, 900])
 @pytest.mark.parametrize(
     ("start", "end"),
     [("[", "]"), ('{"host":', "}"), ('{"kind":"composite","devices":[', "]}"), ('{"a":[', "]}")],
 )
 def test_a_target_that_is_nested_deeply_is_refused(start, end, levels, tmp_path):
     """Also where a parser takes it, and what comes behind is recursive."""
-    from intarsia.target import CompilationConfig
     from intarsia.target.source import read_source
 
     text = start * levels + '"llvm"' + end * levels
@@ -139,6 +139,15 @@ def test_a_target_that_is_nested_deeply_is_refused(start, end, levels, tmp_path)
     (tmp_path / "labels.toml").write_text(f"[targets]\na = {'[' * levels}{']' * levels}\n")
     with pytest.raises(IntarsiaError):
         read_source(tmp_path / "labels.toml")
+
+
+def test_a_dictionary_that_is_nested_deeply_is_refused():
+    spec = {"kind": "llvm"}
+    for _ in range(200):
+        spec = {"kind": "llvm", "host": spec}
+    for read in (Target, CompilationConfig.resolve):
+        with pytest.raises(TargetError, match="nested too deeply"):
+            read(spec)
 
 
 _LONG = {

@@ -106,6 +106,33 @@ def test_a_step_calls_no_kernel_that_copies_the_past(decoder):
     assert counts[1] - counts[0] == len(decoder.caches)
 
 
+def test_inputs_need_not_be_contiguous(decoder, peer):
+    ids = np.asfortranarray(tokens(5, batch=2))
+    feeds = feeds_of(ids, 0) | empty(2)
+    close(decoder.run(feeds), peer(feeds | {"input_ids": np.ascontiguousarray(ids)}))
+
+
+def test_rows_of_a_cache_may_be_joined_to_it():
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+    g (float[past,4] past, float[new,4] new) => (float[all,4] present) {
+        present = Concat<axis = 0>(past, new)
+    }"""
+    decoder = CachedDecoder(onnx.parser.parse_model(text), "llvm", num_threads=1)
+    rows = np.arange(12, dtype=np.float32).reshape(3, 4)
+    held = decoder.run({"past": rows[:0], "new": rows})["present"]
+    found = decoder.run({"past": held, "new": held[1:]})["present"]
+    np.testing.assert_array_equal(found, np.concatenate([rows, rows[1:]]))
+
+
+def test_a_past_that_is_an_output_too_is_no_cache():
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+    g (float[past,4] past, float[new,4] new) => (float[all,4] present, float[past,4] past) {
+        present = Concat<axis = 0>(past, new)
+    }"""
+    with pytest.raises(ModelError, match="cache"):
+        CachedDecoder(onnx.parser.parse_model(text), "llvm")
+
+
 def test_memory_doubles_when_there_is_no_room(decoder, peer):
     first = feeds_of(tokens(60), 0)
     outputs, wanted = decoder.run(first | empty()), peer(first | empty())

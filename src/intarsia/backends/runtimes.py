@@ -95,7 +95,6 @@ def _import(runtime: PythonRuntime) -> Any:
 
 
 @cache
-@cache
 def _installed(package: str) -> str:
     """Return the version of an installed package; "" if there is none. It is read once.
 
@@ -106,6 +105,7 @@ def _installed(package: str) -> str:
     return ""
 
 
+@cache
 def _require(runtime: PythonRuntime, caches: Path) -> tuple[str, ...]:
     package = runtime.package
     facts = package_facts(package, runtime.files)

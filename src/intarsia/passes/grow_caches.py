@@ -50,6 +50,8 @@ def _joins_a_cache(graph: ir.Graph, node: ir.Node) -> bool:
         return False
     if past.shape is None or past is node.inputs[1] or past in graph.initializers.values():
         return False
+    if past in graph.outputs:
+        return False
     axis, rank = node.attributes["axis"].as_int(), len(past.shape)
     others = [reader for reader, _ in past.uses() if reader is not node]
     # What asks for its shape reads none of its numbers.

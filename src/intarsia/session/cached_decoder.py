@@ -100,7 +100,11 @@ class CachedDecoder:
             InputError: An array is missing, unknown, or does not fit.
             ExecutionError: A backend failed.
         """
-        inputs = {name: _as_array(value) for name, value in feeds.items()}
+        pasts = {cache.past for cache in self.caches}
+        inputs = {
+            name: np.asarray(value) if name in pasts else self._bindable(value)
+            for name, value in feeds.items()
+        }
         for cache in self.caches:
             inputs[cache.past] = self._past(cache, inputs)
         program = self.executable.program_for(inputs)
@@ -120,6 +124,12 @@ class CachedDecoder:
             held.count = len(outputs[cache.present])
             found[cache.present] = np.moveaxis(outputs[cache.present], 0, cache.axis)
         return found
+
+    def _bindable(self, value: Any) -> Array:
+        """Return an array as a program reads it: contiguous, and not where caches are written."""
+        array: Array = np.asarray(value, order="C")
+        is_ours = any(np.may_share_memory(array, rows.memory) for rows in self._rows.values())
+        return array.copy() if is_ours else array
 
     def _past(self, cache: GrownCache, inputs: Mapping[str, Array]) -> Array:
         """Return the rows that were fed, in memory of ours."""
@@ -155,11 +165,6 @@ class CachedDecoder:
         self.copied_bytes += past[: held.count].nbytes
         self._rows[cache.present] = _Rows(memory, held.count)
         return memory if is_kept else past
-
-
-def _as_array(value: Any) -> Array:
-    array: Array = np.asarray(value)
-    return array
 
 
 def _room_for(rows: Array, count: int) -> Array:

@@ -19,7 +19,7 @@ from intarsia.target.labels import Labels, find_label, read_labels, resolve_labe
 from intarsia.target.legacy import read_device_key
 from intarsia.target.placed import PlacedTarget, VirtualDevice
 from intarsia.target.registry import REGISTRY, get_kind
-from intarsia.target.schema import parse_json, type_of
+from intarsia.target.schema import check_depth, parse_json, type_of
 from intarsia.target.source import SUFFIXES, TargetFile, read_source
 from intarsia.target.target import Target
 from intarsia.target.text import Word, cut, outside, split_words, suggest, trim
@@ -58,6 +58,7 @@ def read_forms(spec: object, labels: Labels) -> Given:
         return Given((PlacedTarget.parse(spec),), labels=labels)
     if isinstance(spec, VirtualDevice):
         return Given((spec.placed(),), labels=labels)
+    check_depth(spec)
     if isinstance(spec, Mapping):
         return _read_mapping(spec, labels)
     if isinstance(spec, list | tuple):

@@ -163,12 +163,13 @@ def parse_json(text: str, path: str = "") -> Any:
     return value
 
 
-_LEVELS = 32
-"""Of JSON and TOML: targets inside of targets have a few; what reads them is recursive."""
+_LEVELS = 12
+"""Of what targets are read from: targets inside of targets have a few. What reads them is
+recursive, and their text twice as long with each level, as quotes in quotes are escaped."""
 
 
-def check_depth(value: Any, path: str = "") -> None:
-    """Require that parsed text is not nested too deeply.
+def check_depth(value: object, path: str = "") -> None:
+    """Require that what a target is read from is not nested too deeply.
 
     Raises:
         TargetError: It is.
@@ -178,8 +179,8 @@ def check_depth(value: Any, path: str = "") -> None:
         level = [
             item
             for one in level
-            if isinstance(one, dict | list)
-            for item in (one.values() if isinstance(one, dict) else one)
+            if isinstance(one, Mapping | list | tuple)
+            for item in (one.values() if isinstance(one, Mapping) else one)
         ]
         if not level:
             return

@@ -16,7 +16,7 @@ from intarsia.target.device import DeviceType
 from intarsia.target.fields import Fields, read_fields, rename_target_host
 from intarsia.target.kind import BASE_ATTR, TargetKind
 from intarsia.target.raw import Raw
-from intarsia.target.schema import plain, write
+from intarsia.target.schema import check_depth, plain, write
 from intarsia.target.toml import read_toml, write_toml
 
 _NOT_GIVEN_ANEW = {
@@ -355,6 +355,7 @@ def build_from_fields(fields: Fields, path: str = "") -> Target:
 
 def _outermost(spec: object) -> Target:
     """Build a target and say in an error what the whole input was."""
+    check_depth(spec)
     try:
         return build_target(spec)
     except TargetError as error:

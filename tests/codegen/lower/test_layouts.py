@@ -2,6 +2,7 @@
 """How values lie: blocked, padded, inside others, as views; the numbers are onnxruntime's."""
 
 import numpy as np
+import onnx.parser
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -516,3 +517,23 @@ def test_outputs_are_written_where_they_belong(lower_model):
         [StorageKind.INPUT, StorageKind.OUTPUT],
         [StorageKind.OUTPUT, StorageKind.OUTPUT],
     ]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("y = Concat<axis = 0>(x, w)", ((0, 0),)),
+        ("v = Transpose<perm = [1, 0]>(x) y = Concat<axis = 0>(v, w)", ()),
+        ("v = Slice(x, one, three) y = Concat<axis = 0>(v, w)", ()),
+        ("v = Slice(x, last, before, zero, back) y = Concat<axis = 0>(v, w)", ()),
+        ("v = Slice(x, zero, three) y = Concat<axis = 0>(v, w)", ((0, 0),)),
+    ],
+    ids=["as they lie", "turned", "without the first one", "backwards", "without the last ones"],
+)
+def test_rows_stay_where_they_are_unless_a_view_moves_them(lower_model, body, expected):
+    numbers = {"zero": 0, "one": 1, "three": 3, "last": -1, "before": -9, "back": -1}
+    constants = ", ".join(f"int64[1] {name} = {{{number}}}" for name, number in numbers.items())
+    text = f"""<ir_version: 10, opset_import: ["" : 18]>
+    g (float[4,4] x, float[2,4] w) => (float[N,4] y) <{constants}> {{ {body} }}"""
+    program, _ = lower_model(onnx.parser.parse_model(text))
+    assert program.in_place == expected

@@ -662,8 +662,12 @@ class Assembler:
 
         With `is_picked`, it reads no more of its first argument than it writes; with `is_border`,
         it touches no more than `moved_bytes` of what it is given; with `is_kept`, it has nothing to
-        do where its first and its last argument are the same memory.
+        do where its first and its last argument are the same memory, if both are all of it from
+        its beginning, in order, and no view that moves entries.
         """
+        is_kept = is_kept and all(
+            view.is_dense and view.offset == 0 for view in (arguments[0], arguments[-1])
+        )
         arguments = (*arguments, guard.choice) if guard else tuple(arguments)
         number = guard.number if guard else None
         halves = tuple(view.half for view in arguments)
