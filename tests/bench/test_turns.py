@@ -75,7 +75,7 @@ class Stopwatch:
     def __init__(self, monkeypatch, seconds):
         self.seconds = {name: iter(rows) for name, rows in seconds.items()}
         self.blocks = dict.fromkeys(seconds, 0)
-        monkeypatch.setattr(compare_module, "_call", self.call)
+        monkeypatch.setattr(compare_module, "call_worker", self.call)
 
     def call(self, workers, name, function, *arguments, **options):
         assert name in workers

@@ -12,7 +12,7 @@ import intarsia
 from intarsia.codegen.kernels.families import FAMILIES, family_of
 from intarsia.codegen.lower import assembler
 from intarsia.codegen.lower.region import lower_region
-from intarsia.codegen.unit import SSE
+from intarsia.codegen.unit import SSE, GpuModel
 from intarsia.graph.load import load
 from intarsia.graph.region import Region
 from intarsia.graph.snapshot import snapshot
@@ -48,6 +48,7 @@ ELSEWHERE = {
     "code_softmax": "softmax as LiteRT computes it, which no device's target asks for",
     **dict.fromkeys(("pair_conv", "paired_codes"), "products of pairs, of CPUs that have them"),
     **dict.fromkeys(("tile_product", "tile_rows"), "tiles of AMX"),
+    "warp_gemm": "matrix instructions of warps, which WGSL has none of",
     "sizes": "extents that are known when it runs: devices take known ones only",
     "winograd": "transforms, which only `llvm` has by -winograd",
 }
@@ -86,7 +87,10 @@ def test_every_family_is_tried_or_has_a_reason(monkeypatch):
 
     monkeypatch.setattr(assembler, "family_of", spy)
     for case in CASES:
-        lower_region(region_of(problem_of(case, case.dtypes[0]).model), SSE)
+        region = region_of(problem_of(case, case.dtypes[0]).model)
+        lower_region(region, SSE)
+        if case.op_type == "MatMul":  # larger groups of work-items share tiles
+            lower_region(region, GpuModel(SSE))
     assert not seen & {*MODELS, *LATE, *ELSEWHERE}
     for family, text in MODELS.items():
         lower_region(region_of(model_of(text)), SSE)
