@@ -39,7 +39,7 @@ from intarsia.report.tables import make_table
 from intarsia.testing.differential.campaign import BAD, LIMITS, TARGETS, Results, run
 from intarsia.testing.differential.judging import GraphVerdict
 from intarsia.testing.differential.sight import switches
-from intarsia.testing.graphs import Family, generation
+from intarsia.testing.graphs import GraphFamily, generation
 
 SEEDS = Path(__file__).with_name("defect_seeds.json")
 """By defect, the seed that found it the last time: it is tried first, and has to find it again."""
@@ -55,7 +55,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, nargs="?", help="where results are kept")
     parser.add_argument("--graphs", type=int, default=1000, help="how many more")
     parser.add_argument(
-        "--family", action="append", choices=[*Family], help="of graphs, instead of all by turns"
+        "--family",
+        action="append",
+        choices=[*GraphFamily],
+        help="of graphs, instead of all by turns",
     )
     parser.add_argument("--seeds", help="these instead, such as 0:100 or 5,17")
     parser.add_argument(
@@ -80,7 +83,7 @@ def chosen(options: argparse.Namespace, results: Results) -> list[int]:
     if options.seeds:
         parts = [part.split(":") for part in options.seeds.split(",")]
         return [s for part in parts for s in range(int(part[0]), int(part[-1]) + (len(part) == 1))]
-    return results.todo(options.graphs, tuple(map(Family, options.family or Family)))
+    return results.todo(options.graphs, tuple(map(GraphFamily, options.family or GraphFamily)))
 
 
 def main() -> None:

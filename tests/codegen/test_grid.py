@@ -222,6 +222,40 @@ def test_what_stands_outside_of_work_items():
         verify(b.finish())
 
 
+def test_what_work_items_write_is_not_read_outside_of_them():
+    b = Builder("outside")
+    y = b.argument("y", "float32", (4,), is_written=True)
+    with b.grid(1):
+        number = b.load(y, 0)
+        with b.block(4) as item:
+            b.store(number, y, item)
+    with pytest.raises(InternalError, match="y is read outside of the block loop"):
+        verify(b.finish())
+
+
+def test_a_block_loop_is_not_run_again():
+    b = Builder("again")
+    with b.grid(1):
+        with b.block(4):
+            pass
+        with b.serial(0, 2), b.block(4):
+            pass
+    with pytest.raises(InternalError, match="a block loop lies in a serial loop"):
+        verify(b.finish())
+
+
+def test_registers_hold_nothing_before_they_are_written():
+    b = Builder("registers")
+    y = b.argument("y", "float32", (2, ITEMS), is_written=True)
+    r = b.registers("r", "float32", (1,))
+    with b.grid(2) as block, b.block(ITEMS) as item:
+        b.store(b.load(r, 0), y, (block, item))
+        b.store(b.constant(1, ir.Type("float32")), r, 0)
+    got = np.zeros((2, ITEMS), np.float32)
+    interpret(b.finish(), [got.reshape(-1)])
+    assert np.isnan(got).all()
+
+
 def test_memory_goes_with_its_loops():
     b = Builder("parallel")
     b.shared("t", "float32", (4,))

@@ -28,7 +28,7 @@ from intarsia.testing.differential.mended import MENDED
 from intarsia.testing.differential.rounding import RUNS, Evaluation
 from intarsia.testing.differential.shrinking import describe, shrink
 from intarsia.testing.differential.sight import find, switches
-from intarsia.testing.graphs import OPERATORS, Family
+from intarsia.testing.graphs import OPERATORS, GraphFamily
 
 NAN, INF = float("nan"), float("inf")
 
@@ -377,7 +377,7 @@ def test_results_add_up_over_runs_and_the_last_verdict_counts(tmp_path):
     Results(tmp_path).add(record(0, ("llvm", "agrees"), ("", "disagrees")))
     Results(tmp_path).add(record(2, ("llvm", "agrees")))
     results = Results(tmp_path)
-    assert results.todo(2, (Family.PLAIN,)) == [1, 3]
+    assert results.todo(2, (GraphFamily.PLAIN,)) == [1, 3]
     assert results.seeds_with([GraphVerdict.DISAGREES]) == [0]
     results.add(record(0, ("", "agrees")))
     counts = Results(tmp_path).counts()
@@ -389,9 +389,9 @@ def test_a_line_that_was_cut_off_is_done_again(tmp_path):
     path = tmp_path / "results.jsonl"
     path.write_text(path.read_text() + '{"seed": 1, "findi')
     results = Results(tmp_path)
-    assert results.todo(1, (Family.PLAIN,)) == [1]
+    assert results.todo(1, (GraphFamily.PLAIN,)) == [1]
     results.add(record(1, ("llvm", "agrees")))
-    assert Results(tmp_path).todo(1, (Family.PLAIN,)) == [2]
+    assert Results(tmp_path).todo(1, (GraphFamily.PLAIN,)) == [2]
 
 
 def test_graphs_of_another_generator_do_not_count(tmp_path):
@@ -454,7 +454,7 @@ def test_a_seed_is_judged_on_every_target():
     assert {finding["verdict"] for finding in record["findings"]} <= {"agrees", "refused"}
 
 
-@pytest.mark.parametrize("family", [Family.NARROW, Family.FREE])
+@pytest.mark.parametrize("family", [GraphFamily.NARROW, GraphFamily.FREE])
 def test_seeds_of_every_family_are_judged(family):
     start = family.seeds[0]
     for seed in range(start, start + 8):
@@ -490,9 +490,9 @@ def test_a_rule_explains_what_differs_at_free_sizes_too():
 
 def test_seeds_are_taken_from_families_by_turns(tmp_path):
     results = Results(tmp_path)
-    starts = [family.seeds[0] for family in Family]
+    starts = [family.seeds[0] for family in GraphFamily]
     assert results.todo(4) == [*starts, starts[0] + 1]
-    assert results.todo(2, (Family.FREE,)) == [starts[2], starts[2] + 1]
+    assert results.todo(2, (GraphFamily.FREE,)) == [starts[2], starts[2] + 1]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

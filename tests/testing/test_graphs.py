@@ -19,7 +19,7 @@ from intarsia.testing.graphs import (
     LEFT_OUT,
     OPERATORS,
     OPSETS,
-    Family,
+    GraphFamily,
     draw_graph,
     drawing,
     generation,
@@ -150,14 +150,16 @@ def test_exact_operators_are_operators():
 @pytest.fixture(scope="module")
 def narrow_graphs():
     """A few graphs of each form of narrow types."""
-    return [draw_graph(Family.NARROW.seeds[i]) for i in range(8 * len(narrow.FORMS))]
+    return [draw_graph(GraphFamily.NARROW.seeds[i]) for i in range(8 * len(narrow.FORMS))]
 
 
 def test_each_family_has_seeds_of_its_own():
-    assert [Family.of(seed) for seed in (0, 999_999, 1_000_000, 2_000_000)] == [
-        *(Family.PLAIN, Family.PLAIN, Family.NARROW, Family.FREE)
+    assert [GraphFamily.of(seed) for seed in (0, 999_999, 1_000_000, 2_000_000)] == [
+        *(GraphFamily.PLAIN, GraphFamily.PLAIN, GraphFamily.NARROW, GraphFamily.FREE)
     ]
-    assert all(Family.of(seed) is family for family in Family for seed in family.seeds[:: 10**5])
+    assert all(
+        GraphFamily.of(seed) is family for family in GraphFamily for seed in family.seeds[:: 10**5]
+    )
 
 
 def test_narrow_types_all_occur(narrow_graphs):
@@ -188,7 +190,7 @@ def test_what_numpy_lacks_is_no_input_and_no_output(narrow_graphs):
 
 def test_a_graph_with_free_sizes_is_computed_at_several():
     narrow_types = 0
-    for seed in Family.FREE.seeds[:24]:
+    for seed in GraphFamily.FREE.seeds[:24]:
         graph = draw_graph(seed)
         free = {
             (value.name, axis): dim.dim_param
@@ -215,6 +217,6 @@ def test_a_graph_with_free_sizes_is_computed_at_several():
 
 
 def test_graphs_with_free_sizes_have_more_than_one():
-    graphs = [draw_graph(seed) for seed in Family.FREE.seeds[:24]]
+    graphs = [draw_graph(seed) for seed in GraphFamily.FREE.seeds[:24]]
     shapes = [{tuple(map(np.shape, feeds.values())) for feeds in graph.draws} for graph in graphs]
     assert sum(len(found) > 1 for found in shapes) >= 22

@@ -186,7 +186,7 @@ class Profiled(Protocol):
         """Return the calls that `bind` runs, in order, each as a step of its own."""
 
 
-Place: TypeAlias = Callable[[int], None]
+PutAddress: TypeAlias = Callable[[int], None]
 """Says at which address a run finds an input, or leaves an output."""
 
 
@@ -200,8 +200,8 @@ class MovableStep(NamedTuple):
     """
 
     step: Step
-    inputs: Sequence[Place]
-    outputs: Sequence[Place]
+    inputs: Sequence[PutAddress]
+    outputs: Sequence[PutAddress]
 
 
 @runtime_checkable

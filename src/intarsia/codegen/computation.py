@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from intarsia.arrays import Array
 from intarsia.codegen import ir
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def computation(operation: ir.Operation) -> Callable[..., Any]:  # noqa: PLR0911, PLR0912, C901 - one case a line

@@ -65,11 +65,14 @@ class _GridRules:
                 self._fail("a lane loop lies outside of a block loop")
             case ir.Loop():
                 for item in operation.body:
+                    if isinstance(item, ir.Loop) and item.kind is not ir.LoopKind.SERIAL:
+                        self._fail(f"a {item.kind} loop lies in a serial loop")
                     self._outside(item)
             case ir.Store() | ir.Barrier() | ir.Mma():
                 self._fail(f"a {type(operation).__name__} lies outside of the block loop")
-            case ir.Load(buffer=buffer) if buffer.scope is not ir.Scope.GLOBAL:
-                self._fail(f"{buffer.name} is read outside of the block loop")
+            # Every work-item does it, and some of them may have written what others read.
+            case ir.Load(buffer=b) if b.is_written or b.scope is not ir.Scope.GLOBAL:
+                self._fail(f"{b.name} is read outside of the block loop")
             case _:
                 pass
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from intarsia.arrays import Array
 from intarsia.codegen import ir
-from intarsia.codegen.computation import Array, computation
+from intarsia.codegen.computation import computation
 from intarsia.codegen.work_items import WorkItems
 from intarsia.errors import InternalError
 

@@ -209,7 +209,7 @@ class LoopKind(StrEnum):
     PARALLEL = "parallel"  # independent; the outermost statement of a kernel, at most one
     GRID = "grid"  # independent, and each a block; in the place of a parallel loop
     BLOCK = "block"  # side by side, the only loop of a turn of the grid: work-items, or warps
-    LANE = "lane"  # in lockstep, the only loop of a turn of the block: work-items of a warp
+    LANE = "lane"  # side by side, the only loop of a turn of the block: work-items of a warp
 
 
 UNARY = frozenset(("neg", "abs", "sqrt", "floor", "ceil", "trunc", "rint", "not", "isnan"))

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from intarsia.arrays import Array
 from intarsia.codegen import ir
-from intarsia.codegen.computation import Array, apply_binary
+from intarsia.codegen.computation import apply_binary
 from intarsia.codegen.emit.distribute import Distribution
 from intarsia.codegen.interpreter import KernelInterpreter
 from intarsia.errors import InternalError

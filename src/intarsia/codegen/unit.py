@@ -90,12 +90,10 @@ class GpuModel:
 
     Attributes:
         item: What the code of one work-item is shaped for, where a kernel has no schedule for GPUs.
-        lanes: Work-items of a warp, which go on in lockstep.
+        lanes: Work-items of a warp: neighbours, which only `ir.Mma` needs together.
         most_items: Work-items that a block may have.
         shared_bytes: Memory that the work-items of a block can share.
         registers: Of 32 bits, what a work-item can have without spilling.
-        has_fp16: Whether it computes with float16.
-        has_fp64: Whether it computes with float64.
         has_mma: Whether warps multiply matrices of float16 (`ir.Mma`).
     """
 
@@ -104,8 +102,6 @@ class GpuModel:
     most_items: int = 256
     shared_bytes: int = 32 << 10
     registers: int = 128
-    has_fp16: bool = False
-    has_fp64: bool = False
     has_mma: bool = False
 
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from intarsia.arrays import Array
 from intarsia.codegen import ir
-from intarsia.codegen.computation import Array, computation
+from intarsia.codegen.computation import computation
 from intarsia.errors import InternalError
 
 _NOBODY = -1
@@ -70,9 +71,9 @@ class WorkItems:
             if item.scope is ir.Scope.REGISTER
         }
         written = [buffer for buffer in self._memory if buffer.is_written]
-        self._between = {item: _Accesses(item, len(self._memory[item])) for item in written}
+        self._between = {item: _ItemAccesses(item, len(self._memory[item])) for item in written}
         self._ever = {
-            item: _Accesses(item, len(self._memory[item]))
+            item: _ItemAccesses(item, len(self._memory[item]))
             for item in written
             if item not in self._own
         }
@@ -93,8 +94,8 @@ class WorkItems:
             self._lanes = 1 if lane is None else lane.trip_count or 0
             self._acts[loop] = self._body(loop.body)
         self._block = block
-        for buffer in self._own:  # what a block finds there is of no use
-            memory = self._memory[buffer]
+        own = [self._memory[buffer] for buffer in self._own]
+        for memory in (*own, *self._registers.values()):  # what a block finds there is of no use
             memory.fill(np.nan if memory.dtype.kind == "f" else np.iinfo(np.int8).max)
         self._forget()
         self._values[loop.variable] = self._numbers // self._lanes
@@ -270,7 +271,7 @@ class WorkItems:
         return run
 
     def _note(
-        self, accesses: _Accesses, places: Array, who: Array, kind: str, *, is_store: bool
+        self, accesses: _ItemAccesses, places: Array, who: Array, kind: str, *, is_store: bool
     ) -> None:
         found = accesses.write(places, who) if is_store else accesses.read(places, who)
         if found is not None:
@@ -341,7 +342,7 @@ class WorkItems:
 
 
 @dataclass(slots=True)
-class _Accesses:
+class _ItemAccesses:
     """Who has written and read the entries of a buffer.
 
     Attributes:

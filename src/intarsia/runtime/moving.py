@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 from numpy import ndarray
 
 from intarsia.arrays import Array, address_of
-from intarsia.backends.device import Place, Step
+from intarsia.backends.device import PutAddress, Step
 from intarsia.graph.arena import aligned_array
 
 PlainRun: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any] | None]
@@ -35,7 +35,7 @@ class MovableTensor(NamedTuple):
 
     name: str
     own: Array
-    place: Place
+    place: PutAddress
 
 
 def is_worth_moving(array: Array) -> bool:

@@ -33,7 +33,7 @@ from intarsia.native.ptxas import assemble, find_ptxas
 from intarsia.place.request import Request
 from intarsia.target import Target
 
-GPU = GpuModel(AVX2, shared_bytes=48 << 10, has_fp16=True, has_mma=True)
+GPU = GpuModel(AVX2, shared_bytes=48 << 10, has_mma=True)
 LIMITS = DeviceLimits(work_group=64, local_bytes=48 << 10, has_fp16=True, has_mma=True)
 
 

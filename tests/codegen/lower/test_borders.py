@@ -78,8 +78,8 @@ def test_bands_of_a_chain_begin_and_end_at_the_border(monkeypatch):
     model = small_model("y", body, {"x": (2, 16, 29, 17)}, weights)
     found = native_target.lowering_options
 
-    def small(target):
-        options = found(target)
+    def small(target, caches):
+        options = found(target, caches)
         return replace(options, unit=replace(options.unit, l2_bytes=8 << 10))
 
     monkeypatch.setattr(native_target, "lowering_options", small)

@@ -83,8 +83,8 @@ def compile_for(monkeypatch, backends):
         found = native_target.lowering_options
         with monkeypatch.context() as patch:
 
-            def small(target):
-                options = found(target)
+            def small(target, caches):
+                options = found(target, caches)
                 return replace(options, unit=replace(options.unit, l2_bytes=l2_bytes))
 
             patch.setattr(native_target, "lowering_options", small)

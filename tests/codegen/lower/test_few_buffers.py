@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import onnx
+import onnx.numpy_helper
 import pytest
 from tests import opencl, webgpu
 from tests.codegen.lower.conftest import evaluate
@@ -15,7 +16,7 @@ from intarsia.backends.native import native_groups
 from intarsia.backends.opencl import driver as opencl_driver
 from intarsia.backends.webgpu import driver as webgpu_driver
 from intarsia.codegen.lower.region import lower_region
-from intarsia.codegen.unit import SSE
+from intarsia.codegen.unit import AVX2, SSE
 from intarsia.graph.load import load
 from intarsia.graph.region import Region
 from intarsia.graph.snapshot import snapshot
@@ -73,6 +74,34 @@ def test_no_kernel_is_given_more(name):
     program = lower_region(region, SSE, most_buffers=MOST)
     assert most_buffers(program) == MOST
     assert program.summary() != lower_region(region, SSE).summary()
+
+
+def test_numbers_of_sums_of_codes_count_too():
+    """What makes floats of the sums of a product: a factor, an offset and sums of the weights."""
+    rng = np.random.default_rng(0)
+    weights = {
+        "w": rng.integers(-99, 99, (16, 8)).astype(np.int8),
+        "ws": rng.uniform(0.01, 0.1, 8).astype(np.float32),
+        "bias": rng.standard_normal(8).astype(np.float32),
+    }
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 20]>
+        g (uint8[4,16] x, float[4,8] u, float[4,8] v) => (float[4,8] y)
+        <float s = {0.02}, uint8 z = {3}, int8 o = {0}, float t = {0.1}, uint8 h = {128}> {
+            a = DequantizeLinear(x, s, z)
+            b = DequantizeLinear<axis = 1>(w, ws)
+            c = MatMul(a, b)
+            d = Add(c, bias)
+            e = Mul(d, u)
+            f = Add(e, v)
+            i = QuantizeLinear(f, t, h)
+            j = DequantizeLinear(i, t, h)
+            y = Relu(j)
+        }""")
+    for name, array in weights.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    region = region_of(model)
+    assert most_buffers(lower_region(region, AVX2)) > MOST
+    assert most_buffers(lower_region(region, AVX2, most_buffers=MOST)) <= MOST
 
 
 def test_what_fits_stays_as_it_is():

@@ -81,8 +81,6 @@ class DeviceLimits:
             self.unit,
             most_items=self.max_work_group,
             shared_bytes=self.local_bytes,
-            has_fp16=self.has_fp16,
-            has_fp64=self.has_fp64,
             has_mma=self.has_mma,
         )
 

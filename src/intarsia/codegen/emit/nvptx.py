@@ -357,7 +357,8 @@ class _Nvptx(LlvmCore):
         types = ", ".join(argument.rpartition(" ")[0] for argument in arguments)
         self.declared.setdefault(called, f"declare {struct} @{called}({types})")
         found, current = self.fresh(), "poison"
-        self.line(f"{found} = call {struct} @{called}({', '.join(arguments)})")
+        # The whole warp comes to it, so it must not move to where some of its threads do not go.
+        self.line(f"{found} = call {struct} @{called}({', '.join(arguments)}) convergent")
         for lane in range(count):
             one, name = self.fresh(), self.fresh()
             self.line(f"{one} = extractvalue {struct} {found}, {lane}")

@@ -121,7 +121,9 @@ def _count_buffers(group: KernelGroup) -> int:
     }
     sources = make_chain(graph, items, anchor.output.dtype).sources
     others = [source for source in sources if not isinstance(source, int) or source not in own]
-    return len(own) + len(others) + len(anchor.outputs)
+    # What makes floats of sums of codes: a factor, an offset and sums of the weights.
+    numbers = 3 if any(value.dtype in BYTES for value in anchor.inputs) else 0
+    return len(own) + len(others) + numbers + len(anchor.outputs)
 
 
 def _wish(group: KernelGroup, unit: CpuModel) -> Wish:

@@ -29,7 +29,7 @@ from intarsia.process.workers import Limits, Worker
 from intarsia.report.health import backend_health
 from intarsia.settings import Settings
 from intarsia.testing.differential.judging import GraphVerdict
-from intarsia.testing.graphs import OPERATORS, Family, generation
+from intarsia.testing.graphs import OPERATORS, GraphFamily, generation
 
 TARGETS = (
     *("llvm", "dnnl, llvm", "openvino, onnxruntime", "onnxruntime", "opencl", ""),
@@ -106,7 +106,7 @@ class Results:
         self._write(record)
         self._take(record)
 
-    def todo(self, count: int, families: Sequence[Family] = tuple(Family)) -> list[int]:
+    def todo(self, count: int, families: Sequence[GraphFamily] = tuple(GraphFamily)) -> list[int]:
         """Return the first seeds that were never judged, of each family in turn.
 
         Args:

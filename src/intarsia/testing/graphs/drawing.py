@@ -56,7 +56,7 @@ _LATEST_IR = 10
 _FAMILY_SEEDS = 1_000_000
 
 
-class Family(StrEnum):
+class GraphFamily(StrEnum):
     """What is drawn from a seed: each family has a million seeds of its own."""
 
     PLAIN = "plain"
@@ -64,14 +64,14 @@ class Family(StrEnum):
     FREE = "free"
 
     @classmethod
-    def of(cls, seed: int) -> Family:
+    def of(cls, seed: int) -> GraphFamily:
         """Return the family of a seed; there is none beyond the last."""
         return list(cls)[min(seed // _FAMILY_SEEDS, len(cls) - 1)]
 
     @property
     def seeds(self) -> range:
         """The seeds of the family."""
-        start = list(Family).index(self) * _FAMILY_SEEDS
+        start = list(GraphFamily).index(self) * _FAMILY_SEEDS
         return range(start, start + _FAMILY_SEEDS)
 
 
@@ -112,9 +112,9 @@ class RandomGraph:
     more: tuple[Mapping[str, Any], ...] = ()
 
     @property
-    def family(self) -> Family:
+    def family(self) -> GraphFamily:
         """What it was drawn as."""
-        return Family.of(self.seed)
+        return GraphFamily.of(self.seed)
 
     @property
     def draws(self) -> tuple[Mapping[str, Any], ...]:
@@ -131,7 +131,7 @@ def draw_graph(seed: int, operators: tuple[str, ...] = OPERATORS) -> RandomGraph
     """Return the graph of a seed; equal seeds give equal graphs everywhere.
 
     Args:
-        seed: Any number from 0 on; its family is `Family.of` it.
+        seed: Any number from 0 on; its family is `GraphFamily.of` it.
         operators: Which to draw from for the heart of graphs.
 
     Raises:
@@ -147,10 +147,10 @@ def draw_graph(seed: int, operators: tuple[str, ...] = OPERATORS) -> RandomGraph
 
 
 def _draw(seed: int, heart: str, rng: np.random.Generator) -> RandomGraph:
-    family = Family.of(seed)
-    if family is Family.PLAIN:
+    family = GraphFamily.of(seed)
+    if family is GraphFamily.PLAIN:
         return _plain(seed, heart, rng)[0]
-    if family is Family.NARROW:
+    if family is GraphFamily.NARROW:
         return _narrow(seed, rng)[0]
     graph, draft = _narrow(seed, rng) if rng.random() < _NARROW_SHARE else _plain(seed, heart, rng)
     freed = free.free(draft, graph.model)
