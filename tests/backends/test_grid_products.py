@@ -47,6 +47,7 @@ def check_numbers(exe, model):
         np.testing.assert_allclose(found[name], peer, rtol=1e-5, atol=1e-5 * np.abs(peer).max())
 
 
+@pytest.mark.exhaustive
 def test_on_webgpu(backends):
     webgpu.first_device()
     model = make_model()

@@ -160,6 +160,7 @@ def test_free_dimensions_stay_free_at_some_sizes(free_file, tmp_path):
         make_bench_model(free_file, tmp_path, sizes={"sq": 3})
 
 
+@pytest.mark.exhaustive
 def test_the_command_compares_at_each_of_some_sizes(free_file, capsys):
     options = ("-t", "llvm, onnxruntime", "--against", "onnxruntime,openvino", "--rounds", 2)
     options += ("--threads", 1, "--sizes", "batch=2", "--sizes", "seq=3,5")

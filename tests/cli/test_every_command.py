@@ -145,6 +145,7 @@ def check_ours(calls, folder):
         assert {owner for stream in streams for owner, _ in stream} <= {"intarsia"}, (call, written)
 
 
+@pytest.mark.exhaustive
 def test_every_line_of_every_command_is_ours(desk):
     calls = [
         [*command.split(), *arguments]

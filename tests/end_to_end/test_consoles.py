@@ -32,7 +32,7 @@ SHORTER = {
 }
 """What a page gives more time than a test has, and ports that another test may have."""
 
-FAST = ("docs/guide.md", "docs/package.md", "docs/targets.md")
+FAST = ("docs/guide.md",)
 """Pages whose commands take a second or two each."""
 
 LONG_LINE = 80

@@ -87,6 +87,7 @@ def test_rounds_that_failed_do_not_count(pairs, failures):
     assert racing.paired_ratio(theirs[:1] + failures, [math.nan, *failures]).rounds == 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("step_at", [None, 5, 13])
 @pytest.mark.parametrize("field", [2, 6])
 def test_the_wrong_one_wins_in_at_most_two_of_a_hundred(field, step_at):
@@ -124,6 +125,7 @@ def test_equals_are_declared_different_in_at_most_one_of_twenty():
     assert clear <= 0.05 * trials
 
 
+@pytest.mark.exhaustive
 def test_a_race_of_equals_calls_one_slower_in_at_most_one_of_twenty():
     dropped, trials = 0, 1000
     for seed in range(trials):
@@ -140,6 +142,7 @@ def test_ties_go_to_the_first():
     assert racing.halve(("a", "b"), machine.measure, tie=0.001).winner == "b"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("rivals", [1, 3])
 @pytest.mark.parametrize("step_at", [None, 10])
 def test_a_plan_that_is_no_better_is_seldom_accepted(rivals, step_at):

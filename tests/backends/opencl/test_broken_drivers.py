@@ -118,6 +118,7 @@ def run(*arguments):
     )
 
 
+@pytest.mark.exhaustive
 def test_doctor_and_compile_say_why_and_what_would_help(broken, tmp_path):
     import onnx
 
