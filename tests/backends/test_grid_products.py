@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 from tests import opencl, webgpu
 
 import intarsia

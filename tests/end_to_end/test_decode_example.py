@@ -34,9 +34,7 @@ def decoder(example, models):
     return example.Decoder(models["float32"], room=40)
 
 
-@pytest.mark.parametrize(
-    "weights", ["float32", pytest.param("int4", marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.parametrize("weights", ["float32", pytest.param("int4", marks=pytest.mark.exhaustive)])
 def test_greedy_tokens_are_those_of_whole_texts(example, models, decoder, weights):
     """ONNX Runtime reads all tokens anew for each that follows."""
     model = models[weights]
