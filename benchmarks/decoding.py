@@ -2,14 +2,15 @@
 """Steps of one token of a decoder with a cache, against ONNX Runtime on bound memory.
 
     python benchmarks/decoding.py [--size small] [--threads 1] [--tokens 24] [--rounds 9] [--cpu]
-                                  [--profile]
+                                  [--profile] [--rows grows cached --prompt 1024]
 
 Rows, by what a program does for each token: `bound` binds past and present to one buffer once, and
 writes into a mask as long as that (`examples/06_decode.py`); `mask` binds a mask that is longer by
 one token in each step, as ONNX Runtime GenAI does; `grows` feeds what came out of the step before,
-as Optimum does. What counts is the mean time of a step, ours over ONNX Runtime's in the same round;
-rounds start anew behind a prompt of 16 tokens. With `--cpu` it is the CPU time of this process.
-With `--profile` a step of `bound` is told by kernels.
+as Optimum does; `cached` does so by a `CachedDecoder`, and ONNX Runtime as before. What counts is
+the mean time of a step, ours over ONNX Runtime's in the same round; rounds start anew behind a
+prompt of 16 tokens, of `grows` and `cached` that of `--prompt`. With `--cpu` it is the CPU time of
+this process. With `--profile` a step of `bound` is told by kernels.
 """
 
 from __future__ import annotations
@@ -34,9 +35,25 @@ SIZES = {
 }
 """2.3 million weights beside the words, which are what overhead shows at; and 100 million."""
 PROMPT, ROOM = 16, 256
-ROWS = ("bound", "mask", "grows")
+ROWS = ("bound", "mask", "grows", "cached")
 Clock = Callable[[], float]
 Step = Callable[[], object]
+
+
+class CachedSession:
+    """A session whose caches grow where they lie.
+
+    Args:
+        decoder: What runs.
+    """
+
+    def __init__(self, decoder: intarsia.CachedDecoder) -> None:
+        self.decoder = decoder
+
+    def run(self, outputs: list[str], feeds: dict[str, Any]) -> list[Any]:
+        """Return some outputs."""
+        found = self.decoder.run(feeds)
+        return [found[name] for name in outputs]
 
 
 class Decoding:
@@ -46,10 +63,12 @@ class Decoding:
         module: `onnxruntime`, or what stands in for it.
         sessions: By layout.
         size: Of the model.
+        prompt: Tokens of a prompt for rows whose caches grow.
     """
 
-    def __init__(self, module: Any, sessions: dict[str, Any], size: Llama) -> None:
+    def __init__(self, module: Any, sessions: dict[str, Any], size: Llama, prompt: int) -> None:
         self.module, self.sessions, self.size = module, sessions, size
+        self.prompt = prompt
         pairs = [(i, kind) for i in range(size.layers) for kind in ("key", "value")]
         self.names = [f"{i}.{kind}" for i, kind in pairs]
         shape = (1, size.key_heads, ROOM, size.head)
@@ -58,7 +77,9 @@ class Decoding:
 
     def steps(self, row: str, tokens: int) -> Iterator[Step]:
         """Read a prompt, and yield what makes each step."""
-        return self._grown(tokens) if row == "grows" else self._bound(row, tokens)
+        if row in ("grows", "cached"):
+            return self._grown("optimum" if row == "grows" else row, tokens)
+        return self._bound(row, tokens)
 
     def _bind(self, ids: Any, mask: Any, logits: Any) -> Any:
         binding = self.sessions["genai"].io_binding()
@@ -92,8 +113,8 @@ class Decoding:
         for done in range(PROMPT + 1, PROMPT + 1 + tokens):
             yield lambda done=done: step(done)
 
-    def _grown(self, tokens: int) -> Iterator[Step]:
-        session = self.sessions["optimum"]
+    def _grown(self, layout: str, tokens: int) -> Iterator[Step]:
+        session = self.sessions[layout]
         outputs = ["logits", *(f"present.{name}" for name in self.names)]
         shape = (1, self.size.key_heads, 0, self.size.head)
         state = [np.zeros(shape, np.float32) for _ in self.names]
@@ -111,8 +132,8 @@ class Decoding:
             logits, *state[:] = session.run(outputs, feeds)
             return logits[:, -1:].argmax(-1)
 
-        current = [step(np.ones((1, PROMPT), np.int64), 0)]
-        for done in range(PROMPT, PROMPT + tokens):
+        current = [step(np.ones((1, self.prompt), np.int64), 0)]
+        for done in range(self.prompt, self.prompt + tokens):
             yield lambda done=done: current.append(step(current[-1], done))
 
 
@@ -126,6 +147,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--rows", nargs="*", choices=ROWS, default=ROWS)
+    parser.add_argument("--prompt", type=int, default=PROMPT)
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
@@ -141,16 +163,18 @@ def main() -> None:
         theirs[layout] = onnxruntime.InferenceSession(
             model.SerializeToString(), settings, providers=["CPUExecutionProvider"]
         )
+    decoder = intarsia.CachedDecoder(model, "llvm", num_threads=options.threads)
+    ours["cached"], theirs["cached"] = CachedSession(decoder), theirs["optimum"]
     # Sizes that come often get a program of their own, which would be compiled beside the steps.
     one, room = {"batch_size": 1}, {"past_sequence_length": ROOM}
     for new, total in ((1, ROOM), (PROMPT, PROMPT)):
         sizes = {"sequence_length": new, "total_sequence_length": total}
         ours["genai"].executable.specialise(one | room | sizes)
-    sizes = {"sequence_length": PROMPT, "past_sequence_length": 0}
+    sizes = {"sequence_length": options.prompt, "past_sequence_length": 0}
     ours["optimum"].executable.specialise(one | sizes)
     contenders = {
-        "ours": Decoding(intarsia.session, ours, size),
-        "onnxruntime": Decoding(onnxruntime, theirs, size),
+        "ours": Decoding(intarsia.session, ours, size, options.prompt),
+        "onnxruntime": Decoding(onnxruntime, theirs, size, options.prompt),
     }
     if options.profile:
         _tell_kernels(contenders["ours"])
