@@ -38,13 +38,21 @@ class Held:
 
 @contextlib.contextmanager
 def running(**options):
-    """Yield a server's port, its application, and why it closed connections; then stop it."""
-    closed, app = Counter(), Held()
+    """Yield a server's port, its application, and why it closed connections; then stop it.
+
+    What a callback of its loop raises, which a log would be told of, fails the test.
+    """
+    closed, app, failed = Counter(), Held(), []
     protocol = bounded_protocol(on_close=lambda reason: closed.update([reason]), **options)
     config = uvicorn.Config(app, http=protocol, lifespan="off", log_config=None, ws="none")
     server = uvicorn.Server(config)
     taken = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve([taken])))
+
+    async def run():
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
+        await server.serve([taken])
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
     try:
         yield taken.getsockname()[1], app, closed
@@ -53,6 +61,7 @@ def running(**options):
         server.should_exit = True
         thread.join(LONG)
         assert not thread.is_alive()
+        assert failed == []
 
 
 @contextlib.contextmanager
@@ -120,6 +129,22 @@ def test_headers_that_never_end_are_not_kept():
             for _ in range(MOST_HEAD_BYTES // 1000 + 2):
                 client.sendall(b"x: " + b"y" * 1000 + b"\r\n")
         assert answer(client) == b""
+        assert closed == {"head": 1}
+
+
+def test_what_is_before_a_request_is_not_of_its_head():
+    body = b"x" * (MOST_HEAD_BYTES + 1000)
+    first = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
+    with running(most=3, head_seconds=LONG) as (port, app, closed):
+        with connected(port, first + HEAD) as client:
+            assert app.begun.acquire(timeout=LONG)
+            client.sendall(b"connection: close\r\n\r\n")
+            assert answer(client).count(b"\r\n\r\nhere") == 2
+        assert not closed
+        with connected(port, first + HEAD) as client, contextlib.suppress(ConnectionError):
+            for _ in range(10 * MOST_HEAD_BYTES // 1000):  # its own head is bounded all the same
+                client.sendall(b"x: " + b"y" * 1000 + b"\r\n")
+            assert answer(client).count(b"here") <= 1
         assert closed == {"head": 1}
 
 

@@ -55,8 +55,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._most, self._head_seconds, self._on_close = most, head_seconds, on_close
         self._timer: asyncio.TimerHandle | None = None
         self.idle_since = 0.0
-        self._is_in_head = False
-        self._head_bytes = 0
+        self._is_in_message = self._is_in_head = False
+        self._heads = self._head_bytes = 0
 
     @property
     def is_idle(self) -> bool:
@@ -78,11 +78,15 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Read a part of a request."""
+        heads, was_in_message = self._heads, self._is_in_message
         super().data_received(data)
         if self.transport.is_closing():
             return
         if self._is_in_head:
-            self._head_bytes += len(data)
+            # Where in this part a head begins is known if nothing can be before it; behind the
+            # end of another request, it is counted from the next part on.
+            if heads == self._heads or (heads + 1 == self._heads and not was_in_message):
+                self._head_bytes += len(data)
             if self._head_bytes > MOST_HEAD_BYTES:
                 self.drop("head")
                 return
@@ -94,12 +98,18 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin a request."""
         super().on_message_begin()
-        self._is_in_head, self._head_bytes = True, 0
+        self._is_in_message = self._is_in_head = True
+        self._heads, self._head_bytes = self._heads + 1, 0
 
     def on_headers_complete(self) -> None:
         """Begin to answer a request."""
         self._is_in_head = False
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """End a request, so that what comes is the next one."""
+        self._is_in_message = False
+        super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Wait for the next request, or let go of the connection."""
