@@ -12,17 +12,20 @@ import pytest
 
 uvicorn = pytest.importorskip("uvicorn")
 
+from intarsia.serving import connections  # noqa: E402
 from intarsia.serving.connections import MOST_HEAD_BYTES, bounded_protocol  # noqa: E402
 
 LONG = 60.0
 HEAD = b"POST /here HTTP/1.1\r\nhost: localhost\r\n"
+LARGE = HEAD.replace(b"here", b"large") + b"connection: close\r\n\r\n"
 HELD = HEAD.replace(b"here", b"held") + b"connection: close\r\n\r\n"
 
 
 class Held:
-    """An application whose answers wait until they may go."""
+    """An application whose answers wait until they may go, or are large."""
 
-    def __init__(self):
+    def __init__(self, large):
+        self.large = large
         self.may_go, self.begun = threading.Event(), threading.Semaphore(0)
 
     async def __call__(self, scope, receive, send):
@@ -31,22 +34,32 @@ class Held:
             await asyncio.to_thread(self.may_go.wait, LONG)
         while (await receive()).get("more_body"):
             pass
-        headers = [(b"content-length", b"4")]
+        body = b"x" * self.large if scope["path"] == "/large" else b"here"
+        headers = [(b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": b"here"})
+        await send({"type": "http.response.body", "body": body})
 
 
 @contextlib.contextmanager
-def running(**options):
+def running(*, keep_alive=5, send_buffer=None, large=0, **options):
     """Yield a server's port, its application, and why it closed connections; then stop it.
 
     What a callback of its loop raises, which a log would be told of, fails the test.
     """
-    closed, app, failed = Counter(), Held(), []
+    closed, app, failed = Counter(), Held(large), []
     protocol = bounded_protocol(on_close=lambda reason: closed.update([reason]), **options)
-    config = uvicorn.Config(app, http=protocol, lifespan="off", log_config=None, ws="none")
+    config = uvicorn.Config(
+        app,
+        http=protocol,
+        lifespan="off",
+        log_config=None,
+        ws="none",
+        timeout_keep_alive=keep_alive,
+    )
     server = uvicorn.Server(config)
     taken = socket.create_server(("127.0.0.1", 0))
+    if send_buffer is not None:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
 
     async def run():
         asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
@@ -65,8 +78,12 @@ def running(**options):
 
 
 @contextlib.contextmanager
-def connected(port, *sent):
-    with socket.create_connection(("127.0.0.1", port), timeout=LONG) as client:
+def connected(port, *sent, receive_buffer=None):
+    with socket.socket() as client:
+        client.settimeout(LONG)
+        if receive_buffer is not None:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        client.connect(("127.0.0.1", port))
         for part in sent:
             client.sendall(part)
         yield client
@@ -155,3 +172,38 @@ def test_who_says_nothing_keeps_no_server_from_ending():
         with connected(port, HEAD + b"connection: close\r\n\r\n") as client:
             assert answer(client).endswith(b"here")
     assert not closed
+
+
+def test_who_does_not_read_its_answer_keeps_its_place_for_a_time_only():
+    with (
+        running(most=2, head_seconds=LONG, keep_alive=2, large=24 << 20) as (port, app, closed),
+        connected(port, LARGE, receive_buffer=1 << 16) as slow,
+        connected(port, LARGE, receive_buffer=1 << 16),
+    ):
+        assert app.begun.acquire(timeout=LONG)
+        assert app.begun.acquire(timeout=LONG)
+        with connected(port) as late:  # both answers are complete, and not yet sent
+            assert answer(late).startswith(b"HTTP/1.1 503 ")
+        nbytes, end = 0, time.monotonic() + LONG
+        while not closed["unread"] and time.monotonic() < end:
+            nbytes += len(slow.recv(1 << 16))
+            time.sleep(0.05)
+        assert closed == {"full": 1, "unread": 1}
+        with connected(port, HEAD + b"connection: close\r\n\r\n") as late:
+            assert answer(late).endswith(b"here")
+        nbytes += len(answer(slow))  # it reads, however slowly
+        assert nbytes > 24 << 20
+        assert closed["unread"] == 1
+
+
+def test_who_does_not_read_its_answer_keeps_no_server_from_ending(monkeypatch):
+    monkeypatch.setattr(connections, "STOPPING_SECONDS", 0.5)
+    with contextlib.ExitStack() as stack:
+        with running(most=2, head_seconds=LONG, keep_alive=LONG, large=24 << 20) as (
+            port,
+            app,
+            closed,
+        ):
+            stack.enter_context(connected(port, LARGE))
+            assert app.begun.acquire(timeout=LONG)
+        assert closed == {"unread": 1}

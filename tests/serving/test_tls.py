@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TLS of a server, with certificates made here."""
 
+import contextlib
 import datetime
 import ipaddress
 import json
@@ -9,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 
 import numpy as np
 import onnx
@@ -25,6 +27,7 @@ httpx = pytest.importorskip("httpx")
 
 from cryptography.hazmat.primitives import hashes, serialization  # noqa: E402
 from cryptography.hazmat.primitives.asymmetric import ec  # noqa: E402
+from tests.serving.test_connections import HEAD, HELD, LARGE, answer, connected, running  # noqa: E402
 
 from intarsia.serving.tls import load_certificate  # noqa: E402
 
@@ -107,12 +110,78 @@ def test_one_without_the_other_is_an_error(made, call, tmp_path, rows_model):
         assert "loading" not in answer.err
 
 
+@pytest.fixture
+def answering(made):
+    return load_certificate(made / "cert.pem", made / "key.pem").context
+
+
+@pytest.fixture
+def trusting(made):
+    return ssl.create_default_context(cafile=made / "cert.pem")
+
+
+@pytest.mark.parametrize("large", [140_000, pytest.param(2_000_000, marks=pytest.mark.exhaustive)])
+def test_who_reads_late_gets_all_of_its_answer(answering, trusting, large):
+    """What TLS has given to the socket and the kernel has not taken is waited for, too."""
+    with (
+        running(most=2, head_seconds=LONG, large=large, send_buffer=40_000, tls=answering) as (
+            port,
+            _,
+            closed,
+        ),
+        connected(port, receive_buffer=40_000) as raw,
+        trusting.wrap_socket(raw, server_hostname="127.0.0.1") as client,
+    ):
+        client.sendall(LARGE)
+        time.sleep(1.2)
+        assert len(answer(client).partition(b"\r\n\r\n")[2]) == large
+    assert not closed
+
+
+def test_who_shakes_no_hands_is_counted_and_timed(answering, trusting):
+    with (
+        contextlib.ExitStack() as stack,
+        running(most=2, head_seconds=2, tls=answering) as (port, app, closed),
+        connected(port) as first,
+        connected(port) as second,
+        connected(port, b"\x16\x03\x01"),  # as a handshake begins
+    ):
+        assert answer(first) == b""
+        with connected(port, HEAD + b"\r\n") as plain:  # takes the place of another
+            assert b"HTTP" not in answer(plain)
+        assert answer(second) == b""
+        end = time.monotonic() + LONG
+        while closed.total() < 3 and time.monotonic() < end:
+            time.sleep(0.05)
+        assert closed == {"idle": 2, "slow": 1}
+        with (
+            connected(port) as raw,
+            trusting.wrap_socket(raw, server_hostname="127.0.0.1") as held,
+            connected(port) as other,
+            trusting.wrap_socket(other, server_hostname="127.0.0.1") as as_well,
+        ):
+            for one in (held, as_well):
+                one.sendall(HELD)
+                assert app.begun.acquire(timeout=LONG)
+            with (
+                connected(port) as late,
+                trusting.wrap_socket(late, server_hostname="127.0.0.1") as refused,
+            ):
+                assert answer(refused).startswith(b"HTTP/1.1 503 ")
+            app.may_go.set()
+            assert answer(held).endswith(b"here")
+            assert answer(as_well).endswith(b"here")
+        # Nor does one without a handshake keep the server from ending.
+        stack.enter_context(connected(port))
+
+
 @pytest.mark.exhaustive
-def test_both_ports_answer_by_tls_and_idle_clients_keep_nothing(made, tmp_path, rows_model):
+def test_both_ports_answer_by_tls_and_idle_clients_keep_nothing(
+    made, tmp_path, rows_model, trusting
+):
     pytest.importorskip("grpc")
     onnx.save(rows_model, tmp_path / "rows.onnx")
     tls = ("--tls-cert", made / "cert.pem", "--tls-key", made / "key.pem")
-    trusting = ssl.create_default_context(cafile=made / "cert.pem")
     with serving(tmp_path, "rows.onnx", *tls, "--grpc-port", 0, "--grace", 20) as (process, told):
         assert told["tls"] is True
         port = told["http_port"]

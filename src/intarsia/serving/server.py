@@ -118,7 +118,9 @@ def serve(
         access_log=False,
         lifespan="off",
         http=bounded_protocol(  # type: ignore[arg-type]  # what makes one is all that is needed
-            service.limits.connections, service.metrics.closed
+            service.limits.connections,
+            service.metrics.closed,
+            tls=None if certificate is None else certificate.context,
         ),
         server_header=False,
         timeout_keep_alive=_IDLE_SECONDS,
@@ -126,8 +128,6 @@ def serve(
         ws="none",
     )
     config.load()
-    if certificate is not None:
-        config.ssl = certificate.context
     return asyncio.run(_run(service, _HttpServer(config), http, host, grpc, certificate, on_ready))
 
 
