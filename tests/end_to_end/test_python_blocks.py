@@ -88,6 +88,8 @@ def make_decoders(_):
 
     size = Llama(layers=1, width=64, hidden=64, heads=2, key_heads=1, words=96)
     onnx.save(decoders.genai(size, np.random.default_rng(0)), "model.onnx")
+    onnx.save(decoders.optimum(size, np.random.default_rng(0)), "optimum.onnx")
+    past = {f"past_key_values.0.{part}": np.zeros((1, 1, 0, 32)) for part in ("key", "value")}
     write("model-Q4_K_M.gguf", kinds(Kind.Q4_K))
     return {
         "intarsia": intarsia,
@@ -95,6 +97,12 @@ def make_decoders(_):
         "token": np.array([[5]], np.int64),
         "mask": np.array([[1] + [0] * 7], np.int64),
         "logits": np.zeros((1, 1, 96), np.float32),
+        "feeds": {
+            "input_ids": np.array([[5]], np.int64),
+            "attention_mask": np.ones((1, 1), np.int64),
+            "position_ids": np.zeros((1, 1), np.int64),
+            **{name: array.astype(np.float32) for name, array in past.items()},
+        },
     }
 
 
