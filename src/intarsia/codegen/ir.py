@@ -646,13 +646,23 @@ class Function:
         return find_loop(self.body, LoopKind.GRID)
 
     @property
+    def block(self) -> Loop | None:
+        """The block loop of the grid loop, if there is one."""
+        grid = self.grid
+        return None if grid is None else find_loop(grid.body, LoopKind.BLOCK)
+
+    @property
+    def lane(self) -> Loop | None:
+        """The lane loop of the block loop, if there is one."""
+        block = self.block
+        return None if block is None else find_loop(block.body, LoopKind.LANE)
+
+    @property
     def work_items(self) -> int:
         """Work-items of a block; 0 if there is no grid loop."""
-        grid = self.grid
-        block = grid and find_loop(grid.body, LoopKind.BLOCK)
+        block, lane = self.block, self.lane
         if block is None:
             return 0
-        lane = find_loop(block.body, LoopKind.LANE)
         return (block.trip_count or 0) * (1 if lane is None else lane.trip_count or 0)
 
     @property

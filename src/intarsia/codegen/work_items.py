@@ -57,6 +57,8 @@ class WorkItems:
     ) -> None:
         self._name = function.name
         self._count = function.work_items
+        lane = function.lane
+        self._lanes = 1 if lane is None else lane.trip_count or 0
         self._values = values
         self._mask: Array | None = None
         self._block = 0
@@ -90,8 +92,6 @@ class WorkItems:
             InternalError: A work-item leaves a buffer, two race, or not all come to a barrier.
         """
         if loop not in self._acts:
-            lane = ir.find_loop(loop.body, ir.LoopKind.LANE)
-            self._lanes = 1 if lane is None else lane.trip_count or 0
             self._acts[loop] = self._body(loop.body)
         self._block = block
         own = [self._memory[buffer] for buffer in self._own]

@@ -584,10 +584,7 @@ class DeviceFamily(CFamily):
 
     def _side_by_side(self, loop: ir.Loop) -> None:
         """Write the turn of a block loop or lane loop that is this work-item's."""
-        grid = self.function.grid
-        assert grid is not None, "a block loop stands in a grid loop"
-        block = ir.find_loop(grid.body, ir.LoopKind.BLOCK)
-        lane = block and ir.find_loop(block.body, ir.LoopKind.LANE)
+        lane = self.function.lane
         number = self.item_of_group
         if lane is not None:
             number = f"({number}) {'%' if loop is lane else '/'} {lane.trip_count}"

@@ -323,10 +323,7 @@ class _Nvptx(LlvmCore):
 
     def _side_by_side(self, loop: ir.Loop) -> None:
         """Write the turn of a block loop or lane loop that is this thread's."""
-        grid = self.function.grid
-        assert grid is not None, "a block loop stands in a grid loop"
-        block = ir.find_loop(grid.body, ir.LoopKind.BLOCK)
-        lane = block and ir.find_loop(block.body, ir.LoopKind.LANE)
+        lane = self.function.lane
         number = self._item
         if lane is not None:
             number = self.fresh()

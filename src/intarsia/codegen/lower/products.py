@@ -31,6 +31,8 @@ from intarsia.extents import Expression, Size, UndecidedError, is_free, most
 from intarsia.graph.extract import constant_array
 from intarsia.graph.graph import Value
 
+BFLOAT16, FLOAT16 = "bfloat16", "float16"
+
 
 def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
     """Append a product of stacks of matrices; vectors are matrices of one row or column."""
@@ -312,9 +314,6 @@ def _copied(assembler: Assembler, view: View, half: str) -> View:
     copy = assembler.scratch(view.dtype, once, half=half)
     assembler.copy(replace(view, shape=once), copy, (), f"as {half}")
     return copy.expanded(view.shape)
-
-
-BFLOAT16, FLOAT16 = "bfloat16", "float16"
 
 
 def _in_settled_panels(assembler: Assembler, spec: Gemm, weights: Array, key: str) -> Gemm:
