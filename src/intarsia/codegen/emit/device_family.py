@@ -411,6 +411,8 @@ class DeviceFamily(CFamily):
                 self._reduce(operation)
             case ir.Dot():
                 self._dot(operation)
+            case ir.WarpShuffle():
+                self._warp_shuffle(operation)
             case _:
                 self.lanewise(operation)
 
@@ -451,6 +453,23 @@ class DeviceFamily(CFamily):
         number_value = ir.IrValue(wide.type.with_dtype(total))
         self.lanewise(ir.Bitcast(number_value, bits))
         return number_value
+
+    def _warp_shuffle(self, shuffle: ir.WarpShuffle) -> None:
+        """Hand a number to another lane through shared memory."""
+        place = self._meeting_place(self.wide[1].type_of(shuffle.operand.type.dtype))
+        self.line(f"{place}[{self.item_of_group}] = {self.names[shuffle.operand][0]};")
+        self.wait()
+        self.declare(shuffle.result, [f"{place}[({self.item_of_group}) ^ {shuffle.mask}]"])
+        self.wait()  # before the next one uses the place
+
+    def _meeting_place(self, type_: str) -> str:
+        """Return the name of shared memory with a variable of each work-item."""
+        return self.meeting_places.setdefault(type_, f"v0_{len(self.meeting_places)}")
+
+    @property
+    def meeting(self) -> int:
+        """Work-items that meet in shared memory."""
+        return self.function.work_items or self.sharing
 
     def _splat(self, result: ir.IrValue, operand: ir.IrValue) -> None:
         type_ = result.type
@@ -536,7 +555,7 @@ class DeviceFamily(CFamily):
         pieces = self.pieces(carried.type.lanes)
         for part, (_, width) in zip(self.names[carried], pieces, strict=True):
             type_ = self.wide[width].type_of(dtype)
-            place = self.meeting_places.setdefault(type_, f"v0_{len(self.meeting_places)}")
+            place = self._meeting_place(type_)
             self.line(f"{place}[item] = {part};")
             self.wait()
             # Each item adds up all terms in one order, so that all have the same sum, to the bit,

@@ -40,6 +40,8 @@ from intarsia.codegen.emit.llvm_core import (
 from intarsia.errors import BackendError
 
 _GLOBAL, _SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
+_WARP = 32
+"""Threads of a warp."""
 _MOST_PARAMETERS = 4096 // 8
 """What a kernel can be given: 4 KiB (CUDA C++ Programming Guide, "Function Parameters")."""
 _MOST_PRIVATE = 512 << 10
@@ -204,6 +206,9 @@ class _Nvptx(LlvmCore):
         if isinstance(operation, ir.Mma):
             self._mma(operation)
             return
+        if isinstance(operation, ir.WarpShuffle):
+            self._warp_shuffle(operation)
+            return
         super().operation(operation)
         if isinstance(operation, ir.Loop) and id(operation) in self.plan.reduced:
             names = self.plan.reduced[id(operation)]
@@ -331,6 +336,20 @@ class _Nvptx(LlvmCore):
             self.line(f"{number} = {name} i64 {self._item}, {lane.trip_count}")
         self.keep(loop.variable, number, len(self.blocks) - 1)
         self.body(loop.body)
+
+    def _warp_shuffle(self, shuffle: ir.WarpShuffle) -> None:
+        """Write how a warp's threads hand numbers to each other: 32 bits of each."""
+        type_, given = llvm_type(shuffle.operand.type), self.names[shuffle.operand]
+        called = self.declare("llvm.nvvm.shfl.sync.bfly.i32", "i32 (i32, i32, i32, i32)")
+        bits, found, result = self.fresh(), self.fresh(), self.fresh()
+        items = self.function.work_items
+        everyone = -1 if items >= _WARP else (1 << items) - 1
+        self.line(f"{bits} = bitcast {type_} {given} to i32")
+        arguments = f"i32 {everyone}, i32 {bits}, i32 {shuffle.mask}, i32 {_WARP - 1}"
+        # Convergent: it must not move to where some of the threads do not go.
+        self.line(f"{found} = call i32 {called}({arguments}) convergent")
+        self.line(f"{result} = bitcast i32 {found} to {type_}")
+        self.keep(shuffle.result, result, len(self.blocks) - 1)
 
     def _mma(self, mma: ir.Mma) -> None:
         """Write a product of a warp's matrices: registers have two float16 each."""
