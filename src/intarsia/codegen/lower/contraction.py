@@ -14,6 +14,7 @@ from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.kernels.gemm import Gemm
 from intarsia.codegen.kernels.reduce import Reduction
 from intarsia.codegen.lower.assembler import Assembler
+from intarsia.codegen.lower.grid import shared_reduction
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.products import choose_product
@@ -278,8 +279,8 @@ class _Contraction:
             unit=self.assembler.unit,
         )
         name = f"{self.group.anchor.node.name}: {''.join(x.names)}"
-        spec = in_settled_order(self.assembler, spec, name)
-        self.assembler.call(spec, (x.view, y_view, *others), self.group.names, "sum")
+        kernel = shared_reduction(self.assembler, in_settled_order(self.assembler, spec, name))
+        self.assembler.call(kernel, (x.view, y_view, *others), self.group.names, "sum")
 
     def _call_product(
         self, a: _Factor, b: _Factor, c: _Factor, fused: Fused, operands: Sequence[_Factor]
