@@ -28,6 +28,8 @@ MODELS = {
     "{ y = TensorScatter(x, new, at) }",
     "grid_attention": "g (float[1,2,20,8] q, float[1,2,24,8] k, float[1,2,24,8] v) => "
     "(float[1,2,20,8] y) { y = Attention(q, k, v) }",
+    "grid_conv": "g (float[1,8,7,7] x) => (float[1,16,7,7] y) "
+    "{ y = Conv<kernel_shape=[3,3], pads=[1,1,1,1]>(x, w) }",
     "grid_reduce": "g (float[3,5,40] x) => (float[3,1,1] y) <int64[2] axes = {1, 2}> "
     "{ y = ReduceMean(x, axes) }",
     "grid_rows": "g (float[3,45] x) => (float[3,45] y) { y = Softmax(x) }",
@@ -70,6 +72,9 @@ def model_of(text):
         scales = rng.uniform(0.01, 0.1, 8).astype(np.float32)
         for name, array in (("codes", codes), ("scales", scales)):
             model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    if "Conv<" in text:
+        weights = rng.standard_normal((16, 8, 3, 3)).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
     return model
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.codegen.body import Apply, Fused
-from intarsia.codegen.kernels import winograd
+from intarsia.codegen.kernels import grid_conv, winograd
 from intarsia.codegen.kernels.conv import Conv
 from intarsia.codegen.kernels.conv_plain import PlainConv
 from intarsia.codegen.kernels.convolution import ConvKind, choose, pack_bias
@@ -32,6 +32,7 @@ from intarsia.codegen.kernels.winograd.schedules import choose_winograd, fits_wi
 from intarsia.codegen.kernels.winograd.transform import LIMIT, OUTPUTS, error_ratio
 from intarsia.codegen.lower.activations import refuse_activation, with_activation
 from intarsia.codegen.lower.assembler import Assembler, TiledReads
+from intarsia.codegen.lower.grid import shared_conv
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.layouts import Wish, widest
 from intarsia.codegen.lower.operation import Operation
@@ -325,6 +326,14 @@ def append_conv(assembler: Assembler, group: KernelGroup, problem: ConvProblem) 
         plain = replace(plain, weights=weights.strides, is_turned=problem.is_turned)
         arguments = (problem.x, weights, *biases, problem.y, *problem.operands)
         assembler.call(plain, arguments, group.names, "weights as they are")
+        return
+    shared = shared_conv(assembler, describe(0))
+    if shared is not None:
+        key = f"{problem.key}/{grid_conv.PACKING} by {shared.conv.x_block}"
+        half = assembler.halves.get(operation.inputs[1].id, "")
+        packed = assembler.panels(key, partial(grid_conv.pack, shared, weights), half)
+        arguments = (problem.x.as_blocks(), packed, *biases, problem.y, *problem.operands)
+        assembler.call(shared, arguments, group.names)
         return
     tiles = _winograd_tiles(assembler, problem, operation)
     key = f"tiles of {operation.node.name}/{problem.key}"

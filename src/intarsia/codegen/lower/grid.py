@@ -8,7 +8,9 @@ order: neither has them.
 from __future__ import annotations
 
 from intarsia.codegen.kernels.attention import Attention
+from intarsia.codegen.kernels.conv import Conv
 from intarsia.codegen.kernels.grid_attention import GridAttention, grid_attention
+from intarsia.codegen.kernels.grid_conv import GridConv, grid_conv
 from intarsia.codegen.kernels.grid_reduce import GridReduction, grid_reduction
 from intarsia.codegen.kernels.grid_rows import GridRows, grid_rows
 from intarsia.codegen.kernels.reduce import Reduction
@@ -39,3 +41,9 @@ def shared_attention(assembler: Assembler, spec: Attention) -> GridAttention | N
     """Return attention as it is to run on a GPU; None where it has no kernel of its own there."""
     gpu = gpu_of(assembler)
     return None if gpu is None else grid_attention(spec, gpu)
+
+
+def shared_conv(assembler: Assembler, spec: object) -> GridConv | None:
+    """Return a convolution as it is to run on a GPU; None where it has no kernel of its own."""
+    gpu = gpu_of(assembler)
+    return None if gpu is None or not isinstance(spec, Conv) else grid_conv(spec, gpu)
