@@ -248,6 +248,7 @@ class RemoteNative(NativeRegion):
 
     scratch_bytes = 0
     never_fails = False  # the way may
+    takes_left = True
 
     def __init__(
         self,
@@ -269,6 +270,11 @@ class RemoteNative(NativeRegion):
     def away_seconds(self) -> float:
         """Return how much of the time of all calls so far was spent on the way."""
         return self._program.region.away_seconds()
+
+    @property
+    def carried_tensors(self) -> int:
+        """How many tensors all calls so far sent there or had back."""
+        return self._program.region.agent.carried_tensors
 
     def _resized(self, sized: SizedCalls) -> Self:
         return type(self)(self._artifact, self._payload, self._program, self._free, sized)

@@ -17,13 +17,12 @@ import numpy as np
 
 from intarsia.backends.device import Device, Executable, Resizable, Step, ValueSlot
 from intarsia.plan.plan import (
-    CopyStep,
     LateSize,
     Plan,
-    PlanStep,
     PlanTensor,
     RegionStep,
     TensorStorage,
+    ends_of,
     needed_sizes,
 )
 from intarsia.runtime.context import Context
@@ -98,13 +97,6 @@ def split_stages(plan: Plan) -> tuple[PlanStage, ...]:
         )
         for (first, last), used, some in zip(ranges, uses, found, strict=True)
     )
-
-
-def ends_of(step: PlanStep) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the tensors that a step reads, and those that it writes."""
-    if isinstance(step, CopyStep):
-        return (step.source,), (step.destination,)
-    return step.inputs, step.outputs
 
 
 def _part(plan: Plan, first: int, last: int, used: set[int], several: set[int]) -> Plan:
