@@ -11,17 +11,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 
 import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.codegen.body import Apply
 from intarsia.codegen.halves import SINGLE
-from intarsia.codegen.ir import row_major
+from intarsia.codegen.ir import TILE_ROWS, row_major
 from intarsia.codegen.kernels.block_gemm import (
     BlockGemm,
     BlockWeights,
     QuantizeBlocks,
+    has_tiles,
     pack_codes,
     pack_numbers,
 )
@@ -244,11 +246,15 @@ def _quantise(
     """Append a call that quantises the left operand; return its codes, scales and sums."""
     *rows, k = a.shape
     blocks = -(-k // form.size)
-    whole = assembler.scratch("int8", (*rows, blocks * form.size + _APART_BYTES))
+    pitch = blocks * form.size + _APART_BYTES
+    # Products of tiles read whole ones: what is behind the last row changes no other.
+    more = TILE_ROWS if has_tiles(prod(rows), form.size, assembler.unit) else 0
+    whole = assembler.scratch("int8", (*rows, pitch), spare=more * pitch)
     codes = whole.part(len(rows), 0, blocks * form.size)
-    scales = assembler.scratch("float32", (*rows, blocks))
+    scales = assembler.scratch("float32", (*rows, blocks), spare=more * blocks)
     # Zero points are taken from sums of codes; one of all blocks before there are floats.
-    sums = assembler.scratch("float32" if form.zeros else "int32", (*rows, blocks))
+    dtype = "float32" if form.zeros else "int32"
+    sums = assembler.scratch(dtype, (*rows, blocks), spare=more * blocks)
     factor = -1 if form.zeros else -form.middle
     spec = QuantizeBlocks(
         tuple(rows), k, form.size, a.layout, codes.layout, factor, sums.dtype, assembler.unit
