@@ -36,7 +36,7 @@ _CHAINS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Activation:
+class GateFunction:
     """A function of a gate.
 
     Attributes:
@@ -84,7 +84,7 @@ class Recurrence:
     batch: int
     hidden: int
     tensors: tuple[tuple[str, Layout], ...]
-    activations: tuple[Activation, ...]
+    activations: tuple[GateFunction, ...]
     is_reversed: bool = False
     is_linear_first: bool = False
     is_coupled: bool = False

@@ -13,7 +13,7 @@ from intarsia.codegen.body import Apply, Body, Fused, identity
 from intarsia.codegen.kernels import recurrence
 from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.kernels.gemm import Gemm, Panels
-from intarsia.codegen.kernels.recurrence import GATES, Activation, Recurrence
+from intarsia.codegen.kernels.recurrence import GATES, GateFunction, Recurrence
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
@@ -42,7 +42,7 @@ def _ways(operation: Operation) -> int:
     return 2 if operation.attribute("direction", "forward") == "bidirectional" else 1
 
 
-def _activations(operation: Operation) -> list[tuple[Activation, ...]]:
+def _activations(operation: Operation) -> list[tuple[GateFunction, ...]]:
     """Return the activations of each direction.
 
     Raises:
@@ -60,7 +60,7 @@ def _activations(operation: Operation) -> list[tuple[Activation, ...]]:
         if name in _WITHOUT_DEFAULT and None in numbers.values():
             raise ValueError(f"its activation {name} lacks a number")
         items = tuple((key, number) for key, number in numbers.items() if number is not None)
-        made.append(Activation(name, items))
+        made.append(GateFunction(name, items))
     size = len(defaults)
     if len(made) != size * _ways(operation):
         raise ValueError(f"it has {len(made)} activations")
