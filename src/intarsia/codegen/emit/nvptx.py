@@ -30,8 +30,8 @@ from intarsia.codegen.emit.device_family import (
 )
 from intarsia.codegen.emit.live import prune
 from intarsia.codegen.emit.llvm_core import (
-    Block,
     Bounds,
+    CodeBlock,
     LlvmCore,
     llvm_literal,
     llvm_type,
@@ -95,7 +95,7 @@ class _Nvptx(LlvmCore):
         for number, size in enumerate(function.sizes):
             self.keep(size, f"%s{number}", 0)
             parameters.append(f"i64 %s{number}")
-        self.blocks.append(Block("entry"))
+        self.blocks.append(CodeBlock("entry"))
         for number, buffer in enumerate(function.locals):
             self._local(number, buffer)
         self._place()
@@ -316,7 +316,7 @@ class _Nvptx(LlvmCore):
             lower, upper = self.index(loop.lower), self.index(loop.upper)
             turn = self._product(turn, loop.step)
             turn = turn if lower == "0" else self._sum(lower, turn)
-        self.blocks.append(Block("turn"))
+        self.blocks.append(CodeBlock("turn"))
         if loop is not None:
             self.keep(loop.variable, turn, len(self.blocks) - 1)
         self.body(body)
