@@ -66,7 +66,7 @@ class Mark:
     forms: Mapping[tuple[int, str, tuple[float, ...], int], int]
 
 
-class Builder:
+class TableBuilder:
     """Makes the tables of a region.
 
     Args:
