@@ -38,7 +38,7 @@ _INT32 = 2**31
 _LOWEST, _HIGHEST = -128, 127
 
 
-class Draft:
+class NetworkDraft:
     """A network that is being written.
 
     Attributes:
@@ -240,14 +240,14 @@ def read_window(
     )
 
 
-def _padded(draft: Draft, tensor: int, window: Window, code: int | None = None) -> int:
+def _padded(draft: NetworkDraft, tensor: int, window: Window, code: int | None = None) -> int:
     """Return an image with the pads that TFLite has no name for."""
     if not window.is_padded or window.is_same:
         return tensor
     return _pad(draft, tensor, ((0, 0), *window.pads, (0, 0)), code)
 
 
-def _pad(draft: Draft, tensor: int, pads: Sequence[Sequence[int]], code: int | None) -> int:
+def _pad(draft: NetworkDraft, tensor: int, pads: Sequence[Sequence[int]], code: int | None) -> int:
     old = draft.tensors[tensor]
     shape = [before + size + after for size, (before, after) in zip(old.shape, pads, strict=True)]
     inputs = [tensor, draft.numbers(pads)]
@@ -272,7 +272,7 @@ def _weights(layer: Layer) -> tuple[Array, Quantity]:
     return weights.array(), quantity
 
 
-def _bias(draft: Draft, layer: Layer, weights: Quantity, count: int) -> int:
+def _bias(draft: NetworkDraft, layer: Layer, weights: Quantity, count: int) -> int:
     """Add the bias as codes of what a product of codes means."""
     units = layer.operands[0].quantity.scale * np.asarray(weights.scales, np.float64)
     if layer.bias is None:
@@ -293,7 +293,7 @@ def _bias(draft: Draft, layer: Layer, weights: Quantity, count: int) -> int:
     return draft.constant(codes.astype(np.int32), product)
 
 
-def _convolution(draft: Draft, layer: Layer) -> None:
+def _convolution(draft: NetworkDraft, layer: Layer) -> None:
     weights, quantity = _weights(layer)
     if weights.ndim != _IMAGE:
         raise NotTakenError("it is no convolution of images")
@@ -314,7 +314,7 @@ def _convolution(draft: Draft, layer: Layer) -> None:
 
 
 def _windowed(
-    draft: Draft,
+    draft: NetworkDraft,
     layer: Layer,
     window: Window,
     code: str,
@@ -344,7 +344,7 @@ def _windowed(
     draft.finish(layer, out, is_last=True, is_limited=True)
 
 
-def _product(draft: Draft, layer: Layer) -> None:
+def _product(draft: NetworkDraft, layer: Layer) -> None:
     operation = layer.operation
     weights, quantity = _weights(layer)
     if weights.ndim != 2:  # noqa: PLR2004
@@ -376,7 +376,7 @@ def _product(draft: Draft, layer: Layer) -> None:
     draft.finish(layer, out, is_limited=True)
 
 
-def _pool(draft: Draft, layer: Layer, code: str, window: Window, lowest: int | None) -> None:
+def _pool(draft: NetworkDraft, layer: Layer, code: str, window: Window, lowest: int | None) -> None:
     x = _padded(draft, draft.read(layer.operands[0], is_last=True), window, lowest)
     out = draft.computed(_image_shape(layer), layer.operands[0].narrow)
     draft.operator(
@@ -393,7 +393,7 @@ def _pool(draft: Draft, layer: Layer, code: str, window: Window, lowest: int | N
     draft.finish(layer, out, is_last=True)
 
 
-def _max_pool(draft: Draft, layer: Layer) -> None:
+def _max_pool(draft: NetworkDraft, layer: Layer) -> None:
     window = window_of(layer, layer.operation.attribute("kernel_shape"))
     if window.dilations != (1, 1):
         raise NotTakenError("its window has gaps")
@@ -402,12 +402,12 @@ def _max_pool(draft: Draft, layer: Layer) -> None:
     _pool(draft, layer, "MAX_POOL_2D", window, _LOWEST)
 
 
-def _global_max_pool(draft: Draft, layer: Layer) -> None:
+def _global_max_pool(draft: NetworkDraft, layer: Layer) -> None:
     window = window_of(layer, layer.operands[0].shape[2:])
     _pool(draft, layer, "MAX_POOL_2D", window, None)
 
 
-def _average_pool(draft: Draft, layer: Layer) -> None:
+def _average_pool(draft: NetworkDraft, layer: Layer) -> None:
     operation = layer.operation
     window = window_of(layer, operation.attribute("kernel_shape"))
     if window.dilations != (1, 1):
@@ -428,7 +428,7 @@ def _average_pool(draft: Draft, layer: Layer) -> None:
     _windowed(draft, layer, window, "DEPTHWISE_CONV_2D", weights, {"DepthMultiplier": 1})
 
 
-def _mean(draft: Draft, layer: Layer) -> None:
+def _mean(draft: NetworkDraft, layer: Layer) -> None:
     operation, rank = layer.operation, len(layer.operands[0].shape)
     if layer.op_type == "GlobalAveragePool":
         axes, keeps = tuple(range(2, rank)), True
@@ -447,7 +447,7 @@ def _mean(draft: Draft, layer: Layer) -> None:
     draft.finish(layer, out, is_last=is_image)
 
 
-def _elementwise(draft: Draft, layer: Layer) -> None:
+def _elementwise(draft: NetworkDraft, layer: Layer) -> None:
     is_last = _is_better_last(draft, layer)
     inputs = [draft.read(operand, is_last=is_last) for operand in layer.operands]
     shape = _image_shape(layer) if is_last else layer.result.shape
@@ -457,7 +457,7 @@ def _elementwise(draft: Draft, layer: Layer) -> None:
     draft.finish(layer, out, is_last=is_last, is_limited=True)
 
 
-def _is_better_last(draft: Draft, layer: Layer) -> bool:
+def _is_better_last(draft: NetworkDraft, layer: Layer) -> bool:
     """Tell whether all operands can have channels last, and one has already."""
     images = [one for one in layer.operands if not one.is_constant]
     return (
@@ -467,7 +467,7 @@ def _is_better_last(draft: Draft, layer: Layer) -> bool:
     )
 
 
-def _concatenation(draft: Draft, layer: Layer) -> None:
+def _concatenation(draft: NetworkDraft, layer: Layer) -> None:
     is_last = _is_better_last(draft, layer)
     quantity, inputs = layer.result.narrow, []
     for operand in layer.operands:
@@ -488,13 +488,13 @@ def _concatenation(draft: Draft, layer: Layer) -> None:
     draft.finish(layer, out, is_last=is_last)
 
 
-def _reshape(draft: Draft, layer: Layer) -> None:
+def _reshape(draft: NetworkDraft, layer: Layer) -> None:
     x = draft.read(layer.operands[0])
     out = draft.computed(layer.result.shape, layer.operands[0].narrow)
     draft.finish(layer, draft.reshaped(x, out))
 
 
-def _transpose(draft: Draft, layer: Layer) -> None:
+def _transpose(draft: NetworkDraft, layer: Layer) -> None:
     rank = len(layer.result.shape)
     order = layer.operation.attribute("perm", tuple(reversed(range(rank))))
     draft.finish(layer, draft.transposed(draft.read(layer.operands[0]), order))
@@ -507,7 +507,7 @@ def _constant(layer: Layer, position: int, what: str) -> tuple[int, ...] | None:
     return operation.numbers(position)
 
 
-def _padding(draft: Draft, layer: Layer) -> None:
+def _padding(draft: NetworkDraft, layer: Layer) -> None:
     operation, operand = layer.operation, layer.operands[0]
     if operation.attribute("mode", "constant") != "constant":
         raise NotTakenError("it does not pad with a constant")
@@ -540,7 +540,7 @@ def _pad_code(layer: Layer) -> int:
     return round(code)
 
 
-def _slice(draft: Draft, layer: Layer) -> None:
+def _slice(draft: NetworkDraft, layer: Layer) -> None:
     operand, rank = layer.operands[0], len(layer.result.shape)
     if layer.operation.value(1) is None:
         raise NotTakenError("its bounds are attributes: raise the operator set")
@@ -562,7 +562,7 @@ def _slice(draft: Draft, layer: Layer) -> None:
     draft.finish(layer, draft.operator("SLICE", (x, *bounds), out), is_last=is_last)
 
 
-def _resize(draft: Draft, layer: Layer) -> None:
+def _resize(draft: NetworkDraft, layer: Layer) -> None:
     operation, operand = layer.operation, layer.operands[0]
     shape, out = operand.shape, layer.result.shape
     if len(shape) != _IMAGE or shape[:2] != out[:2]:
@@ -592,7 +592,7 @@ def _resize(draft: Draft, layer: Layer) -> None:
     draft.finish(layer, made, is_last=True)
 
 
-def _softmax(draft: Draft, layer: Layer) -> None:
+def _softmax(draft: NetworkDraft, layer: Layer) -> None:
     operation, rank = layer.operation, len(layer.result.shape)
     opset = min(operation.opset, operation.attribute("opset", operation.opset))
     is_new = opset >= 13  # noqa: PLR2004 - before, all axes from one on were taken together
@@ -603,17 +603,17 @@ def _softmax(draft: Draft, layer: Layer) -> None:
     _by_table(draft, layer, "SOFTMAX", Quantity((1 / 256,), (-128,)), is_last, Beta=1.0)
 
 
-def _logistic(draft: Draft, layer: Layer) -> None:
+def _logistic(draft: NetworkDraft, layer: Layer) -> None:
     is_last = _is_better_last(draft, layer)
     _by_table(draft, layer, "LOGISTIC", Quantity((1 / 256,), (-128,)), is_last)
 
 
-def _tanh(draft: Draft, layer: Layer) -> None:
+def _tanh(draft: NetworkDraft, layer: Layer) -> None:
     _by_table(draft, layer, "TANH", Quantity((1 / 128,), (0,)), _is_better_last(draft, layer))
 
 
 def _by_table(
-    draft: Draft, layer: Layer, code: str, quantity: Quantity, is_last: bool, **options: Any
+    draft: NetworkDraft, layer: Layer, code: str, quantity: Quantity, is_last: bool, **options: Any
 ) -> None:
     """Add an operator whose result has a scale of its own."""
     x = draft.read(layer.operands[0], is_last=is_last)
@@ -621,13 +621,13 @@ def _by_table(
     draft.finish(layer, draft.operator(code, (x,), out, **options), is_last=is_last)
 
 
-def _leaky(draft: Draft, layer: Layer) -> None:
+def _leaky(draft: NetworkDraft, layer: Layer) -> None:
     is_last = _is_better_last(draft, layer)
     alpha = layer.operation.attribute("alpha", 0.01)
     _by_table(draft, layer, "LEAKY_RELU", layer.result.narrow, is_last, Alpha=alpha)
 
 
-def _activation(draft: Draft, layer: Layer) -> None:
+def _activation(draft: NetworkDraft, layer: Layer) -> None:
     is_last = _is_better_last(draft, layer)
     activation = activation_of(layer)
     if activation != "NONE":
@@ -642,7 +642,7 @@ def _activation(draft: Draft, layer: Layer) -> None:
     draft.finish(layer, draft.read(layer.operands[0], is_last=is_last), is_last=is_last)
 
 
-def _requantise(draft: Draft, layer: Layer) -> None:
+def _requantise(draft: NetworkDraft, layer: Layer) -> None:
     is_last = _is_better_last(draft, layer)
     draft.finish(layer, draft.read(layer.operands[0], is_last=is_last), is_last=is_last)
 
@@ -659,7 +659,7 @@ class Row:
 
     name: str
     types: tuple[str, ...]
-    write: Callable[[Draft, Layer], None]
+    write: Callable[[NetworkDraft, Layer], None]
 
 
 TABLE = (
@@ -717,7 +717,7 @@ def write_region(region: Region) -> Written:
     layers = tuple((_ROWS[one.op_type].name, one.nodes) for one in known)
     if reading.reasons or not known:
         return Written(None, layers, reading.reasons)
-    draft = Draft()
+    draft = NetworkDraft()
     codes = {one.value.id: one for layer in known for one in (*layer.operands, layer.result)}
     inputs = [_enter(draft, codes[value]) for value in region.inputs]
     for layer in known:
@@ -731,7 +731,7 @@ def write_region(region: Region) -> Written:
 
 def _why_not(layer: Layer) -> str | None:
     """Say why a layer cannot be written: it is tried by itself."""
-    draft = Draft()
+    draft = NetworkDraft()
     try:
         for operand in layer.operands:
             if not operand.is_constant:
@@ -742,12 +742,12 @@ def _why_not(layer: Layer) -> str | None:
     return None
 
 
-def _write(draft: Draft, layer: Layer) -> None:
+def _write(draft: NetworkDraft, layer: Layer) -> None:
     draft.node = layer.operation.node.name
     _ROWS[layer.op_type].write(draft, layer)
 
 
-def _enter(draft: Draft, codes: Codes) -> int:
+def _enter(draft: NetworkDraft, codes: Codes) -> int:
     """Add an input; return its tensor."""
     tensor = Tensor(codes.value.name, codes.shape, codes.value.dtype, codes.quantity)
     number = draft.tensor(tensor)
@@ -759,7 +759,7 @@ def _enter(draft: Draft, codes: Codes) -> int:
     return number
 
 
-def _leave(draft: Draft, codes: Codes, others: Collection[int]) -> int:
+def _leave(draft: NetworkDraft, codes: Codes, others: Collection[int]) -> int:
     """Return the tensor of an output, which is no input and none of the other outputs."""
     made, dtype = draft.read(codes), codes.value.dtype
     if dtype == "uint8":

@@ -26,7 +26,7 @@ from intarsia.backends.float_operators import (
 )
 from intarsia.backends.tflite.layers import NotTakenError
 from intarsia.backends.tflite.network import Network, Quantity, Tensor
-from intarsia.backends.tflite.operators import Draft, Window, read_window
+from intarsia.backends.tflite.operators import NetworkDraft, Window, read_window
 from intarsia.codegen.lower.operation import Operation
 from intarsia.graph.extract import constant_array
 
@@ -58,7 +58,7 @@ def lower_region(region: Region) -> Network:
     return Network(tuple(draft.tensors), tuple(draft.operators), inputs, outputs)
 
 
-class FloatDraft(Draft):
+class FloatDraft(NetworkDraft):
     """A network of float32 that is being written; values of the graph are tensors of it."""
 
     def __init__(self) -> None:
