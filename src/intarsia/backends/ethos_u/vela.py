@@ -115,7 +115,7 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class VelaReport:
     """What Vela says of a network.
 
     Attributes:
@@ -131,7 +131,7 @@ class Forecast:
     macs: int
 
 
-_FORECASTS: dict[tuple[bytes, str], Forecast] = {}
+_FORECASTS: dict[tuple[bytes, str], VelaReport] = {}
 """By a network's digest, since networks are large, and the accelerator."""
 
 
@@ -151,7 +151,7 @@ def version() -> str:
     return found
 
 
-def forecast(network: bytes, accelerator: str) -> Forecast:
+def forecast(network: bytes, accelerator: str) -> VelaReport:
     """Return what Vela says of a network, which it compiles for that, once.
 
     Args:
@@ -165,9 +165,9 @@ def forecast(network: bytes, accelerator: str) -> Forecast:
     if key not in _FORECASTS:
         outcome = _call("forecast_here", network, accelerator)
         if outcome.is_ok:
-            _FORECASTS[key] = Forecast(**outcome.value)
+            _FORECASTS[key] = VelaReport(**outcome.value)
         else:  # crashes of Vela's are of this network alone
-            _FORECASTS[key] = Forecast(f"Vela fails on it: {outcome.message}", 0, 0, 0)
+            _FORECASTS[key] = VelaReport(f"Vela fails on it: {outcome.message}", 0, 0, 0)
     return _FORECASTS[key]
 
 
