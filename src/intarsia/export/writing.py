@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from intarsia.backends.registry import Backends
     from intarsia.codegen.emit.c_function import Linkage
     from intarsia.codegen.emit.c_memory import Footprint
-    from intarsia.codegen.emit.c_program import Layout as CLayout
+    from intarsia.codegen.emit.c_program import ProgramLayout as CLayout
     from intarsia.codegen.emit.c_program import Sharing, Sources
     from intarsia.codegen.ir import Function
     from intarsia.codegen.unit import CpuModel
@@ -224,7 +224,7 @@ def _c_layout(target: Target, unit: CpuModel) -> CLayout:
     Raises:
         TargetError: An alignment is no power of two.
     """
-    from intarsia.codegen.emit.c_program import ALIGN, Layout, WeightsIn
+    from intarsia.codegen.emit.c_program import ALIGN, ProgramLayout, WeightsIn
 
     for name in ("workspace-byte-alignment", "constants-byte-alignment"):
         given = target.attrs.get(name)
@@ -236,7 +236,7 @@ def _c_layout(target: Target, unit: CpuModel) -> CLayout:
             )
     widest = ALIGN if unit.bits else _WIDEST_SCALAR
     scratch = target.attrs.get("workspace-byte-alignment") or widest
-    return Layout(
+    return ProgramLayout(
         WeightsIn(target.attrs.get("weights-in") or WeightsIn.AUTO),
         scratch,
         target.attrs.get("constants-byte-alignment") or scratch,

@@ -11,7 +11,7 @@ from tests.codegen.lower.small_models import small_model
 from intarsia.codegen.emit.c_function import c_function, dense
 from intarsia.codegen.emit.c_join import Part, join
 from intarsia.codegen.emit.c_memory import stack_bytes, with_tight_arena
-from intarsia.codegen.emit.c_program import Layout, Tensor, emit_c_program
+from intarsia.codegen.emit.c_program import ProgramLayout, Tensor, emit_c_program
 from intarsia.codegen.lower.program import Argument, Call, MemoryBlock, Program
 from intarsia.codegen.lower.region import lower_region
 from intarsia.codegen.storage import StorageKind
@@ -103,7 +103,7 @@ def test_parts_and_a_call_into_a_library_are_one_program_in_one_arena(tmp_path):
     ]
     program = join(parts, graph.inputs, graph.outputs)
     ends = [Tensor("x", "float32", (1, 2, 6, 6))], [Tensor("y", "float32", (1, 3, 5, 5))]
-    sources = emit_c_program("whole", program, *ends, Layout(scratch_align=8))
+    sources = emit_c_program("whole", program, *ends, ProgramLayout(scratch_align=8))
     apart = [with_tight_arena(part.program, 8).scratch_bytes for part in parts]
     assert max(apart) <= sources.footprint.arena < sum(apart) + 2 * 300
     assert sources.footprint.stack >= STACK
