@@ -57,7 +57,7 @@ class DerivedConstant:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Savepoint:
     """How far a builder was."""
 
     tensors: int
@@ -89,11 +89,11 @@ class TableBuilder:
         self._forms: dict[tuple[int, str, tuple[float, ...], int], int] = {}
         self._integers: Mapping[int, ScaledIntegers] = {}
 
-    def mark(self) -> Mark:
+    def mark(self) -> Savepoint:
         """Return how far it is, to go back to if what follows is not taken."""
-        return Mark(len(self.tensors), len(self.calls), len(self.constants), dict(self._forms))
+        return Savepoint(len(self.tensors), len(self.calls), len(self.constants), dict(self._forms))
 
-    def back_to(self, mark: Mark) -> None:
+    def back_to(self, mark: Savepoint) -> None:
         """Forget what was made since."""
         del self.tensors[mark.tensors :], self.calls[mark.calls :], self.constants[mark.constants :]
         self._forms = dict(mark.forms)
@@ -103,7 +103,7 @@ class TableBuilder:
             if number < mark.constants
         }
 
-    def since(self, mark: Mark) -> AclProgram:
+    def since(self, mark: Savepoint) -> AclProgram:
         """Return what was made since, with all tensors that the calls have."""
         return AclProgram(tuple(self.tensors), tuple(self.calls[mark.calls :]))
 
