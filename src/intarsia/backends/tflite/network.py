@@ -114,7 +114,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class NetworkOperator:
     """An operator of a network.
 
     Attributes:
@@ -145,7 +145,7 @@ class Network:
     """
 
     tensors: tuple[Tensor, ...]
-    operators: tuple[Operator, ...]
+    operators: tuple[NetworkOperator, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
@@ -323,7 +323,7 @@ class _Writer:
             BuiltinCode=number,
         )
 
-    def _operator(self, operator: Operator, codes: Sequence[str]) -> int:
+    def _operator(self, operator: NetworkOperator, codes: Sequence[str]) -> int:
         kind, _ = _OPTIONS[operator.code]
         more = {}
         if kind:

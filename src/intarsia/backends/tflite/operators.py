@@ -22,7 +22,7 @@ from intarsia.backends.tflite.layers import (
     is_same,
     read_layers,
 )
-from intarsia.backends.tflite.network import Network, Operator, Quantity, Tensor
+from intarsia.backends.tflite.network import Network, NetworkOperator, Quantity, Tensor
 from intarsia.graph.extract import constant_array
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class NetworkDraft:
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
-        self.operators: list[Operator] = []
+        self.operators: list[NetworkOperator] = []
         self._plain: dict[int, int] = {}
         self._last: dict[int, int] = {}
         self.node = ""
@@ -71,7 +71,7 @@ class NetworkDraft:
 
     def operator(self, code: str, inputs: Sequence[int], output: int, **options: Any) -> int:
         """Add an operator and return its output."""
-        self.operators.append(Operator(code, tuple(inputs), (output,), options, self.node))
+        self.operators.append(NetworkOperator(code, tuple(inputs), (output,), options, self.node))
         return output
 
     def has_last(self, codes: Codes) -> bool:
