@@ -14,7 +14,7 @@ from intarsia.place.request import Request
 
 if TYPE_CHECKING:
     from intarsia.backends.values import Piece, Refusal
-    from intarsia.codegen.emit.c_join import Part
+    from intarsia.codegen.emit.c_join import ProgramPart
     from intarsia.codegen.emit.c_program import Tensor
     from intarsia.codegen.emit.device_family import DeviceLimits
     from intarsia.codegen.lower.program import Program
@@ -69,7 +69,7 @@ def lower_model(request: Request, registers: int | None = None) -> Native:
         UnsupportedError: Some nodes lie elsewhere or have no native code.
         IntarsiaError: As `intarsia.compile`.
     """
-    from intarsia.codegen.emit.c_join import Part, join
+    from intarsia.codegen.emit.c_join import ProgramPart, join
     from intarsia.codegen.emit.c_program import Tensor
     from intarsia.codegen.lower.region import lower_region
     from intarsia.codegen.unit import WinogradMode
@@ -114,7 +114,7 @@ def lower_model(request: Request, registers: int | None = None) -> Native:
     inputs = [i for i in graph.inputs if i in read]
     outputs = list(dict.fromkeys(graph.outputs))
     parts = [
-        Part(lower(piece), tuple(piece.region.inputs), tuple(piece.region.outputs))
+        ProgramPart(lower(piece), tuple(piece.region.inputs), tuple(piece.region.outputs))
         for piece in pieces
     ]
     program = (
@@ -211,7 +211,7 @@ class _Piece:
     program: Callable[[Region], Program] | None = None
 
 
-def _in_order(part: Part, inputs: Sequence[int], outputs: Sequence[int]) -> Program:
+def _in_order(part: ProgramPart, inputs: Sequence[int], outputs: Sequence[int]) -> Program:
     """Return the program of a whole model with the model's order of inputs and outputs."""
     from intarsia.codegen.storage import StorageKind
 
