@@ -81,7 +81,7 @@ def system_of(accelerator: str) -> System:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ArenaPlace:
     """Where a tensor at the border lies in the arena.
 
     Attributes:
@@ -110,8 +110,8 @@ class Stream:
     weights: Array
     arena_bytes: int
     fast_bytes: int
-    inputs: tuple[Place, ...]
-    outputs: tuple[Place, ...]
+    inputs: tuple[ArenaPlace, ...]
+    outputs: tuple[ArenaPlace, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,8 @@ def compile_stream(network: bytes, accelerator: str) -> Stream:
         raise BackendError(f"Vela failed: {outcome.message}", backend=f"vela {version()}")
     value, arrays = outcome.value, outcome.arrays
     places = {
-        side: tuple(Place(*numbers) for numbers in value[side]) for side in ("inputs", "outputs")
+        side: tuple(ArenaPlace(*numbers) for numbers in value[side])
+        for side in ("inputs", "outputs")
     }
     return Stream(
         arrays["commands"].copy(),
