@@ -648,7 +648,7 @@ def _requantise(draft: NetworkDraft, layer: Layer) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Translation:
     """What becomes of an operator.
 
     Attributes:
@@ -663,25 +663,25 @@ class Row:
 
 
 TABLE = (
-    Row("convolution", ("Conv",), _convolution),
-    Row("product", ("Gemm", "MatMul"), _product),
-    Row("max pool", ("MaxPool",), _max_pool),
-    Row("global max pool", ("GlobalMaxPool",), _global_max_pool),
-    Row("average pool", ("AveragePool",), _average_pool),
-    Row("mean", ("GlobalAveragePool", "ReduceMean"), _mean),
-    Row("elementwise", ("Add", "Mul", "Sub"), _elementwise),
-    Row("concatenation", ("Concat",), _concatenation),
-    Row("reshape", ("Flatten", "Reshape", "Squeeze", "Unsqueeze"), _reshape),
-    Row("transpose", ("Transpose",), _transpose),
-    Row("pad", ("Pad",), _padding),
-    Row("slice", ("Slice",), _slice),
-    Row("resize", ("Resize",), _resize),
-    Row("softmax", ("Softmax",), _softmax),
-    Row("sigmoid", ("Sigmoid",), _logistic),
-    Row("tanh", ("Tanh",), _tanh),
-    Row("leaky relu", ("LeakyRelu",), _leaky),
-    Row("activation", ("Clip", "Relu"), _activation),
-    Row("requantise", ("Identity",), _requantise),
+    Translation("convolution", ("Conv",), _convolution),
+    Translation("product", ("Gemm", "MatMul"), _product),
+    Translation("max pool", ("MaxPool",), _max_pool),
+    Translation("global max pool", ("GlobalMaxPool",), _global_max_pool),
+    Translation("average pool", ("AveragePool",), _average_pool),
+    Translation("mean", ("GlobalAveragePool", "ReduceMean"), _mean),
+    Translation("elementwise", ("Add", "Mul", "Sub"), _elementwise),
+    Translation("concatenation", ("Concat",), _concatenation),
+    Translation("reshape", ("Flatten", "Reshape", "Squeeze", "Unsqueeze"), _reshape),
+    Translation("transpose", ("Transpose",), _transpose),
+    Translation("pad", ("Pad",), _padding),
+    Translation("slice", ("Slice",), _slice),
+    Translation("resize", ("Resize",), _resize),
+    Translation("softmax", ("Softmax",), _softmax),
+    Translation("sigmoid", ("Sigmoid",), _logistic),
+    Translation("tanh", ("Tanh",), _tanh),
+    Translation("leaky relu", ("LeakyRelu",), _leaky),
+    Translation("activation", ("Clip", "Relu"), _activation),
+    Translation("requantise", ("Identity",), _requantise),
 )
 """The integer operators that can be written, by what they compute of numbers."""
 
