@@ -95,7 +95,7 @@ class Quantity:
 
 
 @dataclass(frozen=True, eq=False)
-class Tensor:
+class NetworkTensor:
     """A tensor of a network.
 
     Attributes:
@@ -144,7 +144,7 @@ class Network:
         outputs: Likewise.
     """
 
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[NetworkTensor, ...]
     operators: tuple[NetworkOperator, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -287,7 +287,7 @@ class _Writer:
             self._builder.PrependUOffsetTRelative(offset)
         return int(self._builder.EndVector())
 
-    def _buffer(self, tensor: Tensor) -> int:
+    def _buffer(self, tensor: NetworkTensor) -> int:
         assert tensor.data is not None
         if tensor.name in self._outside:
             place, nbytes = self._outside[tensor.name]
@@ -298,7 +298,7 @@ class _Writer:
         self._builder.Bytes[self._builder.Head() : self._builder.Head() + len(data)] = bytes(data)
         return self._table("Buffer", Data=self._builder.EndVector())
 
-    def _tensor(self, tensor: Tensor, buffer: int) -> int:
+    def _tensor(self, tensor: NetworkTensor, buffer: int) -> int:
         name, shape = self._builder.CreateString(tensor.name), self._numbers(tensor.shape)
         more = {}
         if tensor.quantity is not None:

@@ -22,7 +22,7 @@ from intarsia.backends.tflite.layers import (
     is_same,
     read_layers,
 )
-from intarsia.backends.tflite.network import Network, NetworkOperator, Quantity, Tensor
+from intarsia.backends.tflite.network import Network, NetworkOperator, NetworkTensor, Quantity
 from intarsia.graph.extract import constant_array
 
 if TYPE_CHECKING:
@@ -47,13 +47,13 @@ class NetworkDraft:
     """
 
     def __init__(self) -> None:
-        self.tensors: list[Tensor] = []
+        self.tensors: list[NetworkTensor] = []
         self.operators: list[NetworkOperator] = []
         self._plain: dict[int, int] = {}
         self._last: dict[int, int] = {}
         self.node = ""
 
-    def tensor(self, tensor: Tensor) -> int:
+    def tensor(self, tensor: NetworkTensor) -> int:
         """Add a tensor and return its number."""
         self.tensors.append(tensor)
         return len(self.tensors) - 1
@@ -61,13 +61,13 @@ class NetworkDraft:
     def computed(self, shape: Sequence[int], quantity: Quantity | None, name: str = "") -> int:
         """Add a tensor of int8 that an operator makes."""
         text = name or f"{self.node}/{len(self.tensors)}"
-        return self.tensor(Tensor(text, tuple(shape), "int8", quantity))
+        return self.tensor(NetworkTensor(text, tuple(shape), "int8", quantity))
 
     def constant(self, array: Array, quantity: Quantity | None = None) -> int:
         """Add a constant."""
         name = f"{self.node}/{len(self.tensors)}"
         data = np.ascontiguousarray(array)
-        return self.tensor(Tensor(name, data.shape, str(data.dtype), quantity, data))
+        return self.tensor(NetworkTensor(name, data.shape, str(data.dtype), quantity, data))
 
     def operator(self, code: str, inputs: Sequence[int], output: int, **options: Any) -> int:
         """Add an operator and return its output."""
@@ -749,7 +749,7 @@ def _write(draft: NetworkDraft, layer: Layer) -> None:
 
 def _enter(draft: NetworkDraft, codes: Codes) -> int:
     """Add an input; return its tensor."""
-    tensor = Tensor(codes.value.name, codes.shape, codes.value.dtype, codes.quantity)
+    tensor = NetworkTensor(codes.value.name, codes.shape, codes.value.dtype, codes.quantity)
     number = draft.tensor(tensor)
     if codes.value.dtype == "uint8":
         turned = draft.operator("QUANTIZE", (number,), draft.computed(codes.shape, codes.narrow))
@@ -763,7 +763,7 @@ def _leave(draft: NetworkDraft, codes: Codes, others: Collection[int]) -> int:
     """Return the tensor of an output, which is no input and none of the other outputs."""
     made, dtype = draft.read(codes), codes.value.dtype
     if dtype == "uint8":
-        out = draft.tensor(Tensor(codes.value.name, codes.shape, dtype, codes.quantity))
+        out = draft.tensor(NetworkTensor(codes.value.name, codes.shape, dtype, codes.quantity))
         return draft.operator("QUANTIZE", (made,), out)
     if made in others:
         made = draft.reshaped(made, draft.computed(codes.shape, codes.narrow))

@@ -25,7 +25,7 @@ from intarsia.backends.float_operators import (
     read_softmax_axis,
 )
 from intarsia.backends.tflite.layers import NotTakenError
-from intarsia.backends.tflite.network import Network, Quantity, Tensor
+from intarsia.backends.tflite.network import Network, NetworkTensor, Quantity
 from intarsia.backends.tflite.operators import NetworkDraft, Window, read_window
 from intarsia.codegen.lower.operation import Operation
 from intarsia.graph.extract import constant_array
@@ -70,7 +70,7 @@ class FloatDraft(NetworkDraft):
     ) -> int:
         """Add a tensor that an operator makes."""
         text = name or f"{self.node}/{len(self.tensors)}"
-        return self.tensor(Tensor(text, tuple(shape), "float32"))
+        return self.tensor(NetworkTensor(text, tuple(shape), "float32"))
 
     def add_input(self, value: Value) -> int:
         """Add an input of the network."""
