@@ -159,7 +159,7 @@ def activation_of(layer: Layer) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ImageWindow:
     """Where a window stands on an image; each pair is along rows, then columns.
 
     Attributes:
@@ -187,7 +187,7 @@ class Window:
         return "SAME" if self.is_padded and self.is_same else "VALID"
 
 
-def window_of(layer: Layer, kernel: Sequence[int]) -> Window:
+def window_of(layer: Layer, kernel: Sequence[int]) -> ImageWindow:
     """Read the window of a layer that is a convolution or a pool.
 
     Raises:
@@ -200,7 +200,7 @@ def window_of(layer: Layer, kernel: Sequence[int]) -> Window:
 
 def read_window(
     operation: Operation, kernel: Sequence[int], shape: Sequence[int], out: Sequence[int]
-) -> Window:
+) -> ImageWindow:
     """Read the window of a convolution or a pool.
 
     Args:
@@ -231,7 +231,7 @@ def read_window(
             and begin == needed // 2
             and max(total - begin, 0) == needed - needed // 2
         )
-    return Window(
+    return ImageWindow(
         (kernel[0], kernel[1]),
         (strides[0], strides[1]),
         (dilations[0], dilations[1]),
@@ -240,7 +240,7 @@ def read_window(
     )
 
 
-def _padded(draft: NetworkDraft, tensor: int, window: Window, code: int | None = None) -> int:
+def _padded(draft: NetworkDraft, tensor: int, window: ImageWindow, code: int | None = None) -> int:
     """Return an image with the pads that TFLite has no name for."""
     if not window.is_padded or window.is_same:
         return tensor
@@ -316,7 +316,7 @@ def _convolution(draft: NetworkDraft, layer: Layer) -> None:
 def _windowed(
     draft: NetworkDraft,
     layer: Layer,
-    window: Window,
+    window: ImageWindow,
     code: str,
     weights: tuple[Array, Quantity],
     options: Mapping[str, Any],
@@ -376,7 +376,9 @@ def _product(draft: NetworkDraft, layer: Layer) -> None:
     draft.finish(layer, out, is_limited=True)
 
 
-def _pool(draft: NetworkDraft, layer: Layer, code: str, window: Window, lowest: int | None) -> None:
+def _pool(
+    draft: NetworkDraft, layer: Layer, code: str, window: ImageWindow, lowest: int | None
+) -> None:
     x = _padded(draft, draft.read(layer.operands[0], is_last=True), window, lowest)
     out = draft.computed(_image_shape(layer), layer.operands[0].narrow)
     draft.operator(

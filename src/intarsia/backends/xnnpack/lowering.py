@@ -26,7 +26,7 @@ from intarsia.backends.float_operators import (
 )
 from intarsia.backends.tflite.layers import NotTakenError
 from intarsia.backends.tflite.network import Network, NetworkTensor, Quantity
-from intarsia.backends.tflite.operators import NetworkDraft, Window, read_window
+from intarsia.backends.tflite.operators import ImageWindow, NetworkDraft, read_window
 from intarsia.codegen.lower.operation import Operation
 from intarsia.graph.extract import constant_array
 
@@ -171,7 +171,7 @@ def _softmax(draft: FloatDraft, operation: Operation) -> None:
     draft.write(operation, "SOFTMAX", (x,), is_last=is_last, Beta=1.0)
 
 
-def _padded(draft: FloatDraft, x: int, window: Window, filler: float) -> int:
+def _padded(draft: FloatDraft, x: int, window: ImageWindow, filler: float) -> int:
     """Return an image with the pads for which TFLite has no name."""
     if not window.is_padded or window.is_same:
         return x
@@ -204,7 +204,7 @@ def _conv(draft: FloatDraft, operation: Operation) -> None:
     draft.write(operation, code, inputs, is_last=True, **_places(window), **options)
 
 
-def _places(window: Window) -> Mapping[str, Any]:
+def _places(window: ImageWindow) -> Mapping[str, Any]:
     """Return the options that convolutions and pools have in common."""
     return {
         "Padding": window.padding,
