@@ -60,7 +60,7 @@ def lower_region(region: Region, library: Library, variant: str) -> Program:
     for number, reason in reading.reasons.items():
         node = region.graph.nodes[number]
         raise BackendError(f"{node.name!r} ({node.op_type}) is not computed: {reason}")
-    draft = _Draft(region, library, variant)
+    draft = _ProgramDraft(region, library, variant)
     for layer in reading.layers:
         draft.append(layer)
     return draft.finish()
@@ -70,7 +70,7 @@ def _dims(*sizes: int) -> str:
     return "{" + ", ".join(map(str, sizes)) + "}"
 
 
-class _Draft:
+class _ProgramDraft:
     """A program while calls are added."""
 
     def __init__(self, region: Region, library: Library, variant: str) -> None:
