@@ -210,8 +210,8 @@ def _append(assembler: Assembler, group: KernelGroup, at: _Places, first: Recipe
     form = _form(assembler.unit, weights, kept)
     zero = operation.value(at.a_zero)
     is_moved = zero is not None and not _is_zero(operation, at.a_zero)
-    turn = _TOP if form is _Form.SMALL_PAIRS and a_value.dtype == "int8" else 0
-    if form is not _Form.WORDS and (is_moved or turn):
+    turn = _TOP if form is _LeftForm.SMALL_PAIRS and a_value.dtype == "int8" else 0
+    if form is not _LeftForm.WORDS and (is_moved or turn):
         sums = weights.astype(np.int32).sum(-2, dtype=np.int32)
         sums = sums[..., 0] if is_column else sums if is_row else sums[..., None, :]
         first = _less(first, operation, at.a_zero, sums, turn)
@@ -229,7 +229,7 @@ def _append(assembler: Assembler, group: KernelGroup, at: _Places, first: Recipe
         n,
         k,
         a.layout if k > 1 else _dense_along_k(a).layout,
-        Panels(kept, weights.shape[:-2], 0 if form is _Form.SMALL_PAIRS else None),
+        Panels(kept, weights.shape[:-2], 0 if form is _LeftForm.SMALL_PAIRS else None),
         c.layout,
         tuple(batch),
         over(fused, views[1:]),
@@ -237,7 +237,7 @@ def _append(assembler: Assembler, group: KernelGroup, at: _Places, first: Recipe
     )
     b_value = operation.value(at.b)
     assert b_value is not None
-    if form is _Form.BYTES and assembler.unit.has_byte_tiles:
+    if form is _LeftForm.BYTES and assembler.unit.has_byte_tiles:
         centred = f"{b_value.name}/less {name}/"
         tiled = tiled_product(assembler, spec, a, weights, centred, name)
         if tiled is not None:
@@ -246,7 +246,7 @@ def _append(assembler: Assembler, group: KernelGroup, at: _Places, first: Recipe
             assembler.call(product, (rows, packed, c, *views[1:]), group.names, note)
             return
     spec = assembler.choose(spec)
-    if form is _Form.SMALL_PAIRS:
+    if form is _LeftForm.SMALL_PAIRS:
         split = gemm.count_split(spec, weights)
         spec = replace(spec, b=Panels(kept, weights.shape[:-2], split))
     key = f"{b_value.name}/less {name}/{gemm.packing(spec)}"
@@ -255,7 +255,7 @@ def _append(assembler: Assembler, group: KernelGroup, at: _Places, first: Recipe
     assembler.call(spec, (a, b, c, *views[1:]), group.names, note)
 
 
-class _Form(Enum):
+class _LeftForm(Enum):
     """As what the left operand is read."""
 
     BYTES = "bytes"  # as it is
@@ -267,13 +267,13 @@ _TOP = 128
 """What a byte differs by as a signed and as an unsigned number if its top bit is turned."""
 
 
-def _form(unit: CpuModel, weights: Array, kept: str) -> _Form:
+def _form(unit: CpuModel, weights: Array, kept: str) -> _LeftForm:
     if kept != "int8":
-        return _Form.WORDS
+        return _LeftForm.WORDS
     if unit.has_byte_dots:
-        return _Form.BYTES
+        return _LeftForm.BYTES
     is_fast = unit.has_byte_pairs and gemm.pays(weights, unit.lanes(_SUM))
-    return _Form.SMALL_PAIRS if is_fast else _Form.WORDS
+    return _LeftForm.SMALL_PAIRS if is_fast else _LeftForm.WORDS
 
 
 def _dense_along_k(view: View) -> View:
@@ -341,19 +341,19 @@ def _less(first: Recipe, operation: Operation, position: int, sums: Array, turn:
 
 
 def _left(
-    assembler: Assembler, operation: Operation, at: _Places, form: _Form, *, is_moved: bool
+    assembler: Assembler, operation: Operation, at: _Places, form: _LeftForm, *, is_moved: bool
 ) -> View:
     """Return the left operand as the kernel reads it."""
     value, zero = operation.inputs[at.a], operation.value(at.a_zero)
     view = assembler.read(value.id)
-    if form is not _Form.WORDS and (form is _Form.BYTES or value.dtype == "uint8"):
+    if form is not _LeftForm.WORDS and (form is _LeftForm.BYTES or value.dtype == "uint8"):
         if view.strides[-1] == 1 or view.shape[-1] == 1:
             return view
         return assembler.read_dense(value.id)
     wide = "int16"
     views = [view]
     steps = [convert_step(0, value.dtype, wide)]
-    if form is _Form.SMALL_PAIRS:
+    if form is _LeftForm.SMALL_PAIRS:
         top = assembler.constant("the top bit", np.full(1, _TOP, wide))
         views.append(top.reshaped(()).expanded(view.shape))
         steps = [replace(steps[0], arguments=(0,)), Apply("Add", (2, 1), (), wide)]
@@ -363,7 +363,7 @@ def _left(
         views.append(operand(assembler, zero.id, view.shape, 0))
         steps = [replace(steps[0], arguments=(0,)), convert_step(1, zero.dtype, wide)]
         steps.append(Apply("Sub", (2, 3), (), wide))
-    copy = assembler.scratch("uint8" if form is _Form.SMALL_PAIRS else wide, view.shape)
+    copy = assembler.scratch("uint8" if form is _LeftForm.SMALL_PAIRS else wide, view.shape)
     body = Body(tuple(item.dtype for item in views), tuple(steps), (len(views) + len(steps) - 1,))
     layouts = tuple(item.layout for item in views)
     spec = Elementwise(copy.domain, layouts, (copy.layout,), body, assembler.unit)
