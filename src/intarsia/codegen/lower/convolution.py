@@ -651,7 +651,7 @@ def transposed_parts(
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _PhaseLine:
     """A phase in one dimension: which inputs its outputs meet, counted from the first real one."""
 
     taps: tuple[int, ...]
@@ -662,7 +662,7 @@ class _Line:
     y_begin: int
 
 
-def _phases(out: int, kernel: int, stride: int, dilation: int, pad: int) -> list[_Line]:
+def _phases(out: int, kernel: int, stride: int, dilation: int, pad: int) -> list[_PhaseLine]:
     lines = []
     for begin in range(min(stride, out)):
         first, phase = divmod(begin + pad, stride)
@@ -674,5 +674,5 @@ def _phases(out: int, kernel: int, stride: int, dilation: int, pad: int) -> list
             x_end = first - (taps[0] * dilation - phase) // stride + count
         # Taps that meet an output are stride / gcd apart, and their inputs dilation / gcd.
         step = dilation // math.gcd(dilation, stride)
-        lines.append(_Line(tuple(reversed(taps)), step, count, x_begin, x_end, begin))
+        lines.append(_PhaseLine(tuple(reversed(taps)), step, count, x_begin, x_end, begin))
     return lines
