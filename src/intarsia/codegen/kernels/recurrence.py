@@ -141,7 +141,7 @@ def domains(spec: Recurrence, dtype: str) -> dict[str, tuple[int, ...]]:
 
 def build(spec: Recurrence) -> Function:
     """Return the kernel; its arguments are the tensors."""
-    return _Steps(spec).function()
+    return _RecurrenceKernel(spec).function()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ _Tiles: TypeAlias = Callable[[], Iterator[tuple[Index, int]]]
 """Opens a loop over the tiles of a turn; gives the first row of each, and how many there are."""
 
 
-class _Steps:
+class _RecurrenceKernel:
     def __init__(self, spec: Recurrence) -> None:
         self.spec = spec
         self.b = b = Builder(spec.op_type.lower())
