@@ -344,11 +344,11 @@ class _Search:
         if not nodes:
             raise _nothing(self._scheme)
         at_first = worst(self._errors(self._trial, frozenset()))
-        steps = _Steps(self._tell, "regions", count_measurements(len(nodes)))
+        steps = _MeasurementCount(self._tell, "regions", count_measurements(len(nodes)))
         regions = find_regions(nodes, lambda left: steps(self._rank(left)))
         left: frozenset[str] = frozenset()
         if at_first > max_error:
-            steps = _Steps(self._tell, "bound", max(len(regions).bit_length(), 1))
+            steps = _MeasurementCount(self._tell, "bound", max(len(regions).bit_length(), 1))
             harmful = [region for region in regions if region.error > 0]
             count = fewest_left(
                 harmful,
@@ -423,7 +423,7 @@ class _Search:
         )
 
 
-class _Steps:
+class _MeasurementCount:
     """Tells how many measurements are done."""
 
     def __init__(self, tell: Progress, stage: str, total: int) -> None:
