@@ -115,11 +115,11 @@ class _AttentionKernel:
             turns = turns * (1 - few_turns(spec))
         with b.parallel(turns) as turn:
             *batch, number = b.unravel(turn, shape)
-            _Turn(self, batch, number).append()
+            _AttentionTurn(self, batch, number).append()
         return b.finish()
 
 
-class _Turn:
+class _AttentionTurn:
     """Makes what one turn does: some tiles of queries of one item against all keys.
 
     A block of keys and values is read for all tiles before the next one.
