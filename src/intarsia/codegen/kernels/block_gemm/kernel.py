@@ -85,7 +85,7 @@ class _Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _RowsTurn:
     """What a turn of the parallel loop has of rows.
 
     Attributes:
@@ -175,14 +175,14 @@ class _BlockProduct:
             # The last columns by themselves: what is cut there is masked.
             whole = self.product.n // (self.lanes * width)
             with b.serial(first, b.smaller(last, whole)) as tile:
-                self._columns(_Turn(batch, rows, begin, end), tile * width, (None,) * width)
+                self._columns(_RowsTurn(batch, rows, begin, end), tile * width, (None,) * width)
             if whole < tiles:
                 counts = self._last_counts(whole * width)
                 with b.serial(b.larger(first, whole), last) as tile:
-                    self._columns(_Turn(batch, rows, begin, end), tile * width, counts)
+                    self._columns(_RowsTurn(batch, rows, begin, end), tile * width, counts)
         return b.finish()
 
-    def _columns(self, turn: _Turn, vector: Index, counts: tuple[int | None, ...]) -> None:
+    def _columns(self, turn: _RowsTurn, vector: Index, counts: tuple[int | None, ...]) -> None:
         """Compute the rows of a turn for some vectors of columns."""
         m = self.product.m
 
