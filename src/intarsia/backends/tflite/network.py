@@ -156,7 +156,7 @@ def write_network(network: Network) -> bytes:
     Raises:
         BackendError: The package `tflite` is not installed.
     """
-    return _Writer(_schema()).write(network)
+    return _BufferWriter(_schema()).write(network)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +191,11 @@ def split_network(network: Network, least: int) -> SplitNetwork:
     }
     outside = {name: (_ALIGNMENT, data.nbytes) for name, data in constants.items()}
     # Places are numbers of a fixed width, so what is written first tells where it ends.
-    place = _aligned(len(_Writer(schema, outside).write(network)))
+    place = _aligned(len(_BufferWriter(schema, outside).write(network)))
     for name, (_, nbytes) in outside.items():
         outside[name] = (place, nbytes)
         place += _aligned(nbytes)
-    head = _Writer(schema, outside).write(network)
+    head = _BufferWriter(schema, outside).write(network)
     return SplitNetwork(head.ljust(_aligned(len(head)), b"\0"), constants)
 
 
@@ -226,7 +226,7 @@ def _schema() -> ModuleType:
     return schema
 
 
-class _Writer:
+class _BufferWriter:
     """Writes one flat buffer, inner tables before those that refer to them.
 
     Args:
