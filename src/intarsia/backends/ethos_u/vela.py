@@ -216,7 +216,7 @@ def _call(function: str, network: bytes, accelerator: str) -> CallOutcome:
 
 
 def forecast_here(network: bytes, accelerator: str) -> dict[str, Any]:
-    """Compile in this process; return the fields of a `Forecast`."""
+    """Compile in this process; return the fields of a `VelaReport`."""
     with tempfile.TemporaryFile() as said:
         try:
             with _output_to(said):

@@ -59,7 +59,7 @@ _INT8_LEVEL = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _BlockWeights:
+class _ModelWeights:
     """Weights as a model has them.
 
     Attributes:
@@ -122,7 +122,7 @@ def lower_matmul_nbits(assembler: Assembler, group: KernelGroup) -> None:
         if given.dtype == "uint8":
             zeros = _unpacked(zeros.reshape(n, -1), bits)[:, :blocks]
         zeros = zeros.reshape(n, blocks)
-    weights = _BlockWeights(
+    weights = _ModelWeights(
         value.name,
         bits,
         size,
@@ -161,7 +161,7 @@ def lower_block_product(assembler: Assembler, group: KernelGroup) -> None:
     zeros = np.zeros((n, blocks), np.int16)
     if operation.value(_ZEROS) is not None:
         zeros = spread(operation.array(_ZEROS)).astype(np.int16)
-    weights = _BlockWeights(
+    weights = _ModelWeights(
         f"{value.name}/{'turned ' if is_turned else ''}{offset}",
         bits,
         size,
@@ -183,7 +183,7 @@ def _unpacked(packed: Array, bits: int) -> Array:
 def _append(
     assembler: Assembler,
     group: KernelGroup,
-    weights: _BlockWeights,
+    weights: _ModelWeights,
     bias: Value | None,
     *,
     is_narrow: bool,
@@ -275,7 +275,7 @@ def _half_of(scales: Array, *, is_exact: bool, has_half: bool) -> str:
     return "float16" if has_half and is_held else ""
 
 
-def _zeros(weights: _BlockWeights) -> Array | None:
+def _zeros(weights: _ModelWeights) -> Array | None:
     """Return zero points, or None if all are the middle of the range."""
     zeros = weights.zeros
     if zeros is None or bool((zeros == 1 << (weights.bits - 1)).all()):
