@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from intarsia.backends.artifact import damaged
 from intarsia.backends.native import (
     CallRecord,
     CheckRecord,
@@ -16,7 +17,6 @@ from intarsia.backends.native import (
     argument_counts,
     call_records,
     check_records,
-    damaged,
     pack_text,
     read_payload,
     storage_records,

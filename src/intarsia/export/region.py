@@ -88,9 +88,8 @@ def lower_model(request: Request, registers: int | None = None) -> Native:
         if piece.program is not None:
             return piece.program(piece.region)
         options = lowering_options(piece.target)
-        unit, winograd = options.unit, options.winograd
         if registers is not None:
-            unit = replace(unit, registers=registers)
+            options = replace(options, unit=replace(options.unit, registers=registers))
         # Buffers of the transforms lie on the stack in C; else on the heap, which is a system's.
         has_heap = (
             registers is None
@@ -98,17 +97,8 @@ def lower_model(request: Request, registers: int | None = None) -> Native:
             and (not cpu.triple or triple_words(cpu.triple)[1])
         )
         if not has_heap and not piece.target.attrs.get("winograd"):
-            winograd = WinogradMode.OFF
-        return lower_region(
-            piece.region,
-            unit,
-            winograd,
-            half_weights=options.half_weights,
-            accuracy=options.accuracy,
-            is_bf16=options.is_bf16,
-            requantise=options.requantise,
-            threads=threads,
-        )
+            options = replace(options, winograd=WinogradMode.OFF)
+        return lower_region(piece.region, options, threads=threads)
 
     read = {value for piece in pieces for value in piece.region.inputs}
     inputs = [i for i in graph.inputs if i in read]

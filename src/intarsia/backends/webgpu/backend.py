@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from intarsia.backends.artifact import refuse
+from intarsia.backends.artifact import damaged, refuse
 from intarsia.backends.device import Device, ThreadOptions
 from intarsia.backends.device_backend import DeviceBackend, DeviceLanguage, own_view
 from intarsia.backends.device_payload import check_fits, decode, source_of
-from intarsia.backends.native import damaged, refuse_unknown
+from intarsia.backends.native import refuse_unknown
 from intarsia.backends.native_defects import native_defects
 from intarsia.backends.queues import said_in_vain
 from intarsia.backends.values import Artifact, Refusal
