@@ -268,10 +268,10 @@ class Agent:
         wanted: list[Array] = []
         for result in outputs:
             if isinstance(result, LeftTensor):
-                is_wanted = result.copy is not None
-                head += (result.nbytes, _LEFT | (_WANTED if is_wanted else 0))
+                head += (result.nbytes, _LEFT | (0 if result.copy is None else _WANTED))
                 parts += _path(result)
-                wanted += [result.copy] if is_wanted else []
+                if result.copy is not None:
+                    wanted.append(result.copy)
             elif isinstance(result, int):
                 head += (result, 0)
             else:

@@ -209,7 +209,7 @@ class _BlockProduct:
             many()
 
     def _by_tiles(
-        self, tiles: TileColumns, turn: _Turn, vector: Index, counts: tuple[int | None, ...]
+        self, tiles: TileColumns, turn: _RowsTurn, vector: Index, counts: tuple[int | None, ...]
     ) -> None:
         """Compute the rows of a turn for some vectors of columns by products of tiles."""
         b, m = self.b, self.product.m
