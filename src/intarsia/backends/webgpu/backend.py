@@ -181,7 +181,7 @@ class WebGpuBackend(DeviceBackend):
         device = own_view(device, WebGpuDevice, "WebGPU", artifact.target, self.name)
         payload = decode(artifact)
         entry = device.entry
-        check_fits(artifact, payload, entry.features, entry.limits.max_work_group, device)
+        check_fits(artifact, payload, entry.features, entry.limits, device)
         modules = split_modules(source_of(artifact, payload))
         if len(modules) != len(payload.kernels):
             raise damaged(artifact, "its source")

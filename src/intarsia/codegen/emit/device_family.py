@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from intarsia.codegen import ir
 from intarsia.codegen.emit.c_family import CFamily, Spelling, spell
 from intarsia.codegen.emit.distribute import Distribution, distribute
+from intarsia.codegen.grid_rules import shared_bytes
 from intarsia.codegen.unit import CpuModel, GpuModel
 
 _LEAST_GROUP = 32
@@ -98,6 +99,7 @@ class DeviceKernel:
         items: Most work-items that can share a turn; 1 if it is one item's.
         is_group: Whether the items of a turn are one group.
         busy_items: Work-items that keep the device busy.
+        shared_bytes: Of memory that the items of a group share.
     """
 
     name: str
@@ -108,6 +110,7 @@ class DeviceKernel:
     items: int
     is_group: bool
     busy_items: int
+    shared_bytes: int = 0
 
     def global_size(self, extent: int) -> tuple[int, int]:
         """Return the work-items of a call of so many turns (`Call.extent`), as `local_size`."""
@@ -142,6 +145,7 @@ def device_kernel(
         items=function.work_items or plan.items,
         is_group=is_shared and (plan.waits or bool(function.locals or function.work_items)),
         busy_items=limits.busy_items,
+        shared_bytes=plan.shared_bytes,
     )
 
 
@@ -166,7 +170,8 @@ def divide(
             each kind of variable that holds it.
     """
     if function.grid is not None:
-        return Distribution()  # it says itself what is parallel
+        # It says itself what is parallel.
+        return Distribution(shared_bytes=shared_bytes(function))
     plan = distribute(function)
     own_bytes = sum(buffer.span * item_bytes(buffer.dtype) for buffer in function.locals)
     meeting: dict[object, int] = {}
@@ -179,7 +184,7 @@ def divide(
     # On CPUs barriers cost more than they gain: items of a group run in turn.
     if is_group and (limits.group_size == 1 or own_bytes > limits.local_bytes):
         return Distribution()
-    return plan
+    return replace(plan, shared_bytes=own_bytes) if plan.items > 1 else plan
 
 
 def dtypes_of(function: ir.Function) -> set[str]:
