@@ -348,7 +348,7 @@ def reach_in_worker(region: int, folder: str) -> None:
     _stop[region] = Path(folder)
     try:
         verified.run_alone(feeds)
-    except (IntarsiaError, _ReachedError):
+    except (IntarsiaError, _ReachedError):  # what was reached is written; else no file tells so
         pass
     finally:
         _stop.clear()

@@ -70,7 +70,7 @@ def _lower_match(match: Match, builder: TableBuilder, validate: Validate) -> Non
                 _lower_parts(match, builder)
             if not validate(builder.since(mark)):
                 return
-        except NotTaken:
+        except NotTaken:  # it goes in floats, below
             pass
         builder.back_to(mark)
     builder.nodes = names

@@ -475,7 +475,7 @@ def _read_as(graph: Graph, value: int) -> Iterator[Quantity]:
             if codes == value:
                 try:
                     yield _quantity(graph, graph.values[value], scale, zero, 1)
-                except NotTakenError:
+                except NotTakenError:  # no quantity of one scale and zero point
                     continue
 
 
