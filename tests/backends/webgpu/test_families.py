@@ -33,6 +33,8 @@ MODELS = {
     "grid_reduce": "g (float[3,5,40] x) => (float[3,1,1] y) <int64[2] axes = {1, 2}> "
     "{ y = ReduceMean(x, axes) }",
     "grid_rows": "g (float[3,45] x) => (float[3,45] y) { y = Softmax(x) }",
+    "code_panels": "g (uint8[2,4,8] x, int8[2,8,5] v) => (int32[2,4,5] y) "
+    "{ y = MatMulInteger(x, v) }",
     "lookup": "g (uint8[64,80] x) => (uint8[64,80] y) <float s = {0.02}, uint8 z = {128}> "
     "{ a = DequantizeLinear(x, s, z) b = Sigmoid(a) y = QuantizeLinear(b, s, z) }",
     "sampling": "g (float[1,2,5,5] x, float[1,3,3,2] grid) => (float[1,2,3,3] y) "
@@ -52,6 +54,7 @@ LATE = {
 """Refused: the data decides the size of what they make."""
 
 ELSEWHERE = {
+    "code_sums": "sums beside products of bytes, of CPUs that multiply these",
     "code_softmax": "softmax as LiteRT computes it, which no device's target asks for",
     **dict.fromkeys(("pair_conv", "paired_codes"), "products of pairs, of CPUs that have them"),
     **dict.fromkeys(("tile_product", "tile_rows"), "tiles of AMX"),

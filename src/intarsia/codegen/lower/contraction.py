@@ -17,7 +17,7 @@ from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.grid import shared_reduction
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
-from intarsia.codegen.lower.products import choose_product
+from intarsia.codegen.lower.products import choose_product, dots_key
 from intarsia.codegen.lower.recipes import fuse
 from intarsia.codegen.lower.reductions import in_settled_order
 from intarsia.codegen.lower.views import View
@@ -342,7 +342,7 @@ class _Contraction:
             self.assembler.unit,
         )
         names = ",".join(map("".join, (a.names, b.names, c.names)))
-        key = f"dots of {self.group.anchor.node.name}: {names}"
+        key = dots_key(self.group.anchor, f": {names}")
         product = choose_product(self.assembler, spec, key)
         self.assembler.call(product, (left, right, result, *others), self.group.names)
 

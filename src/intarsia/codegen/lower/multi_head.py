@@ -317,7 +317,7 @@ def lower_packed(assembler: Assembler, group: KernelGroup) -> None:
     weights = operation.value(_WEIGHTS)
     assert weights is not None
     x = assembler.read(operation.node.inputs[0])
-    joined = append_linear(assembler, x, weights, operation.value(_WEIGHTS + 1), group.names)
+    joined = append_linear(assembler, group, x, weights, operation.value(_WEIGHTS + 1))
     views, begin = [], 0
     for width in _widths(operation):
         views.append(as_heads(joined.part(2, begin, width), heads))

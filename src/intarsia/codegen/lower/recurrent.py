@@ -17,7 +17,7 @@ from intarsia.codegen.kernels.recurrence import GATES, GateFunction, Recurrence
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
-from intarsia.codegen.lower.products import choose_product, pack_weights
+from intarsia.codegen.lower.products import choose_product, dots_key, pack_weights
 from intarsia.codegen.lower.views import View
 from intarsia.graph.graph import ABSENT, Value
 
@@ -194,7 +194,7 @@ class _Network:
         else:
             b = self.assembler.read(weights.id).permuted((0, 2, 1)).unsqueezed(1)
             b = b.expanded((ways, outer, depth, width))
-            key = f"dots of {self.operation.node.name}"
+            key = dots_key(self.operation)
             product = choose_product(self.assembler, replace(spec, b=b.layout), key)
         self.assembler.call(product, (a, b, c, *operands), self.names, f"inputs {note}".strip())
         order = (0, 2, 1, 3, 4) if self.is_batch_first else (0, 1, 2, 3, 4)

@@ -92,7 +92,7 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
         if options.requantise is Requantise.ONNX and not options.is_bf16:
             region, in_floats = keep_floats(region, options.winograd, chooser)
         nominal = region.graph
-    fused = fuse_region(region, unit, borders, options.requantise, most_buffers)
+    fused = fuse_region(region, unit, borders, options.requantise, most_buffers, settled or {})
     assembler = Assembler(
         graph=region.graph,
         region=region,
