@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from threading import get_ident
 
@@ -33,6 +34,12 @@ class ModelFile:
 def is_special(path: Path) -> bool:
     """Tell whether something has a name that is neither a file nor a folder: a device, a pipe."""
     return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def writing_hint(error: OSError, otherwise: str = "choose a writable folder") -> str:
+    """Return what helps against an error of writing: another folder, or space where that lacks."""
+    is_full = error.errno in (ENOSPC, EDQUOT)
+    return "make space on that disk, or choose a folder on another" if is_full else otherwise
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from intarsia.errors import BackendError, SettingError, TargetError
+from intarsia.files import writing_hint
 from intarsia.place.request import Request
 
 if TYPE_CHECKING:
@@ -464,7 +465,7 @@ def _writing(folder: str | Path) -> Iterator[None]:
     except OSError as error:
         raise SettingError(
             f"cannot write into {str(folder)!r}: {error.strerror or error}",
-            hint="choose a writable folder",
+            hint=writing_hint(error),
         ) from error
 
 

@@ -22,7 +22,7 @@ from onnx import version_converter
 
 from intarsia.backends.artifact import first_line
 from intarsia.errors import AccuracyError, InputError, ModelError, SettingError
-from intarsia.files import whole_file
+from intarsia.files import whole_file, writing_hint
 from intarsia.graph.load import load, read_signature
 from intarsia.graph.metadata import CALLS_KEY, CLAIM_KEY, ORIGIN_KEY
 from intarsia.hashing import digest
@@ -160,7 +160,7 @@ class Quantized:
         except OSError as error:
             raise SettingError(
                 f"cannot write {str(file)!r}: {error.strerror or error}",
-                hint="choose a writable folder",
+                hint=writing_hint(error),
             ) from error
 
 
