@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ def writing_hint(error: OSError, otherwise: str = "choose a writable folder") ->
 def whole_file(path: str | Path) -> Iterator[Path]:
     """Yield the name of a draft beside a file, whose place it takes if the block ends well.
 
-    A link stays: what it leads to is replaced.
+    A link stays: what it leads to is replaced, and keeps its mode.
 
     Raises:
         OSError: It cannot be written, or is not a regular file, which nothing may replace.
@@ -57,6 +58,8 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     draft = file.with_name(f"{file.name}.{os.getpid()}.{get_ident()}.partial")
     try:
         yield draft
+        with suppress(FileNotFoundError):  # it is new
+            shutil.copymode(file, draft)
         draft.replace(file)
     finally:
         with suppress(OSError):

@@ -42,12 +42,12 @@ def test_a_machine_that_does_not_answer_at_once_is_asked_again(by_ssh, ssh_serve
             ssh_server.start()
         return machines_digest([ssh_server.text])
 
-    assert runner.insist(ask) == this_machine().digest
-    assert len(asked) == 3
-    machine_of.cache_clear()
-    by_ssh.disconnect()
-    ssh_server.stop()
     try:
+        assert runner.insist(ask) == this_machine().digest
+        assert len(asked) == 3
+        machine_of.cache_clear()
+        by_ssh.disconnect()
+        ssh_server.stop()
         with pytest.raises(LinkError, match="refused the connection"):
             runner.insist(lambda: machines_digest([ssh_server.text]))
     finally:

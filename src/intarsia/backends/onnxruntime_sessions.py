@@ -72,9 +72,6 @@ def make_session(
     """
     ort = RUNTIME.module()
     settings = session_settings(options.num_threads, level, artifact.metadata.get(LIBRARIES, ""))
-    if _BLOCKED in bytes(artifact.payload):
-        # It would give int8 weights in blocks a zero point of another rank, and not run them.
-        settings.add_session_config_entry(_NO_SATURATION, "0")
     if options.is_shared:
         # Idle threads spin for 34 ms, on busy CPUs for up to 100 (docs/measuring.md), and so hold
         # the cores on which the next region's backend computes.
@@ -92,11 +89,6 @@ def make_session(
     except Exception as error:
         raise RUNTIME.error(f"refused a region: {first_line(error)}", artifact) from error
 
-
-_BLOCKED = b"block_size"
-"""Is in every model that has weights in blocks: the name of an attribute."""
-
-_NO_SATURATION = "session.x64quantprecision"
 
 AS_FLOATS = "1"
 """The `accuracy_level` of products that is float32."""
@@ -121,7 +113,7 @@ def session_settings(num_threads: int, level: str, libraries: str) -> Any:
     settings.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[level])
     settings.add_session_config_entry("session.disable_double_qdq_remover", "1")  # drops a rounding
     # Constant int8 factors become uint8 where the CPU has no VNNI: their sums saturate there.
-    settings.add_session_config_entry(_NO_SATURATION, "1")
+    settings.add_session_config_entry("session.x64quantprecision", "1")
     # Behind weights in blocks, activations would become int8: 2 % of a result's root mean square.
     settings.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", AS_FLOATS)
     for path in check_libraries(libraries):

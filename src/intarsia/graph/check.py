@@ -76,7 +76,7 @@ def _check_texts(proto: onnx.ModelProto) -> None:
 def _texts(proto: onnx.ModelProto) -> Iterator[str | bytes]:
     for opset in proto.opset_import:
         yield opset.domain
-    yield from (entry for pair in proto.metadata_props for entry in (pair.key, pair.value))
+    yield from (pair.key for pair in proto.metadata_props)
     for function in proto.functions:
         yield from (function.name, function.domain, *function.input, *function.output)
         yield from (opset.domain for opset in function.opset_import)
@@ -130,7 +130,8 @@ def _check_attributes(proto: onnx.ModelProto) -> None:
 
 def _check_types(graph: onnx.GraphProto) -> None:
     known = onnx.TensorProto.DataType.values()
-    for value in (*graph.input, *graph.output, *graph.value_info):
+    at_border = len(graph.input) + len(graph.output)
+    for at, value in enumerate((*graph.input, *graph.output, *graph.value_info)):
         kind, is_inner = value.type, False
         while kind.WhichOneof("value") in ("sequence_type", "optional_type"):
             is_inner = True
@@ -145,7 +146,7 @@ def _check_types(graph: onnx.GraphProto) -> None:
                 hint="export with zipmap=False, which gives a tensor: "
                 "skl2onnx.to_onnx(model, x, options={'zipmap': False})",
             )
-        if is_inner and kind.WhichOneof("value") is None:
+        if is_inner and at < at_border and kind.WhichOneof("value") is None:
             raise ModelError(
                 f"{value.name!r} holds something without a type", hint="export the model again"
             )

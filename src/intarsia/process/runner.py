@@ -51,6 +51,8 @@ _GRACE_SECONDS = 2.0
 _CHUNK_BYTES = 1 << 16
 _MEMORY = "/dev/shm"
 """Where systems have files in memory."""
+_LEAST_MEMORY = 1 << 18
+"""KiB that must be free there: containers have 64 MB, which the tensors of one plan may fill."""
 _MADE = re.compile(r"/[^\n]*intarsia\.\w{6}")
 """A folder that `mktemp` made."""
 _SOCKET_FOLDER_LETTERS = 48
@@ -349,7 +351,9 @@ class RemoteFolder:
         self._started = count()
         parent = '"${TMPDIR:-/tmp}"'
         if in_memory:
-            parent = f'"$([ -w {_MEMORY} ] && echo {_MEMORY} || echo {parent[1:-1]})"'
+            free = f"set -- $(df -Pk {_MEMORY} 2>/dev/null | tail -n 1)"
+            has_room = f'[ -w {_MEMORY} ] && ({free}; [ "${{4:-0}}" -ge {_LEAST_MEMORY} ])'
+            parent = f'"$({has_room} && echo {_MEMORY} || echo {parent[1:-1]})"'
         if runner.parent:
             parent = shlex.quote(runner.parent)
         # A shell waits there and removes the folder when its input ends: also if this process is

@@ -132,6 +132,8 @@ def _flatten_attention(exported: ExportedProgram) -> ExportedProgram:
         def flat(tensor: Any) -> Any:
             return tensor.expand(*leading, *tensor.shape[-2:]).reshape(-1, 1, *tensor.shape[-2:])
 
+        if attn_mask is not None and attn_mask.dim() == 1:
+            attn_mask = attn_mask.unsqueeze(0)
         mask = None if attn_mask is None else flat(attn_mask)
         result = attention(
             flat(query), flat(key), flat(value), mask, dropout_p, is_causal, **options

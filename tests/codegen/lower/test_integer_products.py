@@ -418,7 +418,10 @@ def test_attention_between_q_and_dq(lower_model, backends):
     for target in ("llvm", "llvm -mattr=-amx-int8,-amx-tile", "llvm -mattr=-avx512vnni,-avxvnni"):
         exe = intarsia.compile(model, target, strict=True, num_threads=1, backends=backends)
         got = exe.run(feeds)["y"].astype(int)
-        assert np.abs(got - want).max() <= 1, target
+        # Three codes are made one after the other: a step of the first is up to three of the last.
+        off = np.abs(got - want)
+        assert off.max() <= 3, target
+        assert np.mean(off > 0) < 0.02, target
     vnni = CpuModel(512, 32, dots=("avx512vnni", "avx512bw"))
     program, _ = lower_model(model, vnni)
     assert [call.note for call in program.calls].count("uint8 times int8") == 2

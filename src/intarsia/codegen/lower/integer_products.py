@@ -227,9 +227,6 @@ def _append(assembler: Assembler, group: KernelGroup, at: _Places, first: Recipe
     if not operation.is_constant(at.b):
         _append_computed(assembler, group, at, first)
         return
-    if not operation.is_constant(at.b):
-        _append_computed(assembler, group, at, first)
-        return
     a_value = operation.inputs[at.a]
     weights, kept = _centred(operation, at)
     is_row, is_column = len(a_value.shape or ()) == 1, weights.ndim == 1

@@ -27,6 +27,8 @@ from intarsia.graph.region import Region
 
 _MATRIX = 2
 _LEAST_ROWS = 8
+_MOST_TERMS = (2**31 - 1) // 255**2
+"""Of a sum of products of two bytes less zero points, that it surely fits into int32."""
 """Of a product of two computed operands: fewer do not pay for packing the right one."""
 
 
@@ -96,9 +98,11 @@ def _has_known_right(_left: Operation, right: Operation) -> bool:
 def _is_static_pair(left: Operation, right: Operation) -> bool:
     """Tell whether two computed operands have known shapes, and what dequantises the right one.
 
-    The left one must have enough rows to pay for packing the right one.
+    The left one must have enough rows to pay for packing the right one, and no sum of codes less
+    their zero points may leave the 32 bits that it is computed in.
     """
     is_read = all(right.value(place) is None or right.is_constant(place) for place in (1, 2))
     shape = left.shape()
     is_static = is_read and has_one_scale(right) and not is_free((*shape, *right.shape()))
-    return is_static and len(shape) >= _MATRIX and shape[-_MATRIX] >= _LEAST_ROWS
+    is_worth = is_static and len(shape) >= _MATRIX and shape[-_MATRIX] >= _LEAST_ROWS
+    return is_worth and shape[-1] <= _MOST_TERMS
