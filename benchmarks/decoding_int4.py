@@ -5,16 +5,17 @@
         [--tokens 8] [--rounds 7] [--cpu] [--target llvm] [--only ours llama.cpp]
 
 The network is `llama:int4` of the zoo. ONNX Runtime (bound memory, as `examples/06_decode.py` binds
-it here) and ONNX Runtime GenAI read its file; OpenVINO a stateful model made of it, as OpenVINO
-GenAI does (whose own pipeline takes no model without its tokeniser); llama.cpp a GGUF file of Q4_0
-with the same codes and scales. Who is not installed is left out: `pip install onnxruntime-genai
-llama-cpp-python gguf`.
+it here) and ONNX Runtime GenAI read its file; OpenVINO a stateful model made of it; llama.cpp and
+OpenVINO GenAI a GGUF file of Q4_0 with the same codes and scales, the latter with a tokeniser of
+bytes and pairs, which its pipeline wants but is not asked. Who is not installed is left out:
+`pip install onnxruntime-genai openvino-genai llama-cpp-python gguf`.
 
 A sample is the time of reading a prompt, and the mean time of steps of one token behind it; with
-`--cpu`, CPU time of this process. Printed are medians over rounds, and what each takes over ours in
-the same round; how far logits behind the prompt are from those of ONNX Runtime in float32, by their
-largest; and how many of the greedy tokens are the same. With `--write FILE.gguf` the file is
-written, and no more.
+`--cpu`, CPU time of this process. OpenVINO GenAI tells its own times (`perf_metrics`); of CPU time,
+what a run of one token takes, and what more tokens take beyond that. Printed are medians over
+rounds, and what each takes over ours in the same round; how far logits behind the prompt are from
+those of ONNX Runtime in float32, by their largest (OpenVINO GenAI shows none); and how many of the
+greedy tokens are the same. With `--write FILE.gguf` the file is written, and no more.
 """
 
 from __future__ import annotations
@@ -51,11 +52,20 @@ NAMES = {
     "mlp.up": "ffn_up",
     "mlp.down": "ffn_down",
 }
+WORDED = "worded.gguf"
+"""The GGUF file that has a tokeniser."""
 Reader = Callable[[Sequence[int]], Any]
 
 
-def write_gguf(model: onnx.ModelProto, size: Llama, path: Path) -> None:
-    """Write the zoo's `int4` as a GGUF file of Q4_0, with the same codes and scales."""
+def write_gguf(model: onnx.ModelProto, size: Llama, path: Path, *, has_words: bool = False) -> None:
+    """Write the zoo's `int4` as a GGUF file of Q4_0, with the same codes and scales.
+
+    Args:
+        model: The network.
+        size: Its sizes.
+        path: The file.
+        has_words: Whether it has a tokeniser.
+    """
     import gguf
 
     held = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
@@ -70,7 +80,11 @@ def write_gguf(model: onnx.ModelProto, size: Llama, path: Path) -> None:
     writer.add_rope_freq_base(10000.0)
     writer.add_rope_dimension_count(size.head)
     writer.add_vocab_size(size.words)
-    writer.add_tokenizer_model("none")
+    if has_words:
+        writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
+        _add_words(writer, size.words)
+    else:
+        writer.add_tokenizer_model("none")
 
     def product(name: str, source: str, heads: int = 0) -> None:
         codes = held[f"{source}.codes"]
@@ -97,6 +111,23 @@ def write_gguf(model: onnx.ModelProto, size: Llama, path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_words(writer: Any, count: int) -> None:
+    """Add a tokeniser of so many words: bytes as GPT-2 spells them, pairs and triples of these."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in shown]
+    letters = [chr(byte) for byte in shown] + [chr(256 + i) for i in range(len(others))]
+    plain = letters[:94]
+    pairs = [(a, b) for a in plain for b in plain]
+    pairs = (pairs + [(a + b, c) for a, b in pairs for c in plain[:8]])[: count - 2 - len(letters)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(["<s>", *letters, *(a + b for a, b in pairs), "</s>"])
+    writer.add_token_types([3, *[1] * (count - 2), 3])  # control, normal
+    writer.add_token_merges([f"{a} {b}" for a, b in pairs])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(count - 1)
 
 
 class Bound:
@@ -289,6 +320,42 @@ class OpenVINO:
         return found["logits"][0, -1]
 
 
+class OpenVINOGenAI:
+    """OpenVINO GenAI's pipeline, on the same weights in a GGUF file; it decodes by itself.
+
+    Args:
+        model: The ONNX file; the other one lies beside it.
+        size: Of the network.
+        options: Those of the command.
+    """
+
+    def __init__(self, model: Path, size: Llama, options: argparse.Namespace) -> None:
+        import openvino
+        import openvino_genai
+
+        self.tensor = openvino.Tensor
+        self.pipeline = openvino_genai.LLMPipeline(
+            str(model.with_name(WORDED)), "CPU", INFERENCE_NUM_THREADS=options.threads
+        )
+
+    def generate(self, prompt: Sequence[int], count: int) -> Any:
+        """Read a prompt, and return what it says of so many tokens behind it."""
+        ids = self.tensor(np.array([prompt], np.int64))
+        return self.pipeline.generate(ids, max_new_tokens=count, ignore_eos=True, do_sample=False)
+
+    def seconds(self, prompt: Sequence[int], tokens: int, *, is_cpu: bool) -> tuple[float, float]:
+        """Return the times of the prompt, and of a token behind it."""
+        if not is_cpu:
+            told = self.generate(prompt, tokens + 1).perf_metrics
+            return told.get_ttft().mean / 1e3, told.get_tpot().mean / 1e3
+        times = [time.process_time()]
+        for count in (1, tokens + 1):
+            self.generate(prompt, count)
+            times.append(time.process_time())
+        one, all_of_them = times[1] - times[0], times[2] - times[1]
+        return one, (all_of_them - one) / tokens
+
+
 class LlamaCpp:
     """llama.cpp, on the same weights in a file of its own format.
 
@@ -328,6 +395,7 @@ CONTENDERS: dict[str, Any] = {
     "onnxruntime": OnnxRuntime,
     "genai": GenAI,
     "openvino": OpenVINO,
+    "openvino-genai": OpenVINOGenAI,
     "llama.cpp": LlamaCpp,
 }
 
@@ -356,6 +424,8 @@ def main() -> None:
         file = Path(folder) / "model.onnx"
         onnx.save(model, file)
         write_gguf(model, size, file.with_suffix(".gguf"))
+        if "openvino-genai" in options.only:
+            write_gguf(model, size, file.with_name(WORDED), has_words=True)
         exact = _exact(model, Path(folder) / "exact.onnx", size, options)
         del model
         expected = [one.copy() for one in decode(exact, prompt, options.tokens)]
@@ -368,14 +438,16 @@ def main() -> None:
                 print(f"{name} is left out: {error}")
         if "ours" in contenders:
             held, given = contenders["ours"].weight_bytes(), file.stat().st_size
-            print(f"ours         {held / 1e6:.1f} MB of weights, a file of {given / 1e6:.1f} MB")
+            print(f"ours           {held / 1e6:.1f} MB of weights, a file of {given / 1e6:.1f} MB")
         for name, contender in contenders.items():
-            found = [one.copy() for one in decode(contender, prompt, options.tokens)]
-            error = abs(found[0] - expected[0]).max() / abs(expected[0]).max()
-            same = [a.argmax() == b.argmax() for a, b in zip(found, expected, strict=True)]
-            print(f"{name:12} error {error:.4f}, {sum(same)} of {len(same)} tokens", flush=True)
+            print(f"{name:14} {_agreement(contender, prompt, expected)}", flush=True)
 
         def take(name: str) -> tuple[float, float]:
+            if isinstance(contenders[name], OpenVINOGenAI):
+                told: tuple[float, float] = contenders[name].seconds(
+                    prompt, options.tokens, is_cpu=options.cpu
+                )
+                return told
             seconds, start = [], clock()
             for _ in decode(contenders[name], prompt, options.tokens):
                 seconds.append(clock() - start)
@@ -383,17 +455,34 @@ def main() -> None:
             return seconds[0], statistics.fmean(seconds[1:])
 
         samples = take_turns(tuple(contenders), take, options.rounds)
+    _tell(samples, options.prompt)
+
+
+def _tell(samples: dict[str, list[tuple[float, float]]], prompt: int) -> None:
+    """Print medians of times of the prompt and of a token, and how they are to ours."""
     for part, what in enumerate(("prompt", "token")):
         times = {name: [one[part] for one in taken] for name, taken in samples.items()}
-        count = options.prompt if part == 0 else 1
+        count = prompt if part == 0 else 1
         for name, seconds in times.items():
             middle = statistics.median(seconds)
             text = (
-                f"{what:6} {name:12} {middle * 1e3:8.2f} ms, {count / middle:7.1f} tokens a second"
+                f"{what:6} {name:14} {middle * 1e3:8.2f} ms, {count / middle:7.1f} tokens a second"
             )
             if name != "ours" and "ours" in times:
                 text += f", over ours {paired_ratio(seconds, times['ours'])}"
             print(text, flush=True)
+
+
+def _agreement(contender: Any, prompt: Sequence[int], expected: Sequence[Any]) -> str:
+    """Say how near somebody's logits and tokens are to those that are expected."""
+    if isinstance(contender, OpenVINOGenAI):
+        text, tokens = "", contender.generate(prompt, len(expected)).tokens[0]
+    else:
+        found = [one.copy() for one in decode(contender, prompt, len(expected) - 1)]
+        error = abs(found[0] - expected[0]).max() / abs(expected[0]).max()
+        text, tokens = f"error {error:.4f}, ", [one.argmax() for one in found]
+    same = sum(a == b.argmax() for a, b in zip(tokens, expected, strict=True))
+    return f"{text}{same} of {len(expected)} tokens"
 
 
 def _exact(model: onnx.ModelProto, file: Path, size: Llama, options: argparse.Namespace) -> Any:

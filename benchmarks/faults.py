@@ -6,18 +6,26 @@ which computes as the reference does but for the fault; the rest runs on ONNX Ru
 located if `verify` names that region and the right symptom, and the smallest model has the operator
 at fault. Results add up in a file: a run goes on where the last one stopped.
 
+Faults one after the other use the same two processes (`VerifyWorkers`) until one dies, so that
+libraries are imported once; all else is done for each fault as `intarsia verify` does it: reading
+and compiling the network, monitored runs, the reference of each region, each small model. A leak
+has fresh processes, as memory that others have left would hide it. `--alone` gives each fault its
+own, as a user's command has.
+
     python benchmarks/faults.py RESULTS.jsonl --faults 200 [--network bert_base] [--json]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import resource
 import sys
 import tempfile
 from collections import Counter
 from dataclasses import asdict, dataclass
+from os import sysconf
 from pathlib import Path
 from statistics import median
 from time import monotonic
@@ -33,7 +41,7 @@ from intarsia.graph.graph import Graph, Node
 from intarsia.place.request import Request
 from intarsia.report.tables import make_table
 from intarsia.verifying.values import Symptom, Verification
-from intarsia.verifying.verify import VerifyOptions, verify
+from intarsia.verifying.verify import VerifyOptions, VerifyWorkers, verify
 from intarsia.zoo.catalogue import build
 
 KINDS = {
@@ -53,6 +61,10 @@ LONGEST = 40
 """Nodes of a region at fault, at most."""
 
 BAR_SECONDS, BAR_NODES = 60.0, 10
+
+LIMIT_SECONDS = 20.0
+"""What takes longer hangs: a region of the network takes less than a second on an idle machine."""
+
 _LEAST_ELEMENTS = 64
 
 
@@ -72,6 +84,7 @@ class Injected:
         seconds: Wall-clock time of `verify`.
         cpu_seconds: Of this process and its children.
         text: What it said.
+        alone: Whether it had processes of its own.
     """
 
     number: int
@@ -85,6 +98,7 @@ class Injected:
     seconds: float
     cpu_seconds: float
     text: str
+    alone: bool = True
 
     @property
     def is_found(self) -> bool:
@@ -116,8 +130,27 @@ def is_plain(graph: Graph, node: Node) -> bool:
     return value.dtype == "float32" and has_rows and int(np.prod(shape)) >= _LEAST_ELEMENTS
 
 
-def inject(file: Path, network: str, graph: Graph, number: int, threads: int) -> Injected:
-    """Inject one fault and look for it."""
+def inject(
+    file: Path,
+    network: str,
+    graph: Graph,
+    number: int,
+    *,
+    threads: int = 1,
+    limit: float = LIMIT_SECONDS,
+    workers: VerifyWorkers | None = None,
+) -> Injected:
+    """Inject one fault and look for it.
+
+    Args:
+        file: The network.
+        network: Its name.
+        graph: It, as it is placed.
+        number: Seeds the fault.
+        threads: Threads of one run.
+        limit: Seconds that a call of a region may take.
+        workers: Processes that were used before; None starts fresh ones.
+    """
     kind, operators, nodes = choose(graph, number)
     target = f"fake -fault={kind} -fault-ops={operators}"
     request = Request(
@@ -131,15 +164,15 @@ def inject(file: Path, network: str, graph: Graph, number: int, threads: int) ->
     )
     with tempfile.TemporaryDirectory() as folder:
         options = VerifyOptions(
-            run_seconds=20.0, side_seconds=5.0, reduce_seconds=40.0, out=Path(folder)
+            run_seconds=limit, side_seconds=5.0, reduce_seconds=40.0, out=Path(folder)
         )
-        start, cpu = monotonic(), cpu_seconds()
+        start, cpu = monotonic(), cpu_seconds(workers)
         try:
-            found = verify(file, request, options=options)
+            found = verify(file, request, options=options, workers=workers)
             text = str(found.faults[0]) if found.faults else f"nothing; {found.note}"
         except IntarsiaError as error:
             found, text = Verification(str(file), 0), f"{type(error).__name__}: {error.message}"
-        spent, cpu = monotonic() - start, cpu_seconds() - cpu
+        spent, cpu = monotonic() - start, cpu_seconds(workers) - cpu
     small, wanted = found.smallest, operators.split("+")
     return Injected(
         number,
@@ -153,6 +186,7 @@ def inject(file: Path, network: str, graph: Graph, number: int, threads: int) ->
         spent,
         cpu,
         f"{text} {found.note}".strip()[:300],
+        workers is None,
     )
 
 
@@ -166,10 +200,16 @@ def is_located(found: Verification, kind: str, names: list[str]) -> bool:
     return is_there and is_late and first.fault.symptom == KINDS[kind]
 
 
-def cpu_seconds() -> float:
-    """Return the CPU time of this process and of the children that have ended."""
+def cpu_seconds(workers: VerifyWorkers | None) -> float:
+    """Return the CPU time of this process, of children that have ended, and of workers alive."""
     usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    alive = () if workers is None else (workers.watching.pid, workers.trying.pid)
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages) + sum(
+        sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+        / sysconf("SC_CLK_TCK")
+        for pid in alive
+        if pid is not None
+    )
 
 
 def read(results: Path) -> list[Injected]:
@@ -220,6 +260,13 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=200, help="how many in all")
     parser.add_argument("--network", default="bert_base")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=LIMIT_SECONDS,
+        help="seconds that a call of a region may take",
+    )
+    parser.add_argument("--alone", action="store_true", help="processes of its own for each fault")
     parser.add_argument("--again", action="store_true", help="those that were not found")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -237,17 +284,29 @@ def main() -> None:
             file = Path(folder) / "network.onnx"
             onnx.save(build(options.network), file)
             graph = read_setting(Request(model=file, target="onnxruntime")).graph
-            for number in todo:
-                row = inject(file, options.network, graph, number, options.threads)
-                rows.append(row)
-                with options.results.open("a", encoding="utf-8") as opened:
-                    opened.write(f"{json.dumps(asdict(row))}\n")
-                state = "found" if row.is_found else "NOT FOUND"
-                console.print(
-                    f"{number} {row.kind} {row.operators}: {state}, {row.small} nodes, "
-                    f"{row.seconds:.1f} s",
-                    markup=False,
-                )
+            workers = VerifyWorkers(options.threads)
+            with contextlib.closing(workers):
+                for number in todo:
+                    if choose(graph, number)[0] == "leak":
+                        workers.close()
+                    row = inject(
+                        file,
+                        options.network,
+                        graph,
+                        number,
+                        threads=options.threads,
+                        limit=options.limit,
+                        workers=None if options.alone else workers,
+                    )
+                    rows.append(row)
+                    with options.results.open("a", encoding="utf-8") as opened:
+                        opened.write(f"{json.dumps(asdict(row))}\n")
+                    state = "found" if row.is_found else "NOT FOUND"
+                    console.print(
+                        f"{number} {row.kind} {row.operators}: {state}, {row.small} nodes, "
+                        f"{row.seconds:.1f} s by the clock, {row.cpu_seconds:.1f} s of CPU",
+                        markup=False,
+                    )
     report(rows, as_json=options.json)
     sys.exit(not all(row.is_found for row in rows))
 

@@ -76,6 +76,32 @@ def build(kind: Any, config: Any, variant: str) -> Any:
     return make(config, attn_implementation=variant)
 
 
+def let_torchvision_in() -> None:
+    """Let torchvision be imported beside a PyTorch for which its operators are not built.
+
+    PyPI's wheel is for CUDA. Beside a PyTorch for CPUs its library does not load, and torchvision
+    then stumbles over the operators that it describes in any case. No network here has them.
+    """
+    import importlib.util
+
+    import torch
+
+    found = importlib.util.find_spec("torchvision")
+    if KEPT or found is None or found.origin is None:
+        return
+    try:
+        torch.ops.load_library(str(Path(found.origin).with_name("_C.so")))
+    except OSError:
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        KEPT.append(library)
+
+
+KEPT: list[Any] = []
+"""Libraries of operators, which are there for as long as their objects."""
+
+
 def wrap(module: Any, pick: Callable[[Any], Any], call: Callable[..., Any] | None = None) -> Any:
     """Return a module that gives tensors only."""
     import torch
@@ -97,7 +123,7 @@ def named(inputs: dict[str, Any], **fixed: Any) -> Callable[..., Any]:
     return lambda module, *args: module(**dict(zip(names, args, strict=True)), **fixed)
 
 
-def encoder(family: str, **fields: Any) -> Spec:
+def encoder(family: str, variants: tuple[str, ...] = ("eager", "sdpa"), **fields: Any) -> Spec:
     """Return an encoder of text of transformers."""
 
     def make(variant: str, full: bool) -> Any:
@@ -107,7 +133,7 @@ def encoder(family: str, **fields: Any) -> Spec:
         model = build(getattr(transformers, f"{family}Model"), config, variant)
         return wrap(model.eval(), lambda out: out[0], named(TOKENS))
 
-    return Spec(make, TOKENS, TEXT_SIZES)
+    return Spec(make, TOKENS, TEXT_SIZES, variants)
 
 
 def decoder(
@@ -181,6 +207,13 @@ def vision(
     return Spec(make, inputs, IMAGE_SIZES, variants)
 
 
+def fill_zeros(model: Any) -> None:
+    """Give random numbers to matrices that begin as zeros: behind them any result is equal."""
+    for weight in model.parameters():
+        if weight.dim() > 1 and not weight.any():
+            weight.data.normal_(std=0.02)
+
+
 def timm(name: str, size: int, variants: tuple[str, ...] = ("sdpa",), **fields: Any) -> Spec:
     """Return a network of timm; its fused attention is what is called sdpa here."""
 
@@ -189,6 +222,7 @@ def timm(name: str, size: int, variants: tuple[str, ...] = ("sdpa",), **fields: 
 
         library.layers.set_fused_attn(variant == "sdpa")
         model = library.create_model(name, pretrained=False, **({} if full else fields))
+        fill_zeros(model)
         return wrap(model.eval(), lambda out: out)
 
     return Spec(
@@ -408,12 +442,13 @@ SPECS: dict[str, Spec] = {
     "albert": encoder("Albert", embedding_size=64),
     "deberta_v2": encoder(
         "DebertaV2",
+        variants=("eager",),
         relative_attention=True,
         pos_att_type=["p2c", "c2p"],
         max_relative_positions=-1,
         position_buckets=32,
     ),
-    "mpnet": encoder("MPNet"),
+    "mpnet": encoder("MPNet", variants=("eager",)),
     "modernbert": encoder(
         "ModernBert",
         global_attn_every_n_layers=2,
@@ -433,7 +468,9 @@ SPECS: dict[str, Spec] = {
     "qwen2": decoder("Qwen2", num_key_value_heads=2),
     "qwen3": decoder("Qwen3", **GROUPED),
     "mistral": decoder("Mistral", sliding_window=16, **GROUPED),
-    "gemma2": decoder("Gemma2", sliding_window=16, query_pre_attn_scalar=32, **GROUPED),
+    "gemma2": decoder(
+        "Gemma2", variants=("eager",), sliding_window=16, query_pre_attn_scalar=32, **GROUPED
+    ),
     "phi": decoder("Phi"),
     "phi3": decoder("Phi3", num_key_value_heads=2, pad_token_id=0),
     "opt": decoder("OPT", ffn_dim=256, word_embed_proj_dim=128, max_position_embeddings=512),
@@ -572,6 +609,7 @@ def export_all(
     """Write each network by each exporter and spelling of attention, with a file of facts."""
     import torch
 
+    let_torchvision_in()
     table = FULL if full else SPECS
     for name in names or list(table):
         spec = table[name]

@@ -8,11 +8,13 @@ It needs torch, torchvision, timm and transformers (`-P`, as transformers would 
 in this folder); Inductor needs a C++ compiler. The networks are those of `torch_exports.py`: made
 of their configurations, with two layers where that says so, and seeded random weights. One thread
 runs each; Inductor's caches are off, and of ours `INTARSIA_CACHE_DIR` should name a new folder. A
-row says how many graphs each backend got from PyTorch, how many of ours became programs, the
+row says how many graphs PyTorch itself makes (its backend `eager`), how many each backend got from
+it, how many of ours became programs, the
 largest difference from PyTorch's own numbers over the largest number, the CPU seconds of the
 process and of its compilers until the first result, and a call's CPU time by turns: the median of
 Inductor's over ours, with its interval of 95 %. A network that is done is written to
-`--keep`, and the same command goes on.
+`--keep`, and the same command goes on: it does those anew that lack what is asked for now, so that
+numbers can be had first (`--no-inductor --rounds 0`) and times on a quiet machine.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class Row:
     Attributes:
         model: Its name.
         dynamic: Whether sizes were left open.
-        graphs: Graphs that PyTorch made for a backend, by backend.
+        graphs: Graphs that PyTorch made for a backend, by backend; `eager` is PyTorch's own.
         programs: Those of ours that are programs.
         difference: From PyTorch's numbers, over the largest of them, by backend.
         first: CPU seconds until the first result, those of compilers included, by backend.
@@ -93,6 +95,17 @@ def cpu_seconds() -> float:
     return sum(part.ru_utime + part.ru_stime for part in parts)
 
 
+def first_line(error: Exception) -> str:
+    """Return an error in one line."""
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}"
+
+
+def tells_something(result: Any) -> bool:
+    """Tell whether tensors have numbers that another result can be compared with."""
+    parts = [result] if hasattr(result, "shape") else result
+    return all(bool(part.isfinite().all()) and bool(part.any()) for part in parts)
+
+
 def distance(result: Any, expected: Any) -> float:
     """Return the largest difference over the largest number, of a tensor or of several."""
     pairs = [(result, expected)] if hasattr(result, "shape") else zip(result, expected, strict=True)
@@ -105,13 +118,21 @@ def measure(name: str, rounds: int, *, dynamic: bool, with_inductor: bool) -> Ro
 
     from intarsia.torch import backend
 
+    EXPORTS["let_torchvision_in"]()
     spec = EXPORTS["SPECS"][name]
+    row = Row(name, dynamic)
     torch.manual_seed(0)
-    model = spec.make(spec.variants[-1], False)
+    try:
+        model = spec.make(spec.variants[-1], False)
+    except Exception as error:  # whatever those libraries raise
+        row.why.append(f"not made: {first_line(error)}")
+        return row
     feeds = EXPORTS["make_feeds"](spec.inputs, SIZES, 0)
     inputs = [torch.from_numpy(array) for array in feeds.values()]
     expected = model(*inputs)
-    row = Row(name, dynamic)
+    if not tells_something(expected):
+        row.why.append("not made: PyTorch's own numbers are zero or not finite")
+        return row
     compiled: list[backend.CompiledGraph] = []
 
     def ours(graph: Any, examples: Any) -> Callable[..., Any]:
@@ -123,7 +144,7 @@ def measure(name: str, rounds: int, *, dynamic: bool, with_inductor: bool) -> Ro
     lines = Lines()
     logging.getLogger("intarsia").addHandler(lines)
     calls: dict[str, Callable[..., Any]] = {"eager": model}
-    for label, kind in (("intarsia", ours), ("inductor", "inductor")):
+    for label, kind in (("eager", "eager"), ("intarsia", ours), ("inductor", "inductor")):
         if label == "inductor" and not with_inductor:
             continue
         torch._dynamo.reset()  # noqa: SLF001 - the only way to begin anew
@@ -133,10 +154,12 @@ def measure(name: str, rounds: int, *, dynamic: bool, with_inductor: bool) -> Ro
         try:
             result = call(*inputs)
         except Exception as error:  # whatever a backend raises is what a row is to say
-            row.why.append(f"{label}: {type(error).__name__}: {str(error).splitlines()[0][:200]}")
+            row.why.append(f"{label}: {first_line(error)}")
             continue
-        row.first[label] = cpu_seconds() - begin
         row.graphs[label] = torch._dynamo.utils.counters["stats"]["unique_graphs"]  # noqa: SLF001
+        if label == "eager":
+            continue  # it is there for its graphs; what is timed is the model without it
+        row.first[label] = cpu_seconds() - begin
         row.difference[label] = distance(result, expected)
         calls[label] = call
     logging.getLogger("intarsia").removeHandler(lines)
@@ -153,13 +176,22 @@ def measure(name: str, rounds: int, *, dynamic: bool, with_inductor: bool) -> Ro
     return row
 
 
+def is_done(row: Row, rounds: int, *, with_inductor: bool) -> bool:
+    """Tell whether a row has what is asked for, or says why it cannot."""
+    missing = {"intarsia"} | ({"inductor"} if with_inductor else set())
+    missing -= {line.partition(":")[0] for line in row.why} | row.graphs.keys()
+    is_timed = all(len(row.calls.get(label, ())) >= rounds for label in row.graphs)
+    return "not made" in str(row.why) or (not missing and is_timed)
+
+
 def print_table(rows: list[Row]) -> None:
     """Print a row for each model as Markdown, and the geometric means."""
     print(
-        "| model | graphs, programs; Inductor's | difference | first result, s: ours, Inductor "
-        "| a call, ms: PyTorch, ours, Inductor | Inductor over ours |"
+        "| model | graphs: PyTorch's, ours, Inductor's | programs | difference "
+        "| first result, s: ours, Inductor | a call, ms: PyTorch, ours, Inductor "
+        "| Inductor over ours |"
     )
-    print("|---|---:|---:|---:|---:|---|")
+    print("|---|---:|---:|---:|---:|---:|---|")
     means: dict[str, list[float]] = {}
     for row in rows:
         both = {"intarsia", "inductor"} <= row.calls.keys()
@@ -176,10 +208,10 @@ def print_table(rows: list[Row]) -> None:
             f"{row.first[label]:.1f}" if label in row.first else "-"
             for label in ("intarsia", "inductor")
         ]
+        graphs = [str(row.graphs.get(label, "-")) for label in ("eager", "intarsia", "inductor")]
         off = row.difference.get("intarsia", float("nan"))
         print(
-            f"| {row.model} | {row.graphs.get('intarsia', '-')}, {row.programs}; "
-            f"{row.graphs.get('inductor', '-')} | {off:.1e} "
+            f"| {row.model} | {', '.join(graphs)} | {row.programs} | {off:.1e} "
             f"| {', '.join(seconds)} | {', '.join(times)} | {ratio or '-'} |"
         )
     for what, ratios in means.items():
@@ -212,27 +244,26 @@ def main() -> None:
     torch._inductor.config.force_disable_caches = True  # noqa: SLF001 - options of the interface
     torch._inductor.config.compile_threads = 1  # noqa: SLF001
     warnings.simplefilter("ignore")
-    rows = []
+    rows: dict[tuple[str, bool], Row] = {}
     if options.keep and options.keep.exists():
-        rows = [Row(**json.loads(line)) for line in options.keep.read_text().splitlines()]
-    done = {(row.model, row.dynamic) for row in rows}
+        kept = [Row(**json.loads(line)) for line in options.keep.read_text().splitlines()]
+        rows = {(row.model, row.dynamic): row for row in kept}
+    with_inductor = not options.no_inductor
     for name in () if options.table else options.models:
-        if (name, options.dynamic) in done:
+        row = rows.get((name, options.dynamic))
+        if row is not None and is_done(row, options.rounds, with_inductor=with_inductor):
             continue
         with torch.no_grad():
             row = measure(
-                name,
-                options.rounds,
-                dynamic=options.dynamic,
-                with_inductor=not options.no_inductor,
+                name, options.rounds, dynamic=options.dynamic, with_inductor=with_inductor
             )
         gc.collect()
-        rows.append(row)
+        rows[name, options.dynamic] = row
         print(json.dumps({**asdict(row), "calls": {}}), flush=True)
         if options.keep:
             with options.keep.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(row)) + "\n")
-    print_table(rows)
+    print_table(list(rows.values()))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 
     python scripts/examine_by_runner.py                 # llvm under qemu-aarch64, and by SSH
     python scripts/examine_by_runner.py --every 8       # every eighth case of an operator
+    python scripts/examine_by_runner.py --way ssh       # one of the two
     python scripts/examine_by_runner.py --list          # the checks that apply, without a run
     python scripts/examine_by_runner.py -t "llvm -runner=ssh://board"
 
@@ -27,6 +28,8 @@ from intarsia.testing.cases import CASES
 from intarsia.testing.kit import RUNNER_CHECKS, examine, why_not_there
 
 EMULATED = "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a76 -runner=qemu-aarch64-static"
+
+WAYS = ("qemu", "ssh")
 
 
 @contextlib.contextmanager
@@ -56,6 +59,7 @@ def main() -> int:
     """Run the kit; return 1 if a trial failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-t", "--target", action="append", help="with a runner")
+    parser.add_argument("--way", action="append", choices=WAYS, help="without targets: one of both")
     parser.add_argument("--backend", default="intarsia.backends.llvm:BACKEND")
     parser.add_argument("--check", action="append", help="one of --list; all if left out")
     parser.add_argument("--every", type=int, default=1, help="of the cases of operators")
@@ -66,7 +70,11 @@ def main() -> int:
         return 0
     failures = 0
     with contextlib.ExitStack() as stack:
-        for target in arguments.target or (EMULATED, stack.enter_context(serving())):
+        ways = () if arguments.target else arguments.way or WAYS
+        targets = [*(arguments.target or ()), *([EMULATED] if "qemu" in ways else [])]
+        if "ssh" in ways:
+            targets.append(stack.enter_context(serving()))
+        for target in targets:
             begin, used = time.perf_counter(), time.process_time()
             report = examine(
                 arguments.backend, target, checks=arguments.check, cases=CASES[:: arguments.every]

@@ -79,7 +79,7 @@ class Machine:
     def problem(self, graph: Graph) -> str:
         """Return why a graph does not become code; empty if it does."""
         try:
-            program = lower_region(graph.whole, self.options.unit, self.options.winograd)
+            program = lower_region(graph.whole, self.options)
             for kernel in program.kernels:
                 if kernel.name in self.made:
                     continue

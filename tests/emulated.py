@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.c_compiler import CACHE
 
-from intarsia.native.linking import Form, Linker
+from intarsia.native.linking import BinaryKind, Linker
 from intarsia.native.native_target import target_cpu
 from intarsia.target import Target
 
@@ -140,7 +140,7 @@ def run_emulated(target, emulated_cpu, exported, feeds, wanted, folder, sizes=()
     # Loops that copy must not become calls of themselves.
     options = ["-nostdlib", "-static", "-ffreestanding", "-fno-builtin", "-fno-stack-protector"]
     options += ["-g0", "-w", f"-I{exported[0].parent}"]
-    linker.link(Form.EXECUTABLE, program, [folder / "start.c", exported[0]], options=options)
+    linker.link(BinaryKind.EXECUTABLE, program, [folder / "start.c", exported[0]], options=options)
     command = [emulator, "-cpu", emulated_cpu, str(program)]
     sent = b"".join(array.tobytes() for array in feeds)
     done = subprocess.run(command, input=sent, check=False, capture_output=True)

@@ -7,13 +7,14 @@ Where a thread is, and how those of a block wait for each other, is what the cal
 from intarsia.native.machine import NativeCpu, compile_object, link_object
 
 REGISTERS = ("tid.x", "ctaid.x", "ctaid.y", "nctaid.y")
-WAIT = "block_wait"
+WAIT, SHUFFLE = "block_wait", "warp_shuffle"
 _BARRIER = "llvm.nvvm.barrier.cta.sync.aligned.all"
+_SHUFFLE = "llvm.nvvm.shfl.sync.bfly.i32"
 
 
 def waits(kernel):
     """Tell whether threads of a block wait for each other."""
-    return f"@{_BARRIER}(" in kernel.source
+    return any(f"@{name}(" in kernel.source for name in (_BARRIER, _SHUFFLE))
 
 
 def link_kernel(kernel, functions, *, is_table=False):
@@ -21,7 +22,8 @@ def link_kernel(kernel, functions, *, is_table=False):
 
     Args:
         kernel: Of `emit_nvptx`.
-        functions: Addresses of functions that return the special registers, by name, and of `WAIT`.
+        functions: Addresses of functions that return the special registers, by name, of `WAIT`
+            and of `SHUFFLE`.
         is_table: Whether it gets the addresses of its arguments, as from the driver, and not them.
     """
     text, name = kernel.source.replace("define ptx_kernel", "define"), kernel.name
@@ -31,7 +33,8 @@ def link_kernel(kernel, functions, *, is_table=False):
         symbols[symbol] = functions[register]
         text = text.replace(f"@llvm.nvvm.read.ptx.sreg.{register}(", f"@{symbol}(")
     text = text.replace(f"@{_BARRIER}(", f"@{WAIT}(")
-    symbols[WAIT] = functions[WAIT]
+    text = text.replace(f"@{_SHUFFLE}(", f"@{SHUFFLE}(")
+    symbols |= {name: functions[name] for name in (WAIT, SHUFFLE) if name in functions}
     if is_table:
         text += _by_table(kernel)
         name = f"{name}.by_table"

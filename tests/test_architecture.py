@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,16 @@ def test_the_page_draws_the_layers_of_the_contract():
     (layers,) = (item["layers"] for item in settings["contracts"] if item["type"] == "layers")
     rows = [re.findall(r"\w+", name) for name in names if name]
     assert rows == [re.findall(r"\w+", row) for row in layers]
+
+
+def test_a_class_name_has_one_meaning():
+    """Private and nested classes count too: who reads a name need not ask in which module."""
+    places = defaultdict(list)
+    for path in sorted(SOURCE.rglob("*.py")):
+        for name in re.findall(r"^ *class (\w+)[(:\[]", path.read_text("utf-8"), re.MULTILINE):
+            places[name].append(path.relative_to(SOURCE).as_posix())
+    assert {"Target", "Graph", "_Scope"} <= places.keys()
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
 
 
 def test_every_path_of_the_page_is_there():

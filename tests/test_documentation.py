@@ -28,6 +28,13 @@ WORDS = (
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]+\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+_MEASURED = re.compile(
+    r"\d\s?(?:ms|us|µs|GFLOP/s|GB/s|tokens a second)\b"
+    r"|\d\s(?:of\s(?:the|its)\stime|times\sas\s(?:fast|long|much))\b"
+)
+_COMMAND = re.compile(r"\b(?:benchmarks|scripts)/\w+\.py\b")
+_PRINTS = re.compile(r"benchmarks/|scripts/|\bintarsia (?:bench|run|explain|tune|plan)\b")
+"""What measures: a script, or a command of ours."""
 
 
 def _script(name, monkeypatch):
@@ -71,6 +78,24 @@ def test_every_link_of_a_page_leads_somewhere(name):
         assert target.exists(), f"{name}: {path}"
         if anchor and target.suffix == ".md":
             assert anchor in _anchors(target), f"{name}: {path}#{anchor}"
+
+
+@pytest.mark.parametrize("name", [*PAGES, "CHANGELOG.md"])
+def test_what_was_measured_has_its_command_beside_it(name):
+    """In a section of a page, or an entry of the changelog; a code span is an example."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    scripts = set(_COMMAND.findall(text))
+    assert [script for script in scripts if not (ROOT / script).exists()] == []
+    if name == "docs/decisions.md":  # its head says what its figures are
+        return
+    parts = re.split(r"^(?=#+ |- )" if name == "CHANGELOG.md" else r"^(?=#+ )", text, flags=re.M)
+    figures = (re.sub(r"`[^`]*`", "", _FENCE.sub("", part)) for part in parts)
+    bare = [
+        part.splitlines()[0]
+        for part, words in zip(parts, figures, strict=True)
+        if _MEASURED.search(words) and not _PRINTS.search(part)
+    ]
+    assert bare == []
 
 
 def test_a_heading_has_the_anchor_that_links_name(tmp_path):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from intarsia.errors import SettingError
-from intarsia.files import whole_file
+from intarsia.files import whole_file, writing_hint
 
 TAG_NAME = "CACHEDIR.TAG"
 TAG_SIGNATURE = "Signature: 8a477f597d28d172789f06886806bc55"
@@ -80,7 +80,7 @@ def make_cache_folder(folder: Path) -> Path:
     except OSError as error:
         raise SettingError(
             f"the cache folder {str(folder)!r} cannot be written: {error.strerror or error}",
-            hint="set INTARSIA_CACHE_DIR to a folder of yours",
+            hint=writing_hint(error, "set INTARSIA_CACHE_DIR to a folder of yours"),
         ) from error
     return folder
 

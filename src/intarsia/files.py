@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from threading import get_ident
 
@@ -35,11 +37,17 @@ def is_special(path: Path) -> bool:
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
+def writing_hint(error: OSError, otherwise: str = "choose a writable folder") -> str:
+    """Return what helps against an error of writing: another folder, or space where that lacks."""
+    is_full = error.errno in (ENOSPC, EDQUOT)
+    return "make space on that disk, or choose a folder on another" if is_full else otherwise
+
+
 @contextmanager
 def whole_file(path: str | Path) -> Iterator[Path]:
     """Yield the name of a draft beside a file, whose place it takes if the block ends well.
 
-    A link stays: what it leads to is replaced.
+    A link stays: what it leads to is replaced, and keeps its mode.
 
     Raises:
         OSError: It cannot be written, or is not a regular file, which nothing may replace.
@@ -50,6 +58,8 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     draft = file.with_name(f"{file.name}.{os.getpid()}.{get_ident()}.partial")
     try:
         yield draft
+        with suppress(FileNotFoundError):  # it is new
+            shutil.copymode(file, draft)
         draft.replace(file)
     finally:
         with suppress(OSError):

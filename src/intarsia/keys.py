@@ -27,7 +27,7 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 
 from intarsia.errors import SettingError
-from intarsia.files import whole_file
+from intarsia.files import whole_file, writing_hint
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -318,7 +318,7 @@ def _bytes(text: str) -> bytes:
 def _unwritable(folder: Path, error: OSError) -> SettingError:
     return SettingError(
         f"keys cannot be kept in {folder}: {error.strerror or error}",
-        hint="set INTARSIA_KEYS_DIR to a folder of yours",
+        hint=writing_hint(error, "set INTARSIA_KEYS_DIR to a folder of yours"),
     )
 
 

@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
+from intarsia.backends import corrections
 from intarsia.backends.evaluator import make_evaluator
 
 OPSET = 19
@@ -170,6 +171,24 @@ def test_infinities_stay_infinite_between_neighbours(dtype):
     found = by_evaluator(built("Resize", x, {"mode": "linear"}, inputs=(None, scales)), x)[0]
     wanted = [1, np.inf, np.inf, np.inf, np.inf, np.nan, np.nan, -np.inf, -np.inf, -np.inf]
     np.testing.assert_array_equal(found.ravel(), np.array(wanted, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+def test_erf_is_that_of_c_rounded(dtype):
+    rng = np.random.default_rng(0)
+    few = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-30, 5.99, -6, 6.01, 1 / 2048, 3 / 2048, 1e-7]
+    x = np.concatenate([few, rng.uniform(-6.5, 6.5, 20000), 10.0 ** rng.uniform(-7, 0, 2000)])
+    x = x.astype(dtype)
+    found = by_evaluator(built("Erf", x, {}, opset=13), x)[0]
+    wanted = np.array([math.erf(v) for v in x.tolist()])
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, wanted.astype(dtype))
+    assert np.signbit(found[1])
+    if dtype == "float32":  # what is rounded, before it is
+        exact = corrections._erf_by_table(x.astype(np.float64))
+        np.testing.assert_allclose(exact, wanted, rtol=1e-14, atol=0)
+        scalar = np.array(0.5, dtype)
+        assert by_evaluator(built("Erf", scalar, {}, opset=13), scalar)[0].shape == ()
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

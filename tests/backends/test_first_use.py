@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program that the driver dies of takes one process; those after it refuse it, and go on."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import onnx
 import pytest
 from tests import opencl, webgpu
 
-from intarsia.backends.first_use import notes_folder
+from intarsia.backends.first_use import _is_alive, notes_folder
 
 TEXT = """<ir_version: 9, opset_import: ["" : 20]>
 g (float[4,5] x, int64[2] i) => (float[2,5] y) { a = Tanh(x) y = Gather(a, i) }"""
@@ -113,3 +115,15 @@ def test_the_note_of_a_process_that_is_there_is_no_suspicion(run, notes, own_cac
     digest = note.name.partition(".")[0]
     note.rename(note.with_name(f"{digest}.1"))  # the first process is always there
     assert run("refused").stdout == f"['{kind}']\n"
+
+
+def test_a_number_that_another_process_has_by_now(tmp_path):
+    """A note that is older than the process of its number was another one's."""
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("the system does not say when a process began")
+    note = tmp_path / f"digest.{os.getpid()}"
+    note.touch()
+    assert _is_alive(note)
+    os.utime(note, (1, 1))
+    assert not _is_alive(note)
+    assert _is_alive(tmp_path / "digest.word")

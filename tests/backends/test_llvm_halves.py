@@ -17,7 +17,7 @@ from intarsia.arrays import np_dtype
 from intarsia.backends.float64 import evaluate
 from intarsia.codegen.interpreter import interpret
 from intarsia.codegen.lower.region import lower_region
-from intarsia.codegen.unit import AVX512
+from intarsia.codegen.unit import AVX512, LoweringOptions
 from intarsia.errors import TargetError
 from intarsia.graph.load import load
 from intarsia.graph.region import Region
@@ -166,7 +166,7 @@ def test_activations_are_rounded_too_where_one_does():
     graph = snapshot(load(model))
     region = Region.of(graph, range(len(graph.nodes)))
     unit = replace(AVX512, dots=("avx512vl", "avx512vnni", "avx512bf16"))
-    program = lower_region(region, unit, is_bf16=True)
+    program = lower_region(region, LoweringOptions(unit, is_bf16=True))
     assert program.summary().endswith("1 x bfloat16")
 
     def run(call, arrays):

@@ -88,6 +88,27 @@ def test_regions_of_the_host_run_here_and_the_others_there():
         np.testing.assert_allclose(exe.run(feeds(2))[name], expected, rtol=1e-4, atol=1e-6)
 
 
+def test_what_regions_there_hand_to_one_another_stays_there():
+    """Regions `a` and `c` are there, `b` and `d` here; `c` reads `a`, which `b` needs here too."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        net (float[64, 64] x) => (float[64, 64] y) {
+            a = MatMul(x, x)  b = Softmax(a)  c = MatMul(a, b)  y = Softmax(c) }"""
+    )
+    target, pins = "llvm -runner=here, onnxruntime", {"b": "onnxruntime", "d": "onnxruntime"}
+    for node, name in zip(model.graph.node, "abcd", strict=True):
+        node.name = name
+    exe = intarsia.compile(model, target, pins=pins, strict=True)
+    assert [region.backend for region in exe.placement.regions] == ["llvm", "onnxruntime"] * 2
+    x = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32) / 8
+    here = intarsia.compile(model, "onnxruntime")
+    for count in (1, 2):
+        np.testing.assert_allclose(exe(x), here(x), rtol=1e-4, atol=1e-6)
+        # Each program's own words of faults and sizes come back too: x, a, and these two; b, c.
+        first, second = (exe.executables[i].carried_tensors for i in (0, 2))
+        assert (first, second) == (4 * count, 4 * count)
+
+
 def test_a_program_there_has_as_many_threads_as_its_target_has_cores(monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     model = onnx.parser.parse_model(

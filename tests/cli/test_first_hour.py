@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What people try first and cannot have: each message names the way out, before any work."""
 
+import errno
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,6 +71,50 @@ def test_an_output_is_looked_at_before_the_work(
     assert message in answer.err or (command == "emit" and "cannot write" in answer.err)
     assert hint in answer.err
     assert not (folder / "-").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"), [("x.so", "shared"), ("x.o", "object"), ("x.c", "c"), ("x.ptx", "ptx")]
+)
+def test_a_package_is_not_written_where_a_program_is_meant(call, nothing_runs, file, kind):
+    del nothing_runs
+    answer = call("compile", "chain.onnx", "-t", "onnxruntime", "-o", file)
+    assert answer.code == 2
+    assert f"--emit {kind} -o FOLDER" in answer.err
+    assert "x.intarsia" in answer.err
+
+
+def test_a_runtime_alone_is_completed_by_what_every_installation_has(call, model):
+    answer = call("compile", model, "-t", "openvino")
+    assert answer.code == 2
+    assert 'add a fallback at the end: ", llvm"' in answer.err
+
+
+WRITING = {
+    "package": ("compile", "chain.onnx", "-t", "onnxruntime", "-o", "out"),
+    "annotated": ("compile", "chain.onnx", "-t", "onnxruntime", "--annotate", "out.onnx"),
+    "report": ("explain", "chain.onnx", "-t", "onnxruntime", "--html", "out.html"),
+    "outputs": ("run", "chain.onnx", "-t", "onnxruntime", "--output", "y=out.npy"),
+    "trace": ("run", "chain.onnx", "-t", "onnxruntime", "--trace", "out.json"),
+}
+
+
+@pytest.mark.parametrize("command", WRITING)
+def test_a_full_disk_says_so_and_leaves_nothing(call, folder, model, command, monkeypatch):
+    del model
+    replaced = Path.replace
+
+    def full(self, target):
+        if str(target).rpartition("/")[2].startswith("out"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return replaced(self, target)
+
+    monkeypatch.setattr(Path, "replace", full)
+    answer = call(*WRITING[command])
+    assert answer.code == 2
+    assert "No space left on device" in answer.err
+    assert "hint: make space on that disk" in answer.err
+    assert not list(folder.glob("out*"))
 
 
 def test_the_outputs_of_a_run_are_looked_at_before_it(call, folder, package, array):

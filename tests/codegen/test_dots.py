@@ -22,7 +22,7 @@ from intarsia.codegen.printer import print_function
 from intarsia.codegen.unit import DOT_FEATURES, CpuModel
 from intarsia.codegen.verifier import verify
 from intarsia.errors import InternalError
-from intarsia.native.linking import Form, Linker
+from intarsia.native.linking import BinaryKind, Linker
 from intarsia.native.machine import NativeCpu, compile_assembly, compile_object
 
 TURNS = 6
@@ -221,7 +221,7 @@ def test_neon_under_an_emulator(tmp_path, monkeypatch, left, right):
         f"    {function.name}(given, 0, {TURNS});\n    return 0;\n}}\n"
     )
     whole = tmp_path / "case.o"
-    Linker.find(native, tmp_path).link(Form.OBJECT, whole, ["run.c", "k.o"], folder=tmp_path)
+    Linker.find(native, tmp_path).link(BinaryKind.OBJECT, whole, ["run.c", "k.o"], folder=tmp_path)
     target = f"llvm -mtriple={ARM} -mcpu={name} -mattr={flags}"
     (got,) = run_emulated(target, "max", (whole, header), arrays[:3], arrays[3:], tmp_path)
     want = np.zeros_like(arrays[3])

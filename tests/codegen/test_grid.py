@@ -73,6 +73,40 @@ def test_it_is_printed():
     assert "register r: float32[2]" in text
 
 
+def sums_of_warps(dtype="float32"):
+    """A kernel each of whose work-items writes the sum of its warp's numbers."""
+    b = Builder("sums_of_warps")
+    x = b.argument("x", dtype, (3, ITEMS))
+    y = b.argument("y", dtype, (3, ITEMS), is_written=True)
+    with b.grid(3) as block, b.block(WARPS) as warp, b.lane(LANES) as lane:
+        total = b.load(x, (block, warp * LANES + lane))
+        for mask in (2, 1):
+            total = b.add(total, b.warp_shuffle(total, mask))
+        b.store(total, y, (block, warp * LANES + lane))
+    return b.finish()
+
+
+@pytest.mark.parametrize("dtype", ir.SHUFFLE_DTYPES)
+@pytest.mark.parametrize("name", RUNNERS)
+def test_lanes_hand_numbers_on(name, dtype):
+    function = sums_of_warps(dtype)
+    x = (numbers()[0] * 100).astype("int8").astype(dtype)
+    got = RUNNERS[name](function, [x, np.zeros_like(x)], rtol=0)[1]
+    sums = x.reshape(3, WARPS, LANES).sum(2, dtype=dtype)
+    np.testing.assert_array_equal(got, np.repeat(sums, LANES, 1))
+
+
+def test_a_shuffle_is_printed_and_takes_memory_where_there_is_no_instruction():
+    function = sums_of_warps()
+    verify(function, GPU)
+    assert "= warp_shuffle(v5, 1)" in print_function(function)
+    with pytest.raises(InternalError, match="shares 32 bytes, and a block has 31"):
+        verify(function, replace(GPU, shared_bytes=ITEMS * 4 - 1))
+    kernel = emit_opencl(function, DeviceLimits(work_group=64))
+    assert f"__local float v0_0[{ITEMS}];" in kernel.source
+    assert kernel.source.count("barrier(") == 4
+
+
 def test_a_missing_barrier_is_a_race():
     function = reversed_blocks(waits=False)
     with pytest.raises(InternalError, match=r"a race: work-items 0 and 7 touch entry 7 of t"):
@@ -157,12 +191,34 @@ def waits_in(b, count):
         b.barrier()
 
 
+def shuffles_in(b, count):
+    count = count if isinstance(count, ir.Index) else b.cast(count, "int64")
+    with b.serial(0, count):
+        b.warp_shuffle(b.constant(1, ir.Type("float32")), 1)
+
+
 WRONG = {
     "a barrier lies in a loop whose turns differ": [
         lambda b, x, y, t, r, block, warp, lane: waits_in(b, lane),
         lambda b, x, y, t, r, block, warp, lane: waits_in(b, warp),
         lambda b, x, y, t, r, block, warp, lane: waits_in(b, b.cast(b.load(y, 0), "int64")),
         lambda b, x, y, t, r, block, warp, lane: waits_in(b, b.cast(b.load(x, lane), "int64")),
+    ],
+    "a warp's shuffle lies in a loop whose turns differ": [
+        lambda b, x, y, t, r, block, warp, lane: shuffles_in(b, lane),
+        lambda b, x, y, t, r, block, warp, lane: shuffles_in(b, warp),
+        lambda b, x, y, t, r, block, warp, lane: shuffles_in(
+            b, b.warp_shuffle(b.cast(b.load(x, 0), "int32"), 1)
+        ),
+    ],
+    "a warp's shuffle has mask 4 for 4 lanes": [
+        lambda b, x, y, t, r, block, warp, lane: b.warp_shuffle(b.load(x, 0), LANES),
+    ],
+    "no instruction hands float32x2 to another lane": [
+        lambda b, x, y, t, r, block, warp, lane: b.warp_shuffle(b.load(x, 0, 2), 1),
+    ],
+    "no instruction hands int64 to another lane": [
+        lambda b, x, y, t, r, block, warp, lane: b.warp_shuffle(b.index(lane), 1),
     ],
     "its subscript is no constant": [lambda b, x, y, t, r, block, warp, lane: b.load(r, lane)],
     "a grid loop lies inside another loop": [
@@ -293,6 +349,12 @@ def test_the_machine_has_to_fit():
 def test_a_barrier_that_some_do_not_come_to():
     function = made(lambda b, x, y, t, r, block, warp, lane: waits_in(b, lane))
     with pytest.raises(InternalError, match="a barrier that work-item 0 does not come to"):
+        interpret(function, [np.zeros(64, "float32") for _ in range(2)])
+
+
+def test_a_shuffle_that_some_do_not_come_to():
+    function = made(lambda b, x, y, t, r, block, warp, lane: shuffles_in(b, lane))
+    with pytest.raises(InternalError, match="a shuffle that work-item 0 does not come to"):
         interpret(function, [np.zeros(64, "float32") for _ in range(2)])
 
 

@@ -75,7 +75,8 @@ class Desk:
     def __init__(self, folder, cache):
         self.folder = folder
         (folder / "home").mkdir()
-        (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
+        for name in ("benchmarks", "examples"):
+            (folder / name).symlink_to(ROOT / name)
         ours = ("INTARSIA_", "COLUMNS", "PIP_")
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(ours)},

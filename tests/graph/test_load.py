@@ -206,17 +206,39 @@ def test_element_types_that_do_not_exist():
     proto = model("y = Add(x, w)")
     proto.graph.initializer.add(name="w", data_type=99, dims=[2], raw_data=bytes(8))
     refuse(proto, "'w'", "99")
+    proto = model("y = Neg(x)")
+    proto.graph.input[0].type.tensor_type.elem_type = 99
+    refuse(proto, "'x'", "99")
+    proto = model("y = Add(x, w)")
+    proto.graph.initializer.add(name="w", dims=[2], raw_data=bytes(8))
+    refuse(proto, "'w'", "no element type")
 
 
 def test_types_that_cannot_be_held_are_one_error():
     proto = model("y = Neg(x)")
     proto.graph.input[0].type.map_type.key_type = TensorProto.INT64
     refuse(proto, "holds maps", "zipmap=False")
+    proto.graph.input[0].type.sequence_type.elem_type.SetInParent()
+    refuse(proto, "'x'", "without a type")
 
 
-def test_names_that_are_not_text_are_one_error():
-    data = model("[name] y = Neg(x)").SerializeToString()
-    refuse(data.replace(b"name", b"na\xff\xfe"), "cannot be read", "utf-8")
+def test_attributes_without_a_type_name_their_node():
+    proto = model("[bad] y = Softmax <axis = 0> (x)")
+    proto.graph.node[0].attribute[0].ClearField("type")
+    assert refuse(proto, "'bad'", "'axis'", "without a type").node == "bad"
+
+
+@pytest.mark.parametrize(
+    "text", [b"name", b"Softmax", b"axis", b"inner", b"other", b"free", b"whole"]
+)
+def test_texts_that_are_not_utf8_are_one_error(text):
+    ends = "float[free] x) => (float[free] other"
+    proto = model("[name] inner = Softmax <axis = 0> (x) other = Neg(inner)", ends=ends)
+    proto.graph.name = "whole"
+    data = proto.SerializeToString()
+    assert text in data
+    damaged = data.replace(text, text[:-2] + b"\xff\xfe")
+    refuse(damaged, "the model is damaged", repr(text[:-2] + b"\xff\xfe"))
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -15,7 +15,7 @@ import pytest
 
 from intarsia.backends.remote import RemoteClock, RemoteExecutable
 from intarsia.errors import BackendError, ExecutionError, LinkError
-from intarsia.native.agent import Agent, agent_sources
+from intarsia.native.agent import Agent, MachineMemory, agent_sources
 from intarsia.process.runner import parse_runner
 
 END = np.int8([4])
@@ -199,3 +199,35 @@ def test_the_clock_leaves_out_the_way(tmp_path):
     took = clock() - begin
     assert took + region.away_seconds() > 0
     assert region.away_seconds() > 0
+
+
+def test_what_is_left_there_is_read_by_another_program_and_comes_back_only_if_wanted(
+    agent, tmp_path
+):
+    other = Agent(agent._program, agent.runner)
+    x, y, z = (np.full(1000, value, np.float32) for value in (1, 0, 0))
+    memory = MachineMemory.of(agent.runner)
+    assert MachineMemory.of(agent.runner) is memory
+    alone, both = memory.tensor(4000), memory.tensor(4000, z)
+    factor = agent.keep(np.float32([2]))
+    agent.run(0, [x, factor], [alone])
+    other.run(0, [alone, np.float32([5])], [both])
+    assert z.tolist() == [10.0] * 1000
+    agent.run(0, [both, factor], [y])
+    assert y.tolist() == [20.0] * 1000
+    assert np.frombuffer(alone.read(), np.float32).tolist() == [2.0] * 1000
+    assert (agent.carried_tensors, other.carried_tensors) == (2, 2)  # x and y; a factor and z
+    memory.forget()
+    with pytest.raises(LinkError, match="not there any more"):
+        other.run(0, [alone, np.float32([5])], [both])
+    agent.run(0, [x, factor], [alone])  # in a new folder
+    other.run(0, [alone, np.float32([-5])], [both])
+    assert z.tolist() == [-10.0] * 1000
+    folder = Path(os.fsdecode(memory.path(alone.number))).parent
+    assert folder.is_dir()
+    numbers = {alone.number, both.number}
+    del alone, both
+    assert memory.tensor(4).number in numbers  # a place is used again
+    del memory
+    wait_until(lambda: not folder.exists())
+    other.close()

@@ -15,7 +15,7 @@ from intarsia.codegen.cycles.program import ProgramEstimate, estimate_program
 from intarsia.codegen.ir import TileDot, walk
 from intarsia.codegen.lower.program import Program
 from intarsia.codegen.lower.region import lower_region
-from intarsia.codegen.unit import TILE_FEATURES, CpuModel
+from intarsia.codegen.unit import TILE_FEATURES, CpuModel, LoweringOptions
 from intarsia.cost.cost import CostSource
 from intarsia.graph.load import load
 from intarsia.graph.region import Region
@@ -55,7 +55,7 @@ def convolution(channels: int, size: int = 14) -> Region:
 def test_a_sketch_has_the_kernels_that_are_compiled() -> None:
     region = convolution(32)
     options = lowering_options(A72)
-    compiled = lower_region(region, options.unit, options.winograd)
+    compiled = lower_region(region, options)
     sketch = sketch_program(region, A72)
     assert [kernel.name for kernel in sketch.kernels] == [k.name for k in compiled.kernels]
     assert len(sketch.calls) == len(compiled.calls)
@@ -117,7 +117,7 @@ def has_tiles(program: Program) -> bool:
 def estimate_with(region: Region, unit: CpuModel) -> ProgramEstimate:
     found = find_instructions(SAPPHIRE)
     assert found is not None
-    program = lower_region(region, unit, is_bf16=True, is_sketch=True)
+    program = lower_region(region, LoweringOptions(unit, is_bf16=True), is_sketch=True)
     assert has_tiles(program) == bool(unit.tiles)
     return estimate_program(program, found[0])
 

@@ -8,7 +8,7 @@ import pytest
 from tests.c_compiler import CACHE, install_compiler
 
 from intarsia.errors import BackendError
-from intarsia.native.linking import Form, Linker, zig_target
+from intarsia.native.linking import BinaryKind, Linker, zig_target
 from intarsia.native.machine import NativeCpu, compile_object
 
 TRIPLES = {
@@ -41,11 +41,11 @@ def test_sources_and_objects_become_a_program_and_a_library(tmp_path, monkeypatc
     (tmp_path / "seven.c").write_text("int six(void);\nint seven(void) { return six() + 1; }\n")
     (tmp_path / "main.c").write_text("int seven(void);\nint main(void) { return seven(); }\n")
     parts = ["six.o", "seven.c"]
-    linker.link(Form.SHARED, tmp_path / "seven.so", parts, folder=tmp_path)
+    linker.link(BinaryKind.SHARED, tmp_path / "seven.so", parts, folder=tmp_path)
     assert ctypes.CDLL(str(tmp_path / "seven.so")).seven() == 7
     whole = tmp_path / "whole.o"
-    linker.link(Form.OBJECT, whole, parts, libraries=["m"], folder=tmp_path)
-    linker.link(Form.EXECUTABLE, tmp_path / "program", [whole, tmp_path / "main.c"])
+    linker.link(BinaryKind.OBJECT, whole, parts, libraries=["m"], folder=tmp_path)
+    linker.link(BinaryKind.EXECUTABLE, tmp_path / "program", [whole, tmp_path / "main.c"])
     assert subprocess.run([tmp_path / "program"], check=False).returncode == 7
 
 
@@ -65,7 +65,7 @@ def test_one_object_for_another_machine(tmp_path, monkeypatch, cpu, machine):
     (tmp_path / "half.o").write_bytes(compile_object(text, cpu))
     (tmp_path / "use.c").write_text("int half(int); int quarter(int x) { return half(half(x)); }\n")
     linker = Linker.find(cpu, tmp_path)
-    linker.link(Form.OBJECT, tmp_path / "all.o", ["use.c", "half.o"], folder=tmp_path)
+    linker.link(BinaryKind.OBJECT, tmp_path / "all.o", ["use.c", "half.o"], folder=tmp_path)
     content = (tmp_path / "all.o").read_bytes()
     assert (content[:4], content[18:20]) == (b"\x7fELF", machine)  # e_machine of the ELF header
     assert b"quarter" in content
@@ -77,14 +77,14 @@ def test_what_a_compiler_complains_of_is_told(tmp_path, monkeypatch):
     (tmp_path / "bad.c").write_text("int f(void) { return nothing; }\n")
     linker = Linker.find(NativeCpu(), tmp_path)
     with pytest.raises(BackendError, match=r"failed to link bad\.so: .*undeclared") as caught:
-        linker.link(Form.SHARED, tmp_path / "bad.so", [tmp_path / "bad.c"])
+        linker.link(BinaryKind.SHARED, tmp_path / "bad.so", [tmp_path / "bad.c"])
     assert "--emit c" in caught.value.hint
 
 
 def test_a_compiler_that_is_gone_is_told(tmp_path):
     linker = Linker("gone", (str(tmp_path / "gone"),), ())
     with pytest.raises(BackendError, match=r"gone failed to link a\.o: No such file"):
-        linker.link(Form.OBJECT, tmp_path / "a.o", [])
+        linker.link(BinaryKind.OBJECT, tmp_path / "a.o", [])
 
 
 def test_without_the_wheel_the_extra_is_named(tmp_path, monkeypatch):

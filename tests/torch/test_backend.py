@@ -166,6 +166,36 @@ def test_an_exported_program_is_compiled_over_its_parameters(network):
         from_torch(network)
 
 
+class Windows(torch.nn.Module):
+    """Attention within windows, of grouped heads and with a mask, and of one head alone."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x, mask):
+        attend = torch.nn.functional.scaled_dot_product_attention
+        y = self.linear(x)  # batch, windows, heads, positions, features
+        windows = attend(y, y[:, :, :2], y[:, :, :2], attn_mask=mask, enable_gqa=True)
+        one_head = y[:, 0, 0]
+        return windows, attend(one_head, one_head, one_head, is_causal=True, scale=0.5)
+
+
+def test_attention_of_other_than_four_dimensions_is_exported():
+    module = Windows().eval()
+    x, mask = torch.randn(2, 3, 4, 5, 8), torch.randn(5, 5)
+    shapes = ({0: torch.export.Dim("batch")}, None)
+    exported = torch.export.export(module, (x, mask), dynamic_shapes=shapes)
+    weight = to_onnx(exported).graph.initializers["linear.weight"].const_value
+    assert address_of(weight.numpy()) == module.linear.weight.data_ptr()
+    program = from_torch(exported, "onnxruntime", dynamic_shapes=shapes)
+    more = torch.randn(3, 3, 4, 5, 8)
+    results = program.run({"x": more, "mask": mask})
+    for result, expected in zip(results.values(), module(more, mask), strict=True):
+        torch.testing.assert_close(torch.from_dlpack(result), expected)
+
+
 def test_tensors_and_arrays_share_memory():
     for dtype in (torch.float32, torch.bfloat16, torch.bool):
         tensor = torch.tensor([[0, 1], [1, 0]]).to(dtype)

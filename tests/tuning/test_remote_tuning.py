@@ -12,6 +12,7 @@ import pytest
 import intarsia
 from intarsia.cost.fingerprint import machine_of, machines_digest, this_machine
 from intarsia.errors import LinkError
+from intarsia.process import runner
 
 NET = """<ir_version: 8, opset_import: ["": 17]>
 net (float[4, 16] x) => (float[4, 16] y) { a = Relu(x)  y = Softmax(a) }"""
@@ -26,6 +27,31 @@ def test_the_fingerprint_of_a_machine_is_what_is_there(by_ssh, ssh_server):
     assert machines_digest(["", "/bin/sh -c x"]) not in (this_machine().digest, emulated.digest)
     with pytest.raises(LinkError, match="no 'qemu-none' here"):
         machine_of("qemu-none")
+
+
+def test_a_machine_that_does_not_answer_at_once_is_asked_again(by_ssh, ssh_server, monkeypatch):
+    monkeypatch.setattr(runner, "_NAPS", (0.01, 0.01))
+    machine_of.cache_clear()
+    by_ssh.disconnect()
+    ssh_server.stop()
+    asked = []
+
+    def ask():
+        asked.append(len(asked))
+        if len(asked) == 3:
+            ssh_server.start()
+        return machines_digest([ssh_server.text])
+
+    try:
+        assert runner.insist(ask) == this_machine().digest
+        assert len(asked) == 3
+        machine_of.cache_clear()
+        by_ssh.disconnect()
+        ssh_server.stop()
+        with pytest.raises(LinkError, match="refused the connection"):
+            runner.insist(lambda: machines_digest([ssh_server.text]))
+    finally:
+        ssh_server.start()
 
 
 @pytest.mark.exhaustive

@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every region of a run is compared with the reference: a fault is named where it is."""
 
+import contextlib
+
 import numpy as np
 import onnx
 import pytest
 
 import intarsia
+from intarsia.backends import fake
 from intarsia.errors import SettingError
 from intarsia.place.request import Request
+from intarsia.runtime import monitor
+from intarsia.verifying import references
 from intarsia.verifying.values import Symptom
+from intarsia.verifying.verify import VerifyOptions, VerifyWorkers, verify
 from intarsia.verifying.watching import WHOLE, open_verified
 
 
@@ -19,6 +25,29 @@ def model(parse_model):
         " [first] a = Sin(x) [second] b = Softmax(a) [third] c = Mul(b, x)"
         " [fourth] y = Tanh(c) [fifth] most = ArgMax<axis=1>(y) }"
     )
+
+
+class SleepClock:
+    """A clock of sleeps alone: whatever else the machine does takes no time."""
+
+    def __init__(self):
+        self.seconds = 0.0
+
+    def __call__(self):
+        self.seconds += 1e-4  # so that the reference takes some, and half a second is many times
+        return self.seconds
+
+    def sleep(self, seconds):
+        self.seconds += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = SleepClock()
+    for module in (fake, monitor, references):
+        monkeypatch.setattr(module, "own_seconds", clock)
+    monkeypatch.setattr(fake, "time", clock)
+    return clock
 
 
 def opened(model, target, **more):
@@ -37,12 +66,13 @@ def opened(model, target, **more):
         ("slow", Symptom.SLOW, 2),
     ],
 )
-def test_a_fault_is_named_with_its_region_run_and_worst_element(model, fault, symptom, run):
+def test_a_fault_is_named_with_its_region_run_and_worst_element(model, clock, fault, symptom, run):
     verified, feeds = opened(model, f"fake -ops=Softmax,Mul -fault={fault}, onnxruntime")
     for _ in range(run):
         verified.run(feeds)
         assert not verified.faults
     outputs = verified.run(feeds)
+    assert (clock.seconds > 1) == (fault == "slow")
     assert set(outputs) == {"y", "most"}
     (found,) = verified.faults
     assert (found.nodes, found.run) == (("second", "third"), run)
@@ -128,3 +158,24 @@ def test_it_says_why_the_whole_is_not_compared(model):
     whole, feeds = opened(model, "onnxruntime")
     whole.run(feeds)
     assert not whole.unchecked
+
+
+@pytest.mark.exhaustive
+def test_workers_verify_more_than_once_and_are_left_to_their_caller(model, tmp_path):
+    file = tmp_path / "g.onnx"
+    onnx.save(model, file)
+    workers = VerifyWorkers(1)
+    with contextlib.closing(workers):
+        processes = set()
+        for fault, operator in (("wrong", "Softmax"), ("nan", "Mul"), ("segfault", "Tanh")):
+            target = f"fake -ops=Softmax,Mul,Tanh -fault={fault} -fault-ops={operator}, onnxruntime"
+            request = Request(model=file, target=target, num_threads=1, cache=False, probe=False)
+            options = VerifyOptions(out=tmp_path / fault)
+            found = verify(file, request, options=options, workers=workers)
+            assert found.faults[0].fault.symptom.startswith({"segfault": "crash"}.get(fault, fault))
+            assert found.smallest.operators == (operator,)
+            processes.add(workers.watching.pid)
+        assert None not in processes
+        assert len(processes) == 2  # the same one until it died
+    assert workers.watching.pid is None
+    assert workers.trying.pid is None

@@ -43,7 +43,7 @@ from intarsia.errors import (
     ReasonCode,
     SettingError,
 )
-from intarsia.files import whole_file
+from intarsia.files import whole_file, writing_hint
 from intarsia.hashing import digest
 from intarsia.native.entries import prune
 from intarsia.place.machine import Machine
@@ -478,7 +478,9 @@ def copy_package(source: Path, path: Path) -> bool:
     except OSError as error:
         if not source.exists():
             return False
-        raise PackageError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+        raise PackageError(
+            f"cannot write {str(path)!r}: {error.strerror or error}", hint=writing_hint(error)
+        ) from error
     return True
 
 

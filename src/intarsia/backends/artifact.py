@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from intarsia.backends.device import Buffer, ValueSlot
 from intarsia.backends.index_checks import border_checks
 from intarsia.backends.values import Artifact, ArtifactConstant, Refusal, TensorSpec
-from intarsia.decoding import decode_json
+from intarsia.decoding import decode_json, decode_msgpack
 from intarsia.errors import BackendError, ExecutionError, ModelError, PackageError, ReasonCode
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from intarsia.graph.region import Region
 
 
+Form = TypeVar("Form")
+
+_DIGEST_BYTES = 32
 _FREE = "free"
 """Key of an artifact's metadata: what `read_free_border` returns."""
 
@@ -247,6 +251,34 @@ def _prefixed(artifact: Artifact, prefix: str) -> Artifact:
         outputs=rename(artifact.outputs),
         constants=tuple(replace(one, name=prefix + one.name) for one in artifact.constants),
     )
+
+
+def pack_payload(payload: msgspec.Struct) -> bytes:
+    """Return a payload as MessagePack behind its own SHA-256."""
+    encoded = msgspec.msgpack.encode(payload)
+    return hashlib.sha256(encoded).digest() + encoded
+
+
+def unpack_payload(artifact: Artifact, form: type[Form]) -> Form:
+    """Return what `pack_payload` was given.
+
+    Raises:
+        PackageError: It is damaged.
+    """
+    digest, content = artifact.payload[:_DIGEST_BYTES], artifact.payload[_DIGEST_BYTES:]
+    # The payload becomes machine code and addresses; a changed byte would be a crash, not an
+    # exception.
+    if hashlib.sha256(content).digest() != digest:
+        raise damaged(artifact, "its digest is wrong")
+    try:
+        return decode_msgpack(content, form)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise damaged(artifact, str(error)) from error
+
+
+def damaged(artifact: Artifact, problem: str) -> PackageError:
+    """Return the error that an artifact's payload is not what was written."""
+    return PackageError(f"the native code of {artifact.target} is damaged: {problem}")
 
 
 def check_payload(artifact: Artifact) -> None:

@@ -278,9 +278,62 @@ def _flattening_family() -> tuple[type[Any], ...]:
     return FlatteningSoftmax, FlatteningLogSoftmax, Hardmax
 
 
+_ERF_STEPS = 1024
+"""Points of the table of erf, for each 1."""
+
+_ERF_LIMIT = 6
+"""From here on erf is 1: what is left is 2.2e-17."""
+
+
 def _erf(x: Array) -> Array:
-    numbers = [math.erf(number) for number in x.ravel().tolist()]
-    return np.array(numbers, x.dtype).reshape(x.shape)
+    """Return erf, of float64 as C's library has it, else rounded from a relative error of 1e-14.
+
+    A call of C's for each element took three quarters of an evaluation of BERT.
+    """
+    if x.dtype == np.float64:
+        numbers = [math.erf(number) for number in x.ravel().tolist()]
+        return np.array(numbers, x.dtype).reshape(x.shape)
+    result = np.empty(x.shape, x.dtype)
+    flat, out = x.reshape(-1), result.reshape(-1)
+    for start in range(0, flat.size, _ERF_BLOCK):
+        block = flat[start : start + _ERF_BLOCK].astype(np.float64)
+        out[start : start + _ERF_BLOCK] = _erf_by_table(block).astype(x.dtype)
+    return result
+
+
+_ERF_BLOCK = 1 << 14
+"""Elements at a time: what is between stays in the caches."""
+
+
+def _erf_by_table(x: Array) -> Array:
+    """Return erf by Taylor's series about the nearest point of a table."""
+    size = np.minimum(np.abs(x), _ERF_LIMIT)
+    nearest = np.rint(np.where(np.isnan(size), 0, size) * _ERF_STEPS).astype(np.intp)
+    rest = size - nearest / _ERF_STEPS
+    coefficients = _erf_table()
+    total = coefficients[-1][nearest]
+    for coefficient in coefficients[-2::-1]:
+        total = total * rest + coefficient[nearest]
+    signed: Array = np.copysign(total, x)
+    return signed
+
+
+@cache
+def _erf_table() -> tuple[Array, ...]:
+    """Return the coefficients of Taylor's series of erf at all points, by power.
+
+    The derivatives of erf are those of 2 / sqrt(pi) * exp(-x * x): each is a Hermite polynomial
+    times that.
+    """
+    points = np.arange(_ERF_LIMIT * _ERF_STEPS + 1) / _ERF_STEPS
+    slope = 2 / math.sqrt(math.pi) * np.exp(-points * points)
+    return (
+        np.array([math.erf(point) for point in points.tolist()]),
+        slope,
+        -points * slope,
+        (2 * points * points - 1) * slope / 3,
+        points * (3 - 2 * points * points) * slope / 6,
+    )
 
 
 def _old_axis(node: Any) -> int:

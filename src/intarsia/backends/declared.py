@@ -48,7 +48,7 @@ _FIELDS: Mapping[str, type | tuple[type, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class WindowLimits:
     """Which windows on images an operator may have; each empty for any.
 
     Attributes:
@@ -81,7 +81,7 @@ class Declaration:
 
     operators: tuple[str, ...] = (EVERY,)
     layers: tuple[str, ...] = ()
-    windows: tuple[tuple[str, Window], ...] = ()
+    windows: tuple[tuple[str, WindowLimits], ...] = ()
     dtypes: tuple[str, ...] = ()
     operations_per_second: float | None = None
     bytes_per_second: float | None = None
@@ -131,7 +131,7 @@ def _read(place: str, table: object) -> Declaration:
     return Declaration(**_fields(place, attributes), windows=windows, when=cases)
 
 
-def _window(place: str, table: object) -> Window:
+def _window(place: str, table: object) -> WindowLimits:
     if not isinstance(table, Mapping):
         raise TargetError(f"{place}: expects a table")
     for name, sizes in table.items():
@@ -140,7 +140,7 @@ def _window(place: str, table: object) -> Window:
             raise TargetError(f"{place}: no field {name!r}", hint=hint)
         if not isinstance(sizes, list) or not all(type(size) is int for size in sizes):
             raise TargetError(f"{place}: {name}: {sizes!r} is no list of integers")
-    return Window(**{name: tuple(sizes) for name, sizes in table.items()})
+    return WindowLimits(**{name: tuple(sizes) for name, sizes in table.items()})
 
 
 def _fields(place: str, table: object) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from intarsia.backends.artifact import damaged
 from intarsia.backends.native import (
     CallRecord,
     CheckRecord,
@@ -16,7 +17,6 @@ from intarsia.backends.native import (
     argument_counts,
     call_records,
     check_records,
-    damaged,
     pack_text,
     read_payload,
     storage_records,
@@ -28,7 +28,7 @@ from intarsia.codegen.storage import StorageKind
 from intarsia.errors import BackendError
 
 if TYPE_CHECKING:
-    from intarsia.codegen.emit.device_family import DeviceKernel
+    from intarsia.codegen.emit.device_family import DeviceKernel, DeviceLimits
     from intarsia.codegen.ir import Function
     from intarsia.codegen.lower.program import Program
 
@@ -41,12 +41,14 @@ class KernelRecord(msgspec.Struct, frozen=True, array_like=True):
         local_size: Work-items of a group, per dimension.
         item_bytes: Of an element of each buffer.
         extensions: Of the language, which it needs.
+        shared_bytes: Of memory that the work-items of a group share.
     """
 
     name: str
     local_size: list[int]
     item_bytes: list[int]
     extensions: list[str]
+    shared_bytes: int = 0
 
 
 class Payload(msgspec.Struct, frozen=True):
@@ -92,6 +94,7 @@ def make_payload(
             list(kernel.local_size),
             [buffer.item_bytes for buffer in function.buffers],
             list(needed(function)),
+            kernel.shared_bytes,
         )
         for function, kernel in zip(program.kernels, kernels, strict=True)
     ]
@@ -150,7 +153,11 @@ def source_of(artifact: Artifact, payload: Payload) -> str:
 
 
 def check_fits(
-    artifact: Artifact, payload: Payload, have: Collection[str], most: int, device: QueueView
+    artifact: Artifact,
+    payload: Payload,
+    have: Collection[str],
+    limits: DeviceLimits,
+    device: QueueView,
 ) -> None:
     """Check that a device has what kernels need.
 
@@ -158,7 +165,7 @@ def check_fits(
         artifact: Of the payload.
         payload: Its kernels.
         have: Extensions that the device has.
-        most: Work-items that a group may have there.
+        limits: Of the device.
         device: The device.
 
     Raises:
@@ -167,8 +174,13 @@ def check_fits(
     for kernel in payload.kernels:
         missing = [name for name in kernel.extensions if name not in have]
         items = prod(kernel.local_size)
-        if items > most:
+        if items > limits.max_work_group:
             missing.append(f"groups of {items} work-items")
+        if kernel.shared_bytes > limits.local_bytes:
+            missing.append(f"{kernel.shared_bytes} bytes of memory that a group shares")
+        buffers = len(kernel.item_bytes)
+        if limits.most_buffers is not None and buffers > limits.most_buffers:
+            missing.append(f"{buffers} arrays for a kernel")
         if missing:
             raise BackendError(
                 f"the code, made for {payload.device}, needs {missing[0]}, which "

@@ -30,6 +30,11 @@ from intarsia.codegen.storage import StorageKind
 from intarsia.errors import ExecutionError, SettingError
 from intarsia.process import selftest
 
+_BEGIN = 19
+"""Of what follows the name in `/proc/PID/stat`: ticks from the system's start to the process's."""
+_SLACK = 2.0
+"""Seconds: the system's start is told in whole ones."""
+
 
 class FirstUse:
     """The notes on one program, for one device and its driver.
@@ -144,13 +149,29 @@ def _is_alive(note: Path) -> bool:
     if os.name != "posix" or not number.isdecimal():
         return True
     try:
-        # Its number may belong to another process by now: then a note stays, which costs nothing.
         os.kill(int(number), 0)
     except ProcessLookupError:
         return False
     except OSError:
         return True
-    return True
+    # Its number may belong to another process by now, which has begun after the note.
+    began = _begin_of(int(number))
+    try:
+        return began is None or began <= note.stat().st_mtime + _SLACK
+    except OSError:  # its process has just taken it away
+        return True
+
+
+def _begin_of(process: int) -> float | None:
+    """Return when a process began, in seconds since 1970; None where the system does not say."""
+    try:
+        # After the name, which may have any characters (proc_pid_stat(5)).
+        fields = Path(f"/proc/{process}/stat").read_text("utf-8", "replace").rpartition(")")[2]
+        system = Path("/proc/stat").read_text("utf-8")
+        booted = next(line for line in system.splitlines() if line.startswith("btime "))
+        return int(booted.split()[1]) + int(fields.split()[_BEGIN]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, StopIteration, ValueError, IndexError):
+        return None
 
 
 def text_of(payload: Payload) -> str:

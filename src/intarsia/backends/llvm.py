@@ -30,21 +30,15 @@ from intarsia.backends.device import (
     ThreadOptions,
 )
 from intarsia.backends.native import (
-    argument_counts,
-    call_records,
-    check_records,
-    found_records,
     native_artifact,
     native_groups,
-    pack_text,
     read_borders,
     refuse_unknown,
-    storage_records,
     unpack_text,
 )
 from intarsia.backends.native_calls import BoundCalls, CallTable, SizedCalls
 from intarsia.backends.native_defects import native_defects
-from intarsia.backends.native_free import FreeCalls, free_record
+from intarsia.backends.native_free import FreeCalls
 from intarsia.backends.native_region import (
     Found,
     NativePayload,
@@ -423,7 +417,6 @@ class LlvmBackend(ConfiguredBackend):
             why_not_here,
         )
         from intarsia.native.schedule_table import find_table
-        from intarsia.native.work import count_work
 
         target = context.target.target
         cpu, _ = target_cpu(target)
@@ -450,13 +443,8 @@ class LlvmBackend(ConfiguredBackend):
                 chooser = OneWay(chooser, candidate.options[LAYERS] == "float32")
             program = lower_region(
                 candidate.region,
-                unit,
-                options.winograd,
+                options,
                 emit,
-                half_weights=options.half_weights,
-                accuracy=options.accuracy,
-                is_bf16=options.is_bf16,
-                requantise=options.requantise,
                 chooser=chooser,
                 threads=threads,
                 borders=borders,
@@ -470,25 +458,9 @@ class LlvmBackend(ConfiguredBackend):
             str(cpu),
             lambda kernel: {"ll": texts[kernel], "s": compile_assembly(texts[kernel], cpu)},
         )
-        payload = NativePayload(
-            cpu.triple,
-            cpu.name,
-            [feature for feature in cpu.features.split(",") if feature],
-            [
-                (kernel.name, pack_text(text))
-                for kernel, text in zip(program.kernels, texts, strict=True)
-            ],
-            storage_records(program),
-            call_records(program),
-            program.scratch_bytes,
-            [count_work(kernel, unit) for kernel in program.kernels],
-            argument_counts(program),
-            target.attrs.get("num-cores") or 0,
-            check_records(program),
-            free_record(program),
-            found_records(program),
-            target.attrs.get("runner") or "",
-            has_tiles=any(kernel.tiles for kernel in program.kernels),
+        payload = msgspec.structs.replace(
+            NativePayload.of(program, cpu, texts, unit, target.attrs.get("num-cores") or 0),
+            runner=target.attrs.get("runner") or "",
         )
         about = {ABOUT: program.summary(), SCRATCH: str(program.scratch_bytes)}
         if program.sums:
@@ -527,7 +499,7 @@ class LlvmBackend(ConfiguredBackend):
             PackageError: The artifact is damaged.
         """
         payload = decode_payload(artifact)
-        cpu = NativeCpu(payload.triple, payload.cpu, ",".join(payload.features))
+        cpu = payload.native_cpu()
         caches = self.settings.cache_folder()
         if not payload.runner:
             _check_runs_here(cpu, artifact, caches)

@@ -7,7 +7,6 @@ calls; before anything of it is used, every reference in it is checked.
 
 from __future__ import annotations
 
-import hashlib
 import zlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -17,14 +16,13 @@ import msgspec
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.backends.artifact import refuse
+from intarsia.backends.artifact import damaged, pack_payload, refuse, unpack_payload
 from intarsia.backends.borders import border_specs, read_blocks
 from intarsia.backends.index_checks import misfit, outside
 from intarsia.backends.native_calls import CallWords
 from intarsia.backends.values import Artifact, ArtifactConstant, FusedGroup, Refusal
 from intarsia.codegen.storage import StorageKind
-from intarsia.decoding import decode_msgpack
-from intarsia.errors import BackendError, PackageError, ReasonCode
+from intarsia.errors import BackendError, ReasonCode
 from intarsia.extents import Expression, to_data, typical
 from intarsia.graph.arena import align_array
 from intarsia.graph.late_sizes import touched
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
 
-_DIGEST_BYTES = 32
 _ADDRESSED_BYTES = 1 << 63
 _FAULT = np.dtype(np.int64)  # the type of subscripts in kernels
 
@@ -274,7 +271,7 @@ def native_artifact(
     version: str,
     candidate: Candidate,
     program: Program,
-    payload: Calls,
+    payload: msgspec.Struct,
     metadata: Mapping[str, str],
     blocks: Collection[int] = (0,),
 ) -> Artifact:
@@ -294,12 +291,11 @@ def native_artifact(
     """
     read_borders(candidate, backend, blocks)
     inputs, outputs = border_specs(candidate)
-    encoded = msgspec.msgpack.encode(payload)
     return Artifact(
         backend=backend,
         version=version,
         target=str(candidate.target),
-        payload=hashlib.sha256(encoded).digest() + encoded,
+        payload=pack_payload(payload),
         inputs=inputs,
         outputs=outputs,
         constants=tuple(
@@ -341,15 +337,7 @@ def read_payload(artifact: Artifact, form: type[Payload]) -> Payload:
     Raises:
         PackageError: It is damaged.
     """
-    digest, content = artifact.payload[:_DIGEST_BYTES], artifact.payload[_DIGEST_BYTES:]
-    # The payload becomes machine code and addresses; a changed byte would be a crash, not an
-    # exception.
-    if hashlib.sha256(content).digest() != digest:
-        raise damaged(artifact, "its digest is wrong")
-    try:
-        payload = decode_msgpack(content, form)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise damaged(artifact, str(error)) from error
+    payload = unpack_payload(artifact, form)
     if payload.scratch_bytes < 0:
         raise damaged(artifact, "its scratch memory")
     if payload.free is None:  # else when sizes are known
@@ -429,11 +417,6 @@ def problem_of_calls(payload: Calls) -> str:
         if not all(0 <= storage < len(payload.storages) for storage, _ in call.arguments):
             return "a pointer"
     return ""
-
-
-def damaged(artifact: Artifact, problem: str) -> PackageError:
-    """Return the error that an artifact's payload is not what was written."""
-    return PackageError(f"the native code of {artifact.target} is damaged: {problem}")
 
 
 def pack_text(text: str) -> bytes:

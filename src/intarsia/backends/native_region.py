@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeAlias
@@ -18,25 +18,34 @@ import msgspec
 import numpy as np
 
 from intarsia.arrays import Array, np_dtype
+from intarsia.backends.artifact import damaged
 from intarsia.backends.device import Buffer, Step, ValueSlot
 from intarsia.backends.native import (
     CallRecord,
     CheckRecord,
     FoundRecord,
     FreeRecord,
-    damaged,
+    argument_counts,
+    call_records,
+    check_records,
+    found_records,
+    pack_text,
     raise_fault,
     read_payload,
+    storage_records,
 )
 from intarsia.backends.native_calls import SizedCalls
-from intarsia.backends.native_free import FreeCalls
+from intarsia.backends.native_free import FreeCalls, free_record
 from intarsia.codegen.storage import StorageKind
 from intarsia.decoding import decode_json
 from intarsia.graph.arena import aligned_bytes
+from intarsia.native.machine import NativeCpu
 
 if TYPE_CHECKING:
     from intarsia.backends.native_remote import RemoteProgram
     from intarsia.backends.values import Artifact
+    from intarsia.codegen.lower.program import Program
+    from intarsia.codegen.unit import CpuModel
     from intarsia.settings import Settings
 
 
@@ -68,6 +77,43 @@ class NativePayload(msgspec.Struct, frozen=True):
     """Of the compiler, where kernels are C."""
     has_tiles: bool = False
     """Whether kernels use tiles, which a process has to ask for (`native.tiles`)."""
+
+    @classmethod
+    def of(
+        cls, program: Program, cpu: NativeCpu, texts: Iterable[str], unit: CpuModel, num_cores: int
+    ) -> Self:
+        """Return that of a program, without a runner.
+
+        Args:
+            program: What a region became.
+            cpu: What it is compiled for.
+            texts: Of its kernels.
+            unit: What they were shaped for.
+            num_cores: Most threads; 0 for no limit.
+        """
+        from intarsia.native.work import count_work  # running a package counts nothing
+
+        names = [kernel.name for kernel in program.kernels]
+        return cls(
+            cpu.triple,
+            cpu.name,
+            [feature for feature in cpu.features.split(",") if feature],
+            list(zip(names, map(pack_text, texts), strict=True)),
+            storage_records(program),
+            call_records(program),
+            program.scratch_bytes,
+            [count_work(kernel, unit) for kernel in program.kernels],
+            argument_counts(program),
+            num_cores,
+            check_records(program),
+            free_record(program),
+            found_records(program),
+            has_tiles=any(kernel.tiles for kernel in program.kernels),
+        )
+
+    def native_cpu(self) -> NativeCpu:
+        """Return what its kernels are compiled for."""
+        return NativeCpu(self.triple, self.cpu, ",".join(self.features))
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +294,7 @@ class RemoteNative(NativeRegion):
 
     scratch_bytes = 0
     never_fails = False  # the way may
+    takes_left = True
 
     def __init__(
         self,
@@ -269,6 +316,11 @@ class RemoteNative(NativeRegion):
     def away_seconds(self) -> float:
         """Return how much of the time of all calls so far was spent on the way."""
         return self._program.region.away_seconds()
+
+    @property
+    def carried_tensors(self) -> int:
+        """How many tensors all calls so far sent there or had back."""
+        return self._program.region.agent.carried_tensors
 
     def _resized(self, sized: SizedCalls) -> Self:
         return type(self)(self._artifact, self._payload, self._program, self._free, sized)

@@ -22,7 +22,7 @@ from intarsia.graph.arena import ALIGNMENT
 from intarsia.hashing import digest
 from intarsia.native.agent import Agent, agent_sources
 from intarsia.native.entries import Entries
-from intarsia.native.linking import Form, Linker, has_system_compiler
+from intarsia.native.linking import BinaryKind, Linker, has_system_compiler
 from intarsia.native.machine import NativeCpu, generator_version, triple_words
 from intarsia.native.native_target import is_platform_here
 from intarsia.target.cpu import host_triple
@@ -100,7 +100,7 @@ def link_program(
     }
     libraries = ("m",) if threads == 1 else ("m", "pthread")
     linker = find_linker(NativeCpu(triple), caches)
-    return _made(Form.EXECUTABLE, texts, objects, linker, _STATIC, libraries, caches)
+    return _made(BinaryKind.EXECUTABLE, texts, objects, linker, _STATIC, libraries, caches)
 
 
 def compile_c(
@@ -122,7 +122,7 @@ def compile_c(
     """
     linker = find_linker(cpu, caches)
     flags = (*options, *cpu_flags(linker, cpu))
-    return _made(Form.OBJECT, texts, {}, linker, flags, (), caches)
+    return _made(BinaryKind.OBJECT, texts, {}, linker, flags, (), caches)
 
 
 def cpu_flags(linker: Linker, cpu: NativeCpu) -> list[str]:
@@ -137,7 +137,7 @@ def cpu_flags(linker: Linker, cpu: NativeCpu) -> list[str]:
 
 
 def _made(
-    form: Form,
+    form: BinaryKind,
     texts: Mapping[str, str],
     objects: Mapping[str, bytes],
     linker: Linker,

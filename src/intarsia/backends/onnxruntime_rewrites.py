@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from intarsia.backends.rewriting import (
     BATCH_FIRST,
     SPACE_TO_DEPTH,
@@ -122,6 +124,22 @@ def _shares_zero_point(graph: Graph, node: Node) -> bool:
     return is_constant and len(set(value.consumers)) > 1
 
 
+def _has_blocks_alone(graph: Graph, node: Node) -> bool:
+    """Tell whether a node has constant int8 weights in blocks, and no zero points."""
+    has_zero = len(node.inputs) > _ZERO_POINT and node.inputs[_ZERO_POINT] != ABSENT
+    weights, scales = (graph.values[value] for value in node.inputs[:_ZERO_POINT])
+    is_constant = weights.constant is not None and weights.dtype == "int8"
+    has_blocks = node.ir.attributes.get_int("block_size", 0) > 0
+    return has_blocks and is_constant and not has_zero and scales.shape is not None
+
+
+def _write_zero_points(graph: Graph, node: Node, proto: onnx.NodeProto, draft: RegionDraft) -> None:
+    shape = graph.values[node.inputs[1]].shape
+    assert shape is not None
+    zeros = draft.constant(np.zeros(shape, np.int8), "int8")
+    draft.keep(proto, [*proto.input[:_ZERO_POINT], zeros], list(proto.output))
+
+
 def _own_zero_point(graph: Graph, node: Node, proto: onnx.NodeProto, draft: RegionDraft) -> None:
     zero = graph.values[node.inputs[_ZERO_POINT]].constant
     assert zero is not None
@@ -147,6 +165,12 @@ REWRITES = (
         "where it makes weights uint8, a zero point that two nodes read is one too many",
         _shares_zero_point,
         _own_zero_point,
+    ),
+    NodeRewrite(
+        frozenset(("DequantizeLinear",)),
+        "where it makes weights uint8, it gives blocks without zero points one number for all",
+        _has_blocks_alone,
+        _write_zero_points,
     ),
     NodeRewrite(frozenset(("Max", "Min")), "it has no kernel of 16 bits", _is_short, _make_wide),
     NodeRewrite(

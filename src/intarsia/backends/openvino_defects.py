@@ -371,6 +371,11 @@ DEFECTS: tuple[KnownDefect, ...] = (
         code=_UNSUPPORTED,
     ),
     _rule("DFT STFT", "its rounding is that of the largest frequency", bound=of_spectrum),
+    _rule(
+        "DFT STFT",
+        "of infinities it makes NaN and infinities at other frequencies than ONNX's sum",
+        Values.INFINITE,
+    ),
     draws("openvino", _TRIED),
     _rule("TopK", "it numbers equal elements in any order", where=_has_indices),
     _rule(

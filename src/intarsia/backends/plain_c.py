@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,19 +19,12 @@ import msgspec
 from intarsia.backends.backend import ConfiguredBackend
 from intarsia.backends.device import Device, HostDevice, ThreadOptions
 from intarsia.backends.native import (
-    argument_counts,
-    call_records,
-    check_records,
-    found_records,
     native_artifact,
     native_groups,
-    pack_text,
     read_borders,
     refuse_unknown,
-    storage_records,
     unpack_text,
 )
-from intarsia.backends.native_free import free_record
 from intarsia.backends.native_region import (
     NativePayload,
     RemoteNative,
@@ -50,15 +44,11 @@ from intarsia.backends.values import (
     Rule,
 )
 from intarsia.graph.arena import ALIGNMENT
-from intarsia.native.machine import NativeCpu
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from intarsia.backends.values import BuildContext, Candidate
     from intarsia.codegen.ir import Function
     from intarsia.cost.cost import Cost
-    from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
     from intarsia.target import Target, VirtualDevice
 
@@ -118,11 +108,7 @@ class CBackend(ConfiguredBackend):
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
         """Return one rule: every operator that lowering knows."""
-
-        def refuse(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
-            return refuse_unknown(graph, context, takes_late=True)
-
-        return (Rule("native", refuse),)
+        return (Rule("native", partial(refuse_unknown, takes_late=True)),)
 
     def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
         """Return nothing: what lowering takes node by node it takes together."""
@@ -154,18 +140,12 @@ class CBackend(ConfiguredBackend):
             lowering_options,
             target_threads,
         )
-        from intarsia.native.work import count_work
 
         target = context.target.target
         cpu, options = cpu_behind_runner(target), lowering_options(target)
         program = lower_region(
             candidate.region,
-            options.unit,
-            options.winograd,
-            half_weights=options.half_weights,
-            accuracy=options.accuracy,
-            is_bf16=options.is_bf16,
-            requantise=options.requantise,
+            options,
             threads=target_threads(target, context.num_threads),
             borders=read_borders(candidate, self.name, (0,)),
             settled=read_sums(context.sums),
@@ -173,22 +153,10 @@ class CBackend(ConfiguredBackend):
         if not program.is_free:  # kernels' own buffers are on the stack else
             program = with_tight_arena(program, ALIGNMENT)
         march = target.attrs.get("march")
-        payload = NativePayload(
-            cpu.triple,
-            cpu.name,
-            [feature for feature in cpu.features.split(",") if feature],
-            [(kernel.name, pack_text(_source(kernel))) for kernel in program.kernels],
-            storage_records(program),
-            call_records(program),
-            program.scratch_bytes,
-            [count_work(kernel, options.unit) for kernel in program.kernels],
-            argument_counts(program),
-            1,
-            check_records(program),
-            free_record(program),
-            found_records(program),
-            str(target.attrs["runner"]),
-            [f"-march={march}"] if march else [],
+        payload = msgspec.structs.replace(
+            NativePayload.of(program, cpu, map(_source, program.kernels), options.unit, 1),
+            runner=str(target.attrs["runner"]),
+            options=[f"-march={march}"] if march else [],
         )
         about = {ABOUT: program.summary()}
         if program.sums:
@@ -209,7 +177,7 @@ class CBackend(ConfiguredBackend):
         from intarsia.backends.native_remote import compile_c, link_program
 
         payload = decode_payload(artifact)
-        cpu = NativeCpu(payload.triple, payload.cpu, ",".join(payload.features))
+        cpu = payload.native_cpu()
         caches = self.settings.cache_folder()
         texts = {f"{name}.c": unpack_text(artifact, code) for name, code in payload.kernels}
         objects = {"kernels.o": compile_c(texts, cpu, caches, ("-std=c99", *payload.options))}

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Regions that run on another machine: tensors lie here, and travel with each call.
 
+What regions of one machine hand to one another stays there (`machine_memory`).
+
 A call takes as long here as the way there and back too. `RemoteClock` knows how much of the time
 was that, so that what is measured is what the machine itself takes.
 """
@@ -14,11 +16,12 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from intarsia.backends.device import Buffer, Step
 from intarsia.errors import ExecutionError
-from intarsia.native.agent import RUN_SECONDS, Agent
+from intarsia.native.agent import RUN_SECONDS, Agent, MachineMemory
+from intarsia.process.runner import parse_runner
 
 if TYPE_CHECKING:
     from intarsia.arrays import Array
-    from intarsia.native.agent import Kept
+    from intarsia.native.agent import Kept, LeftTensor
     from intarsia.process.runner import Runner
 
 
@@ -50,7 +53,10 @@ class RemoteRegion:
         self._away = 0.0
 
     def run(
-        self, inputs: Sequence[Array | Kept], outputs: Sequence[Array | int], rounds: int = 1
+        self,
+        inputs: Sequence[Array | Kept | LeftTensor],
+        outputs: Sequence[Array | int | LeftTensor],
+        rounds: int = 1,
     ) -> tuple[float, ...]:
         """Run it and return the seconds of each round, by the clock of that machine.
 
@@ -82,6 +88,17 @@ class RemoteRegion:
         return self._away
 
 
+def machine_memory(executable: object) -> MachineMemory | None:
+    """Return where a region leaves tensors for others of its machine.
+
+    Its steps then take a `LeftTensor` in the place of an array, as its attribute `takes_left` says.
+    None if it does not, as any that runs here.
+    """
+    if not (getattr(executable, "takes_left", False) and isinstance(executable, Away)):
+        return None
+    return MachineMemory.of(parse_runner(executable.runner))
+
+
 class RemoteExecutable:
     """A region whose function takes its inputs and outputs as they are, and its constants.
 
@@ -95,6 +112,7 @@ class RemoteExecutable:
     """
 
     scratch_bytes = 0
+    takes_left = True
 
     def __init__(
         self,
@@ -124,6 +142,11 @@ class RemoteExecutable:
     def away_seconds(self) -> float:
         """Return how much of the time of all calls so far was spent on the way."""
         return self._region.away_seconds()
+
+    @property
+    def carried_tensors(self) -> int:
+        """How many tensors all calls so far sent there or had back."""
+        return self._region.agent.carried_tensors
 
 
 class RemoteClock:

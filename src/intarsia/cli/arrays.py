@@ -11,6 +11,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from intarsia.errors import InputError, SettingError
+from intarsia.files import whole_file, writing_hint
 
 
 def read_arrays(files: Mapping[str, Path]) -> dict[str, Any]:
@@ -73,10 +74,10 @@ def write_arrays(outputs: Mapping[str, Any], files: Mapping[str, Path]) -> None:
         array = np.asarray(value, dtype=str) if value.dtype == object else np.asarray(value)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("wb") as opened:
+            with whole_file(file) as draft, draft.open("wb") as opened:
                 np.save(opened, array, allow_pickle=False)
         except OSError as error:
             raise SettingError(
                 f"cannot write {str(file)!r}: {error.strerror or error}",
-                hint="choose a writable folder",
+                hint=writing_hint(error),
             ) from error

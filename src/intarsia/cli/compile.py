@@ -39,6 +39,17 @@ class Emit(StrEnum):
     PTX = "ptx"
 
 
+_EMITTED = {
+    ".c": Emit.C,
+    ".o": Emit.OBJECT,
+    ".so": Emit.SHARED,
+    ".dylib": Emit.SHARED,
+    ".dll": Emit.SHARED,
+    ".exe": Emit.EXECUTABLE,
+    ".ptx": Emit.PTX,
+}
+"""By the suffix that nobody gives to a package, what to emit instead."""
+
 _ALLOWED = (
     *("--target", "--target-attr", "--shape", "--no-cache", "--no-probe", "--placement"),
     "--external-data-root",
@@ -91,6 +102,12 @@ def compile_command(
 
     if no_model and emit is not Emit.PACKAGE:
         raise SettingError("--no-model is for packages", hint="leave it out")
+    if emit is Emit.PACKAGE and output is not None and output.suffix in _EMITTED:
+        raise SettingError(
+            f"{str(output)!r} would be a package: what {output.suffix} says is written with --emit",
+            hint=f"--emit {_EMITTED[output.suffix]} -o FOLDER, or name it "
+            f"{output.with_suffix(PACKAGE_SUFFIX).name}",
+        )
     if emit is not Emit.PACKAGE:
         _write_program(model, emit, output, choices, threads, json=json)
         return

@@ -20,7 +20,7 @@ from intarsia.cli.files import writable_plot
 from intarsia.cli.options import JsonOption, PlotOption
 from intarsia.cli.output import note, show, show_json, size_text, write
 from intarsia.errors import CostDatabaseError, SettingError
-from intarsia.files import whole_file
+from intarsia.files import whole_file, writing_hint
 from intarsia.settings import Settings
 
 if TYPE_CHECKING:
@@ -375,7 +375,9 @@ def _write_file(file: Path, lines: Iterable[str]) -> int:
                 stream.write(line)
                 count += 1
     except OSError as error:
-        raise SettingError(f"cannot write {str(file)!r}: {error.strerror or error}") from error
+        raise SettingError(
+            f"cannot write {str(file)!r}: {error.strerror or error}", hint=writing_hint(error)
+        ) from error
     return count
 
 

@@ -142,7 +142,7 @@ def _write_overlay(path: Path, placement: Placement, file: Path) -> None:
 
     import onnx
 
-    from intarsia.files import whole_file
+    from intarsia.files import whole_file, writing_hint
     from intarsia.report.overlay import explorer_ids, placement_overlay
     from intarsia.runtime.package import is_package
 
@@ -156,7 +156,7 @@ def _write_overlay(path: Path, placement: Placement, file: Path) -> None:
     except OSError as error:
         raise SettingError(
             f"cannot write {str(path)!r}: {error.strerror or error}",
-            hint="choose a writable folder",
+            hint=writing_hint(error),
         ) from error
     note(f"wrote {path}: in Model Explorer, open the model and drop the file onto it")
 

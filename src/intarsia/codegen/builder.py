@@ -353,6 +353,10 @@ class Builder:
         """Return the product of a warp's matrices plus a third; see `ir.Mma`."""
         return self._append(ir.Mma(ir.IrValue(addend.type), left, right, addend))
 
+    def warp_shuffle(self, operand: ir.IrValue, mask: int) -> ir.IrValue:
+        """Return what the lane `mask` away has, by exclusive or; see `ir.WarpShuffle`."""
+        return self._append(ir.WarpShuffle(ir.IrValue(operand.type), operand, mask))
+
     def compare(self, predicate: str, left: Operand, right: Operand) -> ir.IrValue:
         """Compare by one of `ir.PREDICATES`."""
         assert predicate in ir.PREDICATES, predicate

@@ -32,7 +32,7 @@ _DIFFERENCE_BITS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Factor:
+class FixedPointFactor:
     """A positive number as TFLite has it: `multiplier / 2**31 * 2**shift`.
 
     Attributes:
@@ -44,19 +44,19 @@ class Factor:
     shift: int
 
 
-def factor_of(number: float) -> Factor:
+def factor_of(number: float) -> FixedPointFactor:
     """Return a number as TFLite has it (`QuantizeMultiplier`)."""
     if number == 0:
-        return Factor(0, 0)
+        return FixedPointFactor(0, 0)
     fraction, shift = math.frexp(number)
     multiplier = math.floor(fraction * (1 << _POINT) + 0.5)
     if multiplier == 1 << _POINT:
         multiplier, shift = multiplier // 2, shift + 1
     if shift < -_POINT:
-        return Factor(0, 0)
+        return FixedPointFactor(0, 0)
     if shift > _POINT - 1:
-        return Factor(_LARGEST, _POINT - 1)
-    return Factor(multiplier, shift)
+        return FixedPointFactor(_LARGEST, _POINT - 1)
+    return FixedPointFactor(multiplier, shift)
 
 
 def code_of(number: float, scale: float, zero: int) -> int:
@@ -79,12 +79,12 @@ def divided(number: Array, exponent: int) -> Array:
     return quotient
 
 
-def softmax_factor(scale: float) -> Factor:
+def softmax_factor(scale: float) -> FixedPointFactor:
     """Return what differences of codes are multiplied by for a softmax (beta is 1)."""
     return factor_of(min(float(scale) * (1 << (_POINT - _DIFFERENCE_BITS)), float(_LARGEST)))
 
 
-def softmax_least(factor: Factor) -> int:
+def softmax_least(factor: FixedPointFactor) -> int:
     """Return the least difference of codes whose exponential is not 0: TFLite's `diff_min`."""
     largest = ((1 << _DIFFERENCE_BITS) - 1) * (1 << (_POINT - _DIFFERENCE_BITS))
     return -math.floor(largest / (1 << factor.shift))

@@ -5,9 +5,13 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+import numpy as np
+
 from intarsia.codegen import ir
 from intarsia.codegen.unit import CpuModel, GpuModel
 from intarsia.errors import InternalError
+
+_OF_LANES = (ir.Loop, ir.Store, ir.Barrier, ir.Mma, ir.WarpShuffle)
 
 
 class _Variation(IntEnum):
@@ -68,7 +72,7 @@ class _GridRules:
                     if isinstance(item, ir.Loop) and item.kind is not ir.LoopKind.SERIAL:
                         self._fail(f"a {item.kind} loop lies in a serial loop")
                     self._outside(item)
-            case ir.Store() | ir.Barrier() | ir.Mma():
+            case ir.Store() | ir.Barrier() | ir.Mma() | ir.WarpShuffle():
                 self._fail(f"a {type(operation).__name__} lies outside of the block loop")
             # Every work-item does it, and some of them may have written what others read.
             case ir.Load(buffer=b) if b.is_written or b.scope is not ir.Scope.GLOBAL:
@@ -89,7 +93,7 @@ class _GridRules:
         for operation in loop.body:
             if isinstance(operation, ir.Loop) and operation.kind is ir.LoopKind.LANE:
                 self._nested(operation)
-            elif isinstance(operation, ir.Loop | ir.Store | ir.Barrier | ir.Mma):
+            elif isinstance(operation, _OF_LANES):
                 self._fail(f"a {type(operation).__name__} lies outside of the lane loop")
             else:
                 self._note(operation)
@@ -103,6 +107,11 @@ class _GridRules:
                 case ir.Barrier():
                     if around is not _Variation.NONE:
                         self._fail("a barrier lies in a loop whose turns differ in a block")
+                case ir.WarpShuffle(mask=mask):
+                    if around is not _Variation.NONE:
+                        self._fail("a warp's shuffle lies in a loop whose turns differ in a block")
+                    if not 0 < mask < self._lanes or self._lanes & (self._lanes - 1):
+                        self._fail(f"a warp's shuffle has mask {mask} for {self._lanes} lanes")
                 case ir.Mma():
                     if around is _Variation.LANES or self._lanes != ir.MMA_LANES:
                         self._fail(f"a product of a warp is not all of its {ir.MMA_LANES} lanes'")
@@ -136,6 +145,8 @@ class _GridRules:
         found = max(map(self._of, ir.operands(operation)), default=_Variation.NONE)
         if isinstance(operation, ir.Load) and operation.buffer.is_written:
             found = _Variation.LANES  # some may read it earlier than others
+        if isinstance(operation, ir.WarpShuffle):
+            found = max(found, _Variation.LANES)  # not where it is the same, but that is of no use
         for result in ir.results(operation):
             self._variation[result] = found
 
@@ -169,6 +180,12 @@ def _check_machine(function: ir.Function, machine: CpuModel | GpuModel) -> None:
 
 
 def shared_bytes(function: ir.Function) -> int:
-    """Return the bytes of shared memory that a block of a kernel has."""
+    """Return the bytes of shared memory that a block of a kernel has, shuffles included.
+
+    These need a number of each work-item for each dtype, where no instruction does it.
+    """
     shared = [item for item in function.locals if item.scope is ir.Scope.SHARED]
-    return sum(int(item.span) * item.item_bytes for item in shared)
+    shuffles = [item for item in ir.walk(function.body) if isinstance(item, ir.WarpShuffle)]
+    dtypes = {item.operand.type.dtype for item in shuffles}
+    meeting = sum(np.dtype(name).itemsize * function.work_items for name in dtypes)
+    return meeting + sum(int(item.span) * item.item_bytes for item in shared)

@@ -537,6 +537,27 @@ class Mma(Computed):
     addend: IrValue
 
 
+SHUFFLE_DTYPES = ("float32", "int32", "uint32")
+"""What lanes of a warp hand to each other: numbers of 32 bits."""
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class WarpShuffle(Computed):
+    """`result` of lane `l` is what lane `l ^ mask` of its warp has as the operand.
+
+    So is a number handed from one work-item to another without memory that a kernel declares
+    (NVIDIA, "PTX ISA", `shfl.sync.bfly`). All work-items of a block come to it, as to a barrier:
+    where a device has no such instruction, they meet in shared memory.
+
+    Attributes:
+        operand: A scalar of 32 bits.
+        mask: Less than the lanes of a warp, which are a power of 2.
+    """
+
+    operand: IrValue
+    mask: int
+
+
 @dataclass(eq=False, frozen=True, slots=True)
 class Barrier:
     """Let all work-items of a block wait for each other; each sees then what others have written.
@@ -606,6 +627,7 @@ Operation: TypeAlias = (
     | TileDot
     | Barrier
     | Mma
+    | WarpShuffle
     | Loop
 )
 
@@ -703,7 +725,7 @@ def operands(operation: Operation) -> tuple[IrValue, ...]:  # noqa: C901, PLR091
             return (a,)
         case Store(value=value, subscripts=subscripts):
             return (value, *_values(subscripts))
-        case Extract(operand=a) | Reduce(operand=a):
+        case Extract(operand=a) | Reduce(operand=a) | WarpShuffle(operand=a):
             return (a,)
         case Select(condition=a, left=b, right=c):
             return (a, b, c)

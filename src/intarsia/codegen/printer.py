@@ -126,6 +126,8 @@ class _Printer:
                 return f"{name}({use(a)}, {use(b)}, {use(c)})"
             case ir.Mma(left=a, right=b, addend=c):
                 return f"mma({use(a)}, {use(b)}, {use(c)})"
+            case ir.WarpShuffle(operand=a, mask=mask):
+                return f"warp_shuffle({use(a)}, {mask})"
             case ir.Compare(predicate=predicate, left=a, right=b):
                 return f"{use(a)} {ir.PREDICATES[predicate]} {use(b)}"
             case ir.Select(condition=condition, left=a, right=b):

@@ -165,8 +165,8 @@ class LoweringOptions:
     """
 
     unit: CpuModel
-    winograd: WinogradMode
-    half_weights: bool
+    winograd: WinogradMode = WinogradMode.OFF
+    half_weights: bool = False
     accuracy: Accuracy = Accuracy.MODEL
     is_bf16: bool = False
     requantise: Requantise = Requantise.ONNX

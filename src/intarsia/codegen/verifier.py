@@ -16,6 +16,8 @@ from intarsia.errors import InternalError
 _OUTERMOST = (ir.LoopKind.PARALLEL, ir.LoopKind.GRID)
 _GPU_SCOPES = (ir.Scope.SHARED, ir.Scope.REGISTER)
 
+_SHUFFLED = tuple(ir.Type(name) for name in ir.SHUFFLE_DTYPES)
+
 Span = tuple[int, int]
 """The smallest and the largest value that an int64 can have, as far as loops tell."""
 
@@ -50,7 +52,7 @@ class _Verifier:
         for buffer in self._buffers:
             self._check_buffer(buffer)
         if self._function.grid is None and any(map(_is_gpus, ir.walk(self._function.body))):
-            self._fail("it has a barrier, or a product of a warp, and no grid loop")
+            self._fail("it has a barrier, or an operation of a warp, and no grid loop")
         if len(self._function.tiles) > ir.MOST_TILES:
             self._fail(f"there are {len(self._function.tiles)} tiles")
         loops = [item for item in self._function.body if isinstance(item, ir.Loop)]
@@ -190,7 +192,7 @@ class _Verifier:
 
 
 def _is_gpus(operation: ir.Operation) -> bool:
-    return isinstance(operation, ir.Barrier | ir.Mma)
+    return isinstance(operation, ir.Barrier | ir.Mma | ir.WarpShuffle)
 
 
 def _writes(operation: ir.Operation) -> bool:
@@ -225,6 +227,10 @@ def _type_problem(operation: ir.Operation) -> str | None:  # noqa: PLR0911, PLR0
             return _mismatch(single, result.type, c.type) or (
                 _mismatch(a.type, ir.Type(half, 8)) or _mismatch(b.type, ir.Type(half, 4))
             )
+        case ir.WarpShuffle(result=result, operand=a):
+            if a.type not in _SHUFFLED:
+                return f"no instruction hands {a.type} to another lane"
+            return _mismatch(result.type, a.type)
         case ir.Compare(result=result, left=a, right=b):
             return _mismatch(a.type, b.type) or _mismatch(result.type, a.type.with_dtype("bool"))
         case ir.Select(result=result, condition=condition, left=a, right=b):

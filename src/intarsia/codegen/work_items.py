@@ -127,6 +127,8 @@ class WorkItems:
                     acts.append(self._subscript(result, self._index(index)))
                 case ir.Mma():
                     acts.append(self._mma(operation))
+                case ir.WarpShuffle():
+                    acts.append(self._warp_shuffle(operation))
                 case _:
                     acts.append(self._compute(operation))
         return acts
@@ -171,6 +173,19 @@ class WorkItems:
             )
             total = (np.matmul(left, right) + addend).astype(np.float32)
             values[mma.result] = _scattered(total, _FRAGMENTS[2])
+
+        return run
+
+    def _warp_shuffle(self, shuffle: ir.WarpShuffle) -> Act:
+        values, partners = self._values, self._numbers ^ shuffle.mask
+
+        def run() -> None:
+            if self._mask is not None and not self._mask.all():
+                raise InternalError(
+                    f"kernel {self._name} has a shuffle that work-item {int(self._mask.argmin())} "
+                    "does not come to"
+                )
+            values[shuffle.result] = self._wide(values[shuffle.operand], 1)[partners, 0]
 
         return run
 

@@ -307,6 +307,11 @@ def _translate(name: str, error: DBAPIError) -> CostDatabaseError:
             f"the cost database {name!r} is busy: another process holds it ({text})",
             hint="wait for the other tuner, or name another database in INTARSIA_COSTS",
         )
+    if "disk is full" in text or "No space left" in text:  # of SQLite, and of a server
+        return CostDatabaseError(
+            f"the cost database {name!r} cannot be written: {text}",
+            hint="make space on its disk, or name another database in INTARSIA_COSTS",
+        )
     return CostDatabaseError(
         f"the cost database {name!r} cannot be used: {text}",
         hint="check that it exists and that you may write to it; INTARSIA_COSTS names it",

@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote
 from intarsia.cache import make_cache_folder
 from intarsia.cpus import read_text
 from intarsia.errors import CostDatabaseError
+from intarsia.files import writing_hint
 from intarsia.settings import DEFAULTS, Settings, expanded
 
 FILE_NAME = "costs.sqlite"
@@ -77,7 +78,7 @@ def make_folder(file: Path, settings: Settings) -> None:
         raise CostDatabaseError(
             f"the folder of the cost database {str(file)!r} cannot be made: "
             f"{error.strerror or error}",
-            hint="name another file in INTARSIA_COSTS",
+            hint=writing_hint(error, "name another file in INTARSIA_COSTS"),
         ) from error
 
 

@@ -14,7 +14,7 @@ from intarsia.place.request import Request
 
 if TYPE_CHECKING:
     from intarsia.backends.values import Piece, Refusal
-    from intarsia.codegen.emit.c_join import Part
+    from intarsia.codegen.emit.c_join import ProgramPart
     from intarsia.codegen.emit.c_program import Tensor
     from intarsia.codegen.emit.device_family import DeviceLimits
     from intarsia.codegen.lower.program import Program
@@ -69,7 +69,7 @@ def lower_model(request: Request, registers: int | None = None) -> Native:
         UnsupportedError: Some nodes lie elsewhere or have no native code.
         IntarsiaError: As `intarsia.compile`.
     """
-    from intarsia.codegen.emit.c_join import Part, join
+    from intarsia.codegen.emit.c_join import ProgramPart, join
     from intarsia.codegen.emit.c_program import Tensor
     from intarsia.codegen.lower.region import lower_region
     from intarsia.codegen.unit import WinogradMode
@@ -88,9 +88,8 @@ def lower_model(request: Request, registers: int | None = None) -> Native:
         if piece.program is not None:
             return piece.program(piece.region)
         options = lowering_options(piece.target)
-        unit, winograd = options.unit, options.winograd
         if registers is not None:
-            unit = replace(unit, registers=registers)
+            options = replace(options, unit=replace(options.unit, registers=registers))
         # Buffers of the transforms lie on the stack in C; else on the heap, which is a system's.
         has_heap = (
             registers is None
@@ -98,23 +97,14 @@ def lower_model(request: Request, registers: int | None = None) -> Native:
             and (not cpu.triple or triple_words(cpu.triple)[1])
         )
         if not has_heap and not piece.target.attrs.get("winograd"):
-            winograd = WinogradMode.OFF
-        return lower_region(
-            piece.region,
-            unit,
-            winograd,
-            half_weights=options.half_weights,
-            accuracy=options.accuracy,
-            is_bf16=options.is_bf16,
-            requantise=options.requantise,
-            threads=threads,
-        )
+            options = replace(options, winograd=WinogradMode.OFF)
+        return lower_region(piece.region, options, threads=threads)
 
     read = {value for piece in pieces for value in piece.region.inputs}
     inputs = [i for i in graph.inputs if i in read]
     outputs = list(dict.fromkeys(graph.outputs))
     parts = [
-        Part(lower(piece), tuple(piece.region.inputs), tuple(piece.region.outputs))
+        ProgramPart(lower(piece), tuple(piece.region.inputs), tuple(piece.region.outputs))
         for piece in pieces
     ]
     program = (
@@ -211,7 +201,7 @@ class _Piece:
     program: Callable[[Region], Program] | None = None
 
 
-def _in_order(part: Part, inputs: Sequence[int], outputs: Sequence[int]) -> Program:
+def _in_order(part: ProgramPart, inputs: Sequence[int], outputs: Sequence[int]) -> Program:
     """Return the program of a whole model with the model's order of inputs and outputs."""
     from intarsia.codegen.storage import StorageKind
 

@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from intarsia.errors import BackendError, SettingError, TargetError
+from intarsia.files import writing_hint
 from intarsia.place.request import Request
 
 if TYPE_CHECKING:
     from intarsia.backends.registry import Backends
     from intarsia.codegen.emit.c_function import Linkage
     from intarsia.codegen.emit.c_memory import Footprint
-    from intarsia.codegen.emit.c_program import Layout as CLayout
+    from intarsia.codegen.emit.c_program import ProgramLayout as CLayout
     from intarsia.codegen.emit.c_program import Sharing, Sources
     from intarsia.codegen.ir import Function
     from intarsia.codegen.unit import CpuModel
     from intarsia.export.region import Native
-    from intarsia.native.linking import Form
+    from intarsia.native.linking import BinaryKind
     from intarsia.target import Target
 
 DEFAULT_TARGET = "llvm"
@@ -224,7 +225,7 @@ def _c_layout(target: Target, unit: CpuModel) -> CLayout:
     Raises:
         TargetError: An alignment is no power of two.
     """
-    from intarsia.codegen.emit.c_program import ALIGN, Layout, WeightsIn
+    from intarsia.codegen.emit.c_program import ALIGN, ProgramLayout, WeightsIn
 
     for name in ("workspace-byte-alignment", "constants-byte-alignment"):
         given = target.attrs.get(name)
@@ -236,7 +237,7 @@ def _c_layout(target: Target, unit: CpuModel) -> CLayout:
             )
     widest = ALIGN if unit.bits else _WIDEST_SCALAR
     scratch = target.attrs.get("workspace-byte-alignment") or widest
-    return Layout(
+    return ProgramLayout(
         WeightsIn(target.attrs.get("weights-in") or WeightsIn.AUTO),
         scratch,
         target.attrs.get("constants-byte-alignment") or scratch,
@@ -251,7 +252,7 @@ def _write_linked(native: Native, folder: Path, name: str, product: Product) -> 
     """
     from intarsia.codegen.emit.c_main import emit_main
     from intarsia.codegen.emit.c_program import emit_driver, write_weights
-    from intarsia.native.linking import Form, Linker
+    from intarsia.native.linking import BinaryKind, Linker
     from intarsia.native.machine import triple_words
 
     if native.cpu is None:
@@ -305,7 +306,9 @@ def _write_linked(native: Native, folder: Path, name: str, product: Product) -> 
         options += ["-pthread"] if native.threads > 1 else []
         libraries = ("m",) if system and not is_wasm else ()
         # A module of WebAssembly that is called is linked as a program is, without a `main`.
-        form = Form.EXECUTABLE if is_wasm and product is Product.SHARED else Form(product)
+        form = (
+            BinaryKind.EXECUTABLE if is_wasm and product is Product.SHARED else BinaryKind(product)
+        )
         if linker is None:
             _link_library(form, output, files, objects, options, linked, folder=place)
         else:
@@ -358,7 +361,7 @@ def _linkage(kernel: Function) -> Linkage | None:
 
 
 def _link_library(
-    form: Form,
+    form: BinaryKind,
     output: Path,
     files: Sequence[str],
     objects: Sequence[str],
@@ -371,14 +374,14 @@ def _link_library(
     Raises:
         BackendError: That compiler failed.
     """
-    from intarsia.native.linking import Form, Linker
+    from intarsia.native.linking import BinaryKind, Linker
 
     cxx = linked[0].cxx
     linker = Linker(cxx[0], cxx, cxx)
     c_options = [option for option in options if not option.startswith("-Wl,")]
     # A compiler of C++ takes C for C++ unless it is told otherwise, of each file.
     told = [word for file in files for word in ("-xc", file)]
-    linker.link(Form.OBJECT, folder / "driver.o", told, options=c_options, folder=folder)
+    linker.link(BinaryKind.OBJECT, folder / "driver.o", told, options=c_options, folder=folder)
     parts = ["driver.o", *objects]
     held = dict.fromkeys(code for one in linked for code in one.objects)
     for number, code in enumerate(held):
@@ -386,7 +389,7 @@ def _link_library(
         (folder / parts[-1]).write_bytes(code)
     archives = dict.fromkeys(str(path) for one in linked for path in one.libraries)
     link_options = [option for option in options if option.startswith("-Wl,")]
-    if form is not Form.OBJECT:
+    if form is not BinaryKind.OBJECT:
         parts += archives
         # The machine has a C library; one of C++ of this release it may not have.
         link_options += ["-static-libstdc++", "-static-libgcc", "-pthread", "-Wl,--gc-sections"]
@@ -462,7 +465,7 @@ def _writing(folder: str | Path) -> Iterator[None]:
     except OSError as error:
         raise SettingError(
             f"cannot write into {str(folder)!r}: {error.strerror or error}",
-            hint="choose a writable folder",
+            hint=writing_hint(error),
         ) from error
 
 

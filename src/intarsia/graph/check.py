@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check the structure of a model: operator sets, operators, names, inline data.
+"""Check the structure of a model: texts, operator sets, operators, names, inline data.
 
 What `onnx.checker` finds too is found here first, so that the message names node and value. The
-order of the nodes and the types of attributes are not looked at.
+order of the nodes and which types of attributes an operator wants are not looked at.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
+from typing import TYPE_CHECKING
 
 import onnx
 import onnx.defs
@@ -18,6 +19,9 @@ from intarsia.errors import ModelError
 from intarsia.graph.external import tensor_bytes
 from intarsia.graph.tensors import all_tensors
 from intarsia.graph.undeclared import is_undeclared
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _ONNX_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 
@@ -42,10 +46,11 @@ def check_structure(proto: onnx.ModelProto) -> None:
     """Check a model that has just been parsed.
 
     Raises:
-        ModelError: It has no operator set or one that is too new, no outputs, a tensor that we
-            cannot read, a map, an operator that does not exist, a value with two producers or with
-            none.
+        ModelError: It has a name that is no text, no operator set or one that is too new, no
+            outputs, a tensor or an attribute that we cannot read, a map, an operator that does not
+            exist, a value with two producers or with none.
     """
+    _check_texts(proto)
     _check_opsets(proto)
     if not proto.graph.output:
         raise ModelError(
@@ -54,13 +59,82 @@ def check_structure(proto: onnx.ModelProto) -> None:
     _check_names(proto.graph)
     _check_types(proto.graph)
     _check_operators(proto)
+    _check_attributes(proto)
     _check_data(proto)
 
 
+def _check_texts(proto: onnx.ModelProto) -> None:
+    """Refuse names that are not UTF-8, of which protobuf gives the bytes where text is expected."""
+    for text in _texts(proto):
+        if not isinstance(text, str):
+            raise ModelError(
+                f"the model is damaged: its text {text!r} is not UTF-8",
+                hint="copy or export the model again",
+            )
+
+
+def _texts(proto: onnx.ModelProto) -> Iterator[str | bytes]:
+    for opset in proto.opset_import:
+        yield opset.domain
+    yield from (pair.key for pair in proto.metadata_props)
+    for function in proto.functions:
+        yield from (function.name, function.domain, *function.input, *function.output)
+        yield from (opset.domain for opset in function.opset_import)
+        yield from (value.name for value in function.value_info)
+    for graph in _graphs(proto):
+        yield graph.name
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            yield value.name
+            yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
+    for tensor in all_tensors(proto):
+        yield tensor.name
+    for node in _nodes(proto):
+        yield from (node.name, node.op_type, node.domain, node.doc_string)
+        yield from (*node.input, *node.output)
+        yield from (attribute.name for attribute in node.attribute)
+
+
+def _graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graph of a model, and every body inside it or a function."""
+    yield proto.graph
+    for node in _nodes(proto):
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield attribute.g
+            yield from attribute.graphs
+
+
+def _nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of a model, those of bodies and functions among them."""
+    waiting = [proto.graph.node, *(function.node for function in proto.functions)]
+    while waiting:
+        for node in waiting.pop():
+            yield node
+            for attribute in node.attribute:
+                if attribute.HasField("g"):
+                    waiting.append(attribute.g.node)
+                waiting += [body.node for body in attribute.graphs]
+
+
+def _check_attributes(proto: onnx.ModelProto) -> None:
+    for node in _nodes(proto):
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.UNDEFINED:
+                raise ModelError(
+                    f"{describe(node)} has the attribute {attribute.name!r} without a type that"
+                    " ONNX has",
+                    node=node.name,
+                    hint="export the model again",
+                )
+
+
 def _check_types(graph: onnx.GraphProto) -> None:
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        kind = value.type
+    known = onnx.TensorProto.DataType.values()
+    at_border = len(graph.input) + len(graph.output)
+    for at, value in enumerate((*graph.input, *graph.output, *graph.value_info)):
+        kind, is_inner = value.type, False
         while kind.WhichOneof("value") in ("sequence_type", "optional_type"):
+            is_inner = True
             kind = (
                 kind.sequence_type if kind.HasField("sequence_type") else kind.optional_type
             ).elem_type
@@ -71,6 +145,15 @@ def _check_types(graph: onnx.GraphProto) -> None:
                 node=None if maker is None else maker.name,
                 hint="export with zipmap=False, which gives a tensor: "
                 "skl2onnx.to_onnx(model, x, options={'zipmap': False})",
+            )
+        if is_inner and at < at_border and kind.WhichOneof("value") is None:
+            raise ModelError(
+                f"{value.name!r} holds something without a type", hint="export the model again"
+            )
+        if kind.tensor_type.elem_type not in known:
+            raise ModelError(
+                f"{value.name!r} has the unknown element type {kind.tensor_type.elem_type}",
+                hint="install a newer onnx and onnx-ir, or export the model again",
             )
 
 
@@ -241,6 +324,10 @@ def _domain(domain: str) -> str:
 
 def _check_data(proto: onnx.ModelProto) -> None:
     for tensor in all_tensors(proto):
+        if tensor.data_type == onnx.TensorProto.UNDEFINED and tensor.ByteSize():
+            raise ModelError(
+                f"tensor {tensor.name!r} has no element type", hint="export the model again"
+            )
         if tensor.data_location == onnx.TensorProto.EXTERNAL or not tensor.HasField("raw_data"):
             continue
         needed = tensor_bytes(tensor)

@@ -21,7 +21,7 @@ _SMALL_ELEMENTS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class NodeSignature:
     """What a node is.
 
     Attributes:
@@ -34,7 +34,7 @@ class Signature:
 
 
 @per_graph
-def node_signature(graph: Graph, node: int, *, content: bool) -> Signature:
+def node_signature(graph: Graph, node: int, *, content: bool) -> NodeSignature:
     """Return the signature of a node of a graph.
 
     Args:
@@ -47,7 +47,7 @@ def node_signature(graph: Graph, node: int, *, content: bool) -> Signature:
     writer.write_node(source.ir)
     ids = {graph.values[value].ir: value for value in source.captured}
     captured = tuple(ids[value] for value in writer.outer if value in ids)
-    return Signature(writer.digest(), captured)
+    return NodeSignature(writer.digest(), captured)
 
 
 @per_graph

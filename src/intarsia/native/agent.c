@@ -8,10 +8,13 @@
    KEEP     block, bytes, then these: memory that stays, an input of calls that follow
             -> 0
    RUN      region, nanoseconds that all rounds may take (0: any), rounds, inputs, outputs,
-            for each input 0 and its bytes, or 1 and the block that it is,
-            for each output its bytes and whether it is wanted back, then inputs as they are
+            for each input 0 and its bytes, or 1 and the block that it is, or 2 and its bytes if it
+            lies in a file of this machine,
+            for each output its bytes and 1 if it is wanted back, 2 if it is left in a file, 3 if
+            both, then inputs as they are, those in files as the bytes of the file's path and it,
+            then the paths of outputs likewise
             -> what the region returned, nanoseconds of each round, then what is wanted back;
-            or LATE, and the end
+            or LATE, and the end; or LOST: a file cannot be read or written
    BYE      -> the end
 
    It also ends when its input does, at most a second later if a region runs then.
@@ -38,8 +41,10 @@ extern const uint64_t agent_count;
 enum { KEEP = 1, RUN = 2, BYE = 3 };
 
 #define MAGIC UINT64_C(0x746e656761736e69)
-#define VERSION 2
+#define VERSION 3
 #define LATE (UINT64_C(1) << 32)
+#define LOST (UINT64_C(1) << 33)
+#define PATH_BYTES 4096
 #define ALIGN 64
 
 struct block {
@@ -181,6 +186,37 @@ static void start_watch(uint64_t limit)
     alarm(1);
 }
 
+/* Reads the path of a file, and opens it. */
+static FILE *open_file(const char *mode)
+{
+    char path[PATH_BYTES];
+    uint64_t nbytes = number();
+    if (nbytes >= PATH_BYTES)
+        fail("a path is too long:", nbytes);
+    receive((uint8_t *)path, nbytes);
+    path[nbytes] = 0;
+    return fopen(path, mode);
+}
+
+static int read_file(FILE *file, uint8_t *data, uint64_t nbytes)
+{
+    int is_whole;
+    if (file == NULL)
+        return 0;
+    is_whole = fread(data, 1, (size_t)nbytes, file) == (size_t)nbytes;
+    fclose(file);
+    return is_whole;
+}
+
+static int write_file(FILE *file, const uint8_t *data, uint64_t nbytes)
+{
+    int is_whole;
+    if (file == NULL)
+        return 0;
+    is_whole = fwrite(data, 1, (size_t)nbytes, file) == (size_t)nbytes;
+    return fclose(file) == 0 && is_whole;
+}
+
 static void run(void)
 {
     uint64_t region = number(), limit = number(), rounds = number();
@@ -189,10 +225,12 @@ static void run(void)
     uint64_t *sizes = memory_of((in_count + 1) * sizeof *sizes);
     uint64_t *out_sizes = memory_of((out_count + 1) * sizeof *out_sizes);
     uint64_t *is_wanted = memory_of((out_count + 1) * sizeof *is_wanted);
+    FILE **files = memory_of((out_count + 1) * sizeof *files);
     const void **in_data = memory_of((in_count + 1) * sizeof *in_data);
     void **out_data = memory_of((out_count + 1) * sizeof *out_data);
     uint64_t *times = memory_of((rounds + 1) * sizeof *times);
     int32_t status = 0;
+    int is_lost = 0;
     if (region >= agent_count)
         fail("there is no region", region);
     for (i = 0; i < in_count; ++i) {
@@ -205,18 +243,27 @@ static void run(void)
     }
     for (i = 0; i < in_count; ++i) {
         struct block *block;
-        if (is_kept[i]) {
+        if (is_kept[i] == 1) {
             if (sizes[i] >= kept.count || kept.blocks[sizes[i]].memory == NULL)
                 fail("there is no block", sizes[i]);
             block = &kept.blocks[sizes[i]];
         } else {
             block = block_of(&inputs, i, sizes[i]);
-            receive(block->data, sizes[i]);
+            if (is_kept[i] == 0)
+                receive(block->data, sizes[i]);
+            else if (!read_file(open_file("rb"), block->data, sizes[i]))
+                is_lost = 1;
         }
         in_data[i] = block->data;
     }
-    for (i = 0; i < out_count; ++i)
+    for (i = 0; i < out_count; ++i) {
         out_data[i] = block_of(&outputs, i, out_sizes[i])->data;
+        files[i] = is_wanted[i] & 2 ? open_file("wb") : NULL;
+        if (is_wanted[i] & 2 && files[i] == NULL)
+            is_lost = 1;
+    }
+    if (is_lost)
+        rounds = 0;
     start_watch(limit);
     for (i = 0; i < rounds; ++i) {
         uint64_t begin = nanoseconds();
@@ -226,12 +273,16 @@ static void run(void)
             status = returned;
     }
     alarm(0);
-    answer_number((uint32_t)status);
-    for (i = 0; i < rounds; ++i)
-        answer_number(times[i]);
     for (i = 0; i < out_count; ++i)
-        if (is_wanted[i])
+        if (is_wanted[i] & 2 && !write_file(files[i], out_data[i], out_sizes[i]))
+            is_lost = 1;
+    answer_number(is_lost ? LOST : (uint32_t)status);
+    for (i = 0; i < rounds && !is_lost; ++i)
+        answer_number(times[i]);
+    for (i = 0; i < out_count && !is_lost; ++i)
+        if (is_wanted[i] & 1)
             answer(out_data[i], out_sizes[i]);
+    free(files);
     free(is_kept);
     free(sizes);
     free(out_sizes);

@@ -7,12 +7,16 @@ long it ends itself, and itself when nobody asks any more.
 
     agent_sources(names) -> what to compile and link with the regions
     Agent(program, runner).run(...) -> outputs and seconds
+
+Agents of one machine pass tensors to one another by files there (`MachineMemory`), in memory where
+the system has such: they do not travel.
 """
 
 from __future__ import annotations
 
 import struct
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +24,20 @@ from pathlib import Path
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.errors import ExecutionError
-from intarsia.process.runner import Conversation, Runner, carry_seconds, start_program
+from intarsia.errors import ExecutionError, LinkError
+from intarsia.process.runner import (
+    Conversation,
+    RemoteFolder,
+    Runner,
+    carry_seconds,
+    start_program,
+)
 
 _SOURCE = Path(__file__).with_name("agent.c")
-_MAGIC, _VERSION = 0x746E656761736E69, 2
-_LATE = 1 << 32
+_MAGIC, _VERSION = 0x746E656761736E69, 3
+_LATE, _LOST = 1 << 32, 1 << 33
+_ARRAY, _BLOCK, _FILE = 0, 1, 2
+_WANTED, _LEFT = 1, 2
 _KEEP, _RUN, _BYE = 1, 2, 3
 _START_SECONDS = 120.0
 """For the first words of a program: an emulator on a machine with much to do takes seconds."""
@@ -71,6 +83,113 @@ class Kept:
     block: int
 
 
+class MachineMemory:
+    """What agents of one machine leave there for one another: numbered files of a folder.
+
+    The folder goes when nobody here has a tensor in it any more, or when the way breaks; then what
+    is written next makes a new one.
+
+    Args:
+        runner: The way there.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._folder: RemoteFolder | None = None
+        self._free: list[int] = []
+        self._count = 0
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, runner: Runner) -> MachineMemory:
+        """Return that of a machine; all of this process share it."""
+        with _memories_lock:
+            memory = _memories.get(runner.text)
+            if memory is None:
+                memory = _memories[runner.text] = cls(runner)
+            return memory
+
+    def tensor(self, nbytes: int, copy: Array | None = None) -> LeftTensor:
+        """Return a place for a tensor, until it is garbage.
+
+        Args:
+            nbytes: Its size.
+            copy: Where it is wanted here too, whenever a region has written it.
+        """
+        with self._lock:
+            if not self._free:
+                self._free.append(self._count)
+                self._count += 1
+            number = self._free.pop()
+        tensor = LeftTensor(self, number, nbytes, copy)
+        weakref.finalize(tensor, self._free.append, number)
+        return tensor
+
+    def path(self, number: int) -> bytes:
+        """Return the path of a file there.
+
+        Raises:
+            LinkError: The machine is out of reach, or has no place for a folder.
+        """
+        with self._lock:
+            if self._folder is not None and not self._folder.is_held:
+                self._forget()
+            if self._folder is None:
+                self._folder = RemoteFolder(self._runner, in_memory=True)
+            return f"{self._folder.path}/{number}".encode()
+
+    def read(self, number: int) -> bytes:
+        """Return what is in a file.
+
+        Raises:
+            LinkError: It is not there any more.
+        """
+        self.path(number)
+        with self._lock:
+            assert self._folder is not None
+            return self._folder.get(str(number))
+
+    def forget(self) -> None:
+        """Remove all that is left there; what is written next makes a new folder."""
+        with self._lock:
+            self._forget()
+
+    def _forget(self) -> None:
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.close()
+
+
+_memories: weakref.WeakValueDictionary[str, MachineMemory] = weakref.WeakValueDictionary()
+"""By the way there; none that nobody uses any more."""
+_memories_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class LeftTensor:
+    """A tensor that one region leaves on its machine for others there; made by `MachineMemory`.
+
+    Attributes:
+        memory: Where it lies.
+        number: Of its file.
+        nbytes: Its size.
+        copy: Where it is wanted here too; None if nowhere.
+    """
+
+    memory: MachineMemory
+    number: int
+    nbytes: int
+    copy: Array | None = None
+
+    def read(self) -> bytes:
+        """Return it as it is there now.
+
+        Raises:
+            LinkError: The machine is out of reach, or it is not there.
+        """
+        return self.memory.read(self.number)
+
+
 @dataclass(frozen=True, slots=True)
 class AgentRun:
     """What a region did on a machine.
@@ -102,6 +221,8 @@ class Agent:
         self._talk: Conversation | None = None
         self._lock = threading.Lock()
         self.starts = 0
+        self.carried_tensors = 0
+        """Inputs that were sent and outputs that came back, of all calls that came to their end."""
 
     def keep(self, data: Array) -> Kept:
         """Have the agent keep an array: it is sent once, with the next call."""
@@ -112,16 +233,17 @@ class Agent:
     def run(
         self,
         region: int,
-        inputs: Sequence[Array | Kept],
-        outputs: Sequence[Array | int],
+        inputs: Sequence[Array | Kept | LeftTensor],
+        outputs: Sequence[Array | int | LeftTensor],
         rounds: int = 1,
     ) -> AgentRun:
         """Run a region on inputs, so many times, and fill the outputs.
 
         Args:
             region: Its number.
-            inputs: Arrays, which are sent, or what is kept there.
-            outputs: Arrays, which are filled; or sizes in bytes of memory that is not wanted back.
+            inputs: Arrays, which are sent, or what is kept there, or was left there.
+            outputs: Arrays, which are filled; or sizes in bytes of memory that is not wanted back;
+                or what is left there for other regions.
             rounds: How often it runs; the limit of time is for all of them together.
 
         Raises:
@@ -130,36 +252,55 @@ class Agent:
         """
         limit = round(self.seconds * 1e9)
         head = [_RUN, region, limit, rounds, len(inputs), len(outputs)]
+        parts: list[bytes | memoryview] = []
+        left = [item for item in (*inputs, *outputs) if isinstance(item, LeftTensor)]
+        sent = 0
         for item in inputs:
-            head += (1, item.block) if isinstance(item, Kept) else (0, item.nbytes)
+            if isinstance(item, Kept):
+                head += (_BLOCK, item.block)
+            elif isinstance(item, LeftTensor):
+                head += (_FILE, item.nbytes)
+                parts += _path(item)
+            else:
+                head += (_ARRAY, item.nbytes)
+                parts.append(_bytes(item))
+                sent += 1
+        wanted: list[Array] = []
         for result in outputs:
-            head += (result, 0) if isinstance(result, int) else (result.nbytes, 1)
-        parts: list[bytes | memoryview] = [_numbers(*head)]
-        parts += (_bytes(item) for item in inputs if not isinstance(item, Kept))
+            if isinstance(result, LeftTensor):
+                head += (result.nbytes, _LEFT | (0 if result.copy is None else _WANTED))
+                parts += _path(result)
+                if result.copy is not None:
+                    wanted.append(result.copy)
+            elif isinstance(result, int):
+                head += (result, 0)
+            else:
+                head += (result.nbytes, _WANTED)
+                wanted.append(result)
+        parts.insert(0, _numbers(*head))
         with self._lock:
             try:
                 talk = self._open()
                 for part in parts:
                     talk.send(part, seconds=carry_seconds(len(part)))
-                status = self._wait(talk, region)
+                status = self._wait(talk, region, left)
                 times = _read_numbers(talk, rounds, _GRACE_SECONDS)
-                for result in outputs:
-                    if not isinstance(result, int):
-                        received = talk.receive(result.nbytes, carry_seconds(result.nbytes))
-                        data = np.frombuffer(received, np.uint8)
-                        _bytes_view(result)[...] = data
+                for array in wanted:
+                    received = talk.receive(array.nbytes, carry_seconds(array.nbytes))
+                    _bytes_view(array)[...] = np.frombuffer(received, np.uint8)
             except BaseException:  # an answer that is still under way would be the next one's
                 self._close()
                 raise
+            self.carried_tensors += sent + len(wanted)
         return AgentRun(
             struct.unpack("<i", struct.pack("<I", status))[0], tuple(time * 1e-9 for time in times)
         )
 
-    def _wait(self, talk: Conversation, region: int) -> int:
+    def _wait(self, talk: Conversation, region: int, left: Sequence[LeftTensor]) -> int:
         """Return what a region returned.
 
         Raises:
-            LinkError: The way to the machine failed.
+            LinkError: The way to the machine failed, or what was left there is gone.
             ExecutionError: The program ended, or the region took longer than it may.
         """
         seconds = self.seconds + _GRACE_SECONDS if self.seconds else None
@@ -169,6 +310,13 @@ class Agent:
                 f"region {region} of the agent on {self.runner.place} took more than "
                 f"{self.seconds:g} s and was ended",
                 hint="INTARSIA_CALL_SECONDS says how long a call may take there",
+            )
+        if status == _LOST:
+            for tensor in left:
+                tensor.memory.forget()
+            raise LinkError(
+                f"what a region left on {self.runner.place} for the next one is not there any more",
+                hint="run it again: a connection broke, or there is no room for files",
             )
         return status
 
@@ -205,6 +353,11 @@ class Agent:
             _read_numbers(self._talk, 1, _GRACE_SECONDS)
             self._sent = number + 1
         return self._talk
+
+
+def _path(tensor: LeftTensor) -> tuple[bytes, bytes]:
+    path = tensor.memory.path(tensor.number)
+    return _numbers(len(path)), path
 
 
 def _numbers(*values: int) -> bytes:

@@ -51,15 +51,9 @@ def sketch_program(
     Raises:
         TargetError: Its CPU is unknown.
     """
-    options = lowering_options(target, caches)
     return lower_region(
         region,
-        options.unit,
-        options.winograd,
-        half_weights=options.half_weights,
-        accuracy=options.accuracy,
-        is_bf16=options.is_bf16,
-        requantise=options.requantise,
+        lowering_options(target, caches),
         threads=target_threads(target, threads),
         is_sketch=True,
     )

@@ -33,7 +33,7 @@ _SHOWN = 800
 _C_PLUS_PLUS = (".cc", ".cpp", ".cxx")
 
 
-class Form(StrEnum):
+class BinaryKind(StrEnum):
     """What is linked."""
 
     EXECUTABLE = "executable"
@@ -89,7 +89,7 @@ class Linker:
 
     def link(
         self,
-        form: Form,
+        form: BinaryKind,
         output: Path,
         files: Sequence[str | Path],
         *,
@@ -113,7 +113,7 @@ class Linker:
         is_cxx = any(Path(file).suffix in _C_PLUS_PLUS for file in files)
         command = [*(self.cxx if is_cxx else self.c), "-O2", *_FORMS[form], *options]
         command += map(str, files)
-        command += [f"-l{name}" for name in libraries if form is not Form.OBJECT]
+        command += [f"-l{name}" for name in libraries if form is not BinaryKind.OBJECT]
         command += ["-o", str(output.resolve())]
         self.run(command, f"link {output.name}", folder)
 
@@ -150,10 +150,10 @@ class Linker:
             raise BackendError(f"{self.name} failed to {purpose}: {said}", hint=hint)
 
 
-_FORMS: dict[Form, tuple[str, ...]] = {
-    Form.EXECUTABLE: (),
-    Form.SHARED: ("-fPIC", "-shared"),
-    Form.OBJECT: ("-fPIC", "-r", "-nostdlib"),
+_FORMS: dict[BinaryKind, tuple[str, ...]] = {
+    BinaryKind.EXECUTABLE: (),
+    BinaryKind.SHARED: ("-fPIC", "-shared"),
+    BinaryKind.OBJECT: ("-fPIC", "-r", "-nostdlib"),
 }
 
 

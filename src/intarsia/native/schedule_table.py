@@ -22,6 +22,7 @@ from intarsia.codegen.lower.schedules import HEURISTICS, ScheduleChoice, Schedul
 from intarsia.codegen.sources import source_digest
 from intarsia.decoding import decode_json
 from intarsia.errors import SettingError
+from intarsia.files import writing_hint
 from intarsia.native.machine import NativeCpu, host_machine, llvm_version
 from intarsia.native.native_target import target_cpu, target_threads
 from intarsia.settings import Settings
@@ -136,7 +137,7 @@ class ScheduleTable:
         except OSError as error:
             raise SettingError(
                 f"tuned schedules cannot be kept in {str(self.file)!r}: {error.strerror or error}",
-                hint="set INTARSIA_SCHEDULES to a folder of yours",
+                hint=writing_hint(error, "set INTARSIA_SCHEDULES to a folder of yours"),
             ) from error
 
 

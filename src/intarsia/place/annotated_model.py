@@ -18,7 +18,7 @@ import onnx
 import onnx_ir as ir
 
 from intarsia.errors import ModelError, PlacementError, SettingError
-from intarsia.files import ModelFile
+from intarsia.files import ModelFile, whole_file, writing_hint
 from intarsia.graph.external import check_external_data, read_in, root_of
 from intarsia.graph.load import ModelLike, parse
 from intarsia.graph.metadata import DEVICE_KEY, LAYER_KEY, SUMMARY_KEY, WHY_KEYS
@@ -169,11 +169,13 @@ def save_annotated(proto: onnx.ModelProto, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         if is_big:
             data.unlink(missing_ok=True)  # onnx would append to it
-        onnx.save_model(proto, file, save_as_external_data=is_big, location=data.name)
+        kind = onnx.serialization.registry.get_format_from_file_extension(file.suffix)
+        with whole_file(file) as draft:
+            onnx.save_model(proto, draft, kind, save_as_external_data=is_big, location=data.name)
     except OSError as error:
         raise SettingError(
             f"cannot write {str(file)!r}: {error.strerror or error}",
-            hint="choose a writable folder",
+            hint=writing_hint(error),
         ) from error
 
 

@@ -508,7 +508,7 @@ def _meaning(config: CompilationConfig, name: str) -> PlacedTarget | _Unknown:
     for text in (name, name.lower()):
         try:
             return config.find(text)
-        except TargetError:
+        except TargetError:  # a device type, perhaps: see below
             continue
     family, _, ordinal = name.lower().partition(":")
     found = []

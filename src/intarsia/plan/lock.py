@@ -15,7 +15,7 @@ import msgspec
 from intarsia.cost.records import Assigned
 from intarsia.decoding import decode_json
 from intarsia.errors import LockError
-from intarsia.files import whole_file
+from intarsia.files import whole_file, writing_hint
 from intarsia.graph.state import PLAIN
 from intarsia.plan.identity import Change, Identity, compare_identities
 
@@ -115,7 +115,9 @@ def write_lock(lock: Lock, path: str | Path) -> None:
         with whole_file(path) as draft:
             draft.write_text(str(lock), encoding="utf-8")
     except OSError as error:
-        raise LockError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+        raise LockError(
+            f"cannot write {str(path)!r}: {error.strerror or error}", hint=writing_hint(error)
+        ) from error
 
 
 def read_lock(path: str | Path) -> Lock:

@@ -317,6 +317,13 @@ def _shape_at(
     return tuple(shape)
 
 
+def ends_of(step: PlanStep) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the tensors that a step reads, and those that it writes."""
+    if isinstance(step, CopyStep):
+        return (step.source,), (step.destination,)
+    return step.inputs, step.outputs
+
+
 def needed_sizes(plan: Plan, step: PlanStep) -> frozenset[str]:
     """Return the sizes that the data decides and that have to be known before a step is bound."""
     if isinstance(step, RegionStep):

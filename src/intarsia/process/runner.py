@@ -9,6 +9,7 @@ folder, files put and got, programs run with limits or talked to. What fails on 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import select
@@ -19,14 +20,18 @@ import subprocess
 import tempfile
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import IO, Protocol, Self
+from typing import IO, Protocol, Self, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 from intarsia.errors import BackendError, ExecutionError, LinkError, TargetError
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 HERE = "here"
 """The text of the runner that needs no way: this machine."""
@@ -44,6 +49,10 @@ _SLOWEST_BYTES = 100e3
 """A second; what sends fewer is taken for dead."""
 _GRACE_SECONDS = 2.0
 _CHUNK_BYTES = 1 << 16
+_MEMORY = "/dev/shm"
+"""Where systems have files in memory."""
+_LEAST_MEMORY = 1 << 18
+"""KiB that must be free there: containers have 64 MB, which the tensors of one plan may fill."""
 _MADE = re.compile(r"/[^\n]*intarsia\.\w{6}")
 """A folder that `mktemp` made."""
 _SOCKET_FOLDER_LETTERS = 48
@@ -331,15 +340,22 @@ class RemoteFolder:
 
     Args:
         runner: The way there.
+        in_memory: Whether it had better be in memory, unless the runner names a folder.
 
     Raises:
         LinkError: The machine is out of reach, or has no place for a folder.
     """
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, *, in_memory: bool = False) -> None:
         self.runner = runner
         self._started = count()
-        parent = shlex.quote(runner.parent) if runner.parent else '"${TMPDIR:-/tmp}"'
+        parent = '"${TMPDIR:-/tmp}"'
+        if in_memory:
+            free = f"set -- $(df -Pk {_MEMORY} 2>/dev/null | tail -n 1)"
+            has_room = f'[ -w {_MEMORY} ] && ({free}; [ "${{4:-0}}" -ge {_LEAST_MEMORY} ])'
+            parent = f'"$({has_room} && echo {_MEMORY} || echo {parent[1:-1]})"'
+        if runner.parent:
+            parent = shlex.quote(runner.parent)
         # A shell waits there and removes the folder when its input ends: also if this process is
         # killed or the way breaks, and before we know what the folder is called. Then nobody reads
         # what it says any more, which must not end it.
@@ -448,6 +464,11 @@ class RemoteFolder:
         started = self._start(command, None, is_last=True)
         return Conversation(self, command, started)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it is still there, as far as can be told from here."""
+        return self._keeper.is_running
+
     def leave(self) -> None:
         """Leave it to a program that was talked to, and has answered, to take the folder along."""
         with contextlib.suppress(OSError, TimeoutError):
@@ -500,6 +521,28 @@ class RemoteFolder:
 def carry_seconds(nbytes: int) -> float:
     """Return how long bytes may be under way before the way is taken for dead."""
     return _SETUP_SECONDS + nbytes / _SLOWEST_BYTES
+
+
+_NAPS = (0.5, 2.0, 8.0)
+"""Seconds to wait before a way to another machine is tried again."""
+
+
+def insist(attempt: Callable[[], Result]) -> Result:
+    """Try something again while only the way to another machine fails.
+
+    Args:
+        attempt: What leads there; a measurement of many, which one connection must not cost.
+
+    Raises:
+        LinkError: It fails for long.
+    """
+    for seconds in _NAPS:
+        try:
+            return attempt()
+        except LinkError as error:
+            logger.warning("%s; trying again in %g s", error.message, seconds)
+            time.sleep(seconds)
+    return attempt()
 
 
 def start_program(runner: Runner, name: str, content: bytes) -> Conversation:
@@ -690,6 +733,11 @@ class _Started:
         size = self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, size - _STDERR_BYTES))
         return self._stderr.read().decode(errors="replace")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
 
     def kill(self) -> None:
         """Kill the process here and what it has started here."""

@@ -324,6 +324,6 @@ def _status_bytes(pid: int | str, key: str) -> int:
             for line in status:
                 if line.startswith(f"{key}:"):
                     return int(line.split()[1]) * 1024
-    except OSError:
+    except OSError:  # the process has ended, or there is no /proc
         pass
     return 0

@@ -83,7 +83,7 @@ def link_library(name: str, caches: Path) -> bytes:
     Raises:
         BackendError: It cannot be linked on this machine.
     """
-    from intarsia.native.linking import Form, Linker
+    from intarsia.native.linking import BinaryKind, Linker
     from intarsia.native.shared_object import make_library
 
     code = compile_object(CODE, _CPU, _LEVEL)
@@ -95,7 +95,7 @@ def link_library(name: str, caches: Path) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder) / f"{_NAME}.o", Path(folder) / name
         source.write_bytes(code)
-        Linker.find(_CPU, caches).link(Form.SHARED, made, [source])
+        Linker.find(_CPU, caches).link(BinaryKind.SHARED, made, [source])
         return made.read_bytes()
 
 

@@ -113,7 +113,7 @@ class OrtGraph:
         Raises:
             OrtError: It cannot be read.
         """
-        reader = _Reader(api)
+        reader = _NodeReader(api)
         nodes = tuple(reader.nodes(address))
         outputs = tuple(reader.value(one) for one in api.list("Graph_Outputs", address))
         parent = api.pointer("Graph_GetParentNode", address)
@@ -261,7 +261,7 @@ class OrtGraph:
         return _tensor_of(self.api, address, value.name)
 
 
-class _Reader:
+class _NodeReader:
     """Reads nodes, and each value once.
 
     Args:

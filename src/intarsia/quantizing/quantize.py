@@ -22,7 +22,7 @@ from onnx import version_converter
 
 from intarsia.backends.artifact import first_line
 from intarsia.errors import AccuracyError, InputError, ModelError, SettingError
-from intarsia.files import whole_file
+from intarsia.files import whole_file, writing_hint
 from intarsia.graph.load import load, read_signature
 from intarsia.graph.metadata import CALLS_KEY, CLAIM_KEY, ORIGIN_KEY
 from intarsia.hashing import digest
@@ -160,7 +160,7 @@ class Quantized:
         except OSError as error:
             raise SettingError(
                 f"cannot write {str(file)!r}: {error.strerror or error}",
-                hint="choose a writable folder",
+                hint=writing_hint(error),
             ) from error
 
 
@@ -344,11 +344,11 @@ class _Search:
         if not nodes:
             raise _nothing(self._scheme)
         at_first = worst(self._errors(self._trial, frozenset()))
-        steps = _Steps(self._tell, "regions", count_measurements(len(nodes)))
+        steps = _MeasurementCount(self._tell, "regions", count_measurements(len(nodes)))
         regions = find_regions(nodes, lambda left: steps(self._rank(left)))
         left: frozenset[str] = frozenset()
         if at_first > max_error:
-            steps = _Steps(self._tell, "bound", max(len(regions).bit_length(), 1))
+            steps = _MeasurementCount(self._tell, "bound", max(len(regions).bit_length(), 1))
             harmful = [region for region in regions if region.error > 0]
             count = fewest_left(
                 harmful,
@@ -423,7 +423,7 @@ class _Search:
         )
 
 
-class _Steps:
+class _MeasurementCount:
     """Tells how many measurements are done."""
 
     def __init__(self, tell: Progress, stage: str, total: int) -> None:

@@ -137,7 +137,7 @@ def make_quantizer(
     return quantizer, describe_library(scheme.library)
 
 
-class _Reader:
+class _SampleReader:
     """Samples as ONNX Runtime's calibration asks for them."""
 
     def __init__(self, samples: Sequence[Feeds]) -> None:
@@ -174,7 +174,7 @@ class _Static:
                 augmented_model_path=str(Path(folder) / "ranges.onnx"),
                 calibrate_method=methods[scheme.ranges],
             )
-            calibrator.collect_data(_Reader(samples))
+            calibrator.collect_data(_SampleReader(samples))
             self._ranges = calibrator.compute_data()
 
     def quantize(self, left: frozenset[str]) -> onnx.ModelProto:

@@ -456,7 +456,7 @@ def _unmet(dists: Iterable[Distribution], installed: Iterable[Distribution]) -> 
         for text in dist.requires or ():
             try:
                 requirement = Requirement(text)
-            except InvalidRequirement:
+            except InvalidRequirement:  # a stranger's metadata may say anything
                 continue
             if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
                 continue

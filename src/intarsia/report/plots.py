@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from intarsia.cost.compare import CHANGED, CostDifference
 from intarsia.errors import SettingError
-from intarsia.files import whole_file
+from intarsia.files import whole_file, writing_hint
 from intarsia.report.costs import difference_label
 
 if TYPE_CHECKING:
@@ -230,5 +230,5 @@ def _draw(file: Path, heights: Sequence[int], draw: Any) -> None:
         except OSError as error:
             raise SettingError(
                 f"cannot write {str(file)!r}: {error.strerror or error}",
-                hint="choose a writable folder",
+                hint=writing_hint(error),
             ) from error

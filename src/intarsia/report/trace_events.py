@@ -18,7 +18,7 @@ from typing import Any
 
 from intarsia.backends.tracing import WorkSpan
 from intarsia.errors import SettingError
-from intarsia.files import whole_file
+from intarsia.files import whole_file, writing_hint
 from intarsia.plan.placement import PlacedRegion
 from intarsia.plan.plan import CopyStep
 from intarsia.runtime.tracing import RunTrace, TracedCall
@@ -87,7 +87,7 @@ def write_trace(trace: RunTrace, name: str, file: Path) -> None:
     except OSError as error:
         raise SettingError(
             f"cannot write {str(file)!r}: {error.strerror or error}",
-            hint="choose a writable folder",
+            hint=writing_hint(error),
         ) from error
 
 

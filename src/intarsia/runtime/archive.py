@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from intarsia.errors import PackageError
-from intarsia.files import is_special, whole_file
+from intarsia.files import is_special, whole_file, writing_hint
 
 # The file is mapped as a whole, so that any multiple of 64 would serve vectors; whole pages also
 # let the system drop and read one constant without its neighbours.
@@ -116,7 +116,9 @@ def write_archive(path: str | Path, contents: Iterable[tuple[str, memoryview]]) 
                     file.write(piece)
             file.write(_directory(entries, file.tell()))
     except OSError as error:
-        raise PackageError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+        raise PackageError(
+            f"cannot write {str(path)!r}: {error.strerror or error}", hint=writing_hint(error)
+        ) from error
 
 
 def open_archive(path: Path) -> Archive:

@@ -51,12 +51,14 @@ from intarsia.plan.plan import (
     PlanTensor,
     RegionStep,
     TensorStorage,
+    ends_of,
 )
 from intarsia.runtime.device_array import DeviceArray
 from intarsia.runtime.memories import RunMemory
 from intarsia.runtime.moving import MovableTensor, PlainRun, is_worth_moving, moving_run
 
 if TYPE_CHECKING:
+    from intarsia.native.agent import LeftTensor
     from intarsia.runtime.control_flow import Runner
     from intarsia.runtime.forks import ForkGuard
     from intarsia.runtime.limited import IsOver
@@ -117,6 +119,7 @@ class Context:
             for i in range(len(plan.tensors))
         ]
         self._scratch = self._allocate(scratch, "scratch memory", _SCRATCH)
+        self._left = self._leave_there()
         self._steps: list[Step] = []
         for position, step in enumerate(plan.steps):
             try:
@@ -312,6 +315,9 @@ class Context:
             position: In `Plan.tensors`.
         """
         tensor, buffer = self.plan.tensors[position], self._buffers[position]
+        left = self._left.get(position)
+        if left is not None and left.copy is None:
+            return np.frombuffer(left.read(), buffer.dtype).reshape(buffer.shape).copy()
         if isinstance(buffer, ValueSlot):
             return _fresh(buffer.value)
         if tensor.device == HOST:
@@ -457,8 +463,57 @@ class Context:
         """Return a region's inputs, outputs and scratch memory."""
         scratch = self._scratch[self._device_of(step)]
         needs_it = self._kept[0][step.region].scratch_bytes
-        inputs, outputs = ([self._buffers[i] for i in some] for some in (step.inputs, step.outputs))
+        inputs, outputs = (
+            [self._bound_at(step, i) for i in some] for some in (step.inputs, step.outputs)
+        )
         return inputs, outputs, scratch if needs_it else None
+
+    def _leave_there(self) -> dict[int, LeftTensor]:
+        """Return what stays on another machine, by position: what its regions hand to its regions.
+
+        It comes back only if somebody here reads it too.
+        """
+        if not any(getattr(one, "takes_left", False) for one in self._kept[0]):
+            return {}
+        from intarsia.backends.remote import machine_memory  # most programs run here
+
+        plan, memories = self.plan, list(map(machine_memory, self._kept[0]))
+        writers: dict[int, PlanStep] = {}
+        readers: dict[int, list[PlanStep]] = {}
+        for step in plan.steps:
+            read, written = ends_of(step)
+            writers |= dict.fromkeys(written, step)
+            for i in read:
+                readers.setdefault(i, []).append(step)
+        left: dict[int, LeftTensor] = {}
+        for i, writer in writers.items():
+            tensor = plan.tensors[i]
+            memory = memories[writer.region] if isinstance(writer, RegionStep) else None
+            if (
+                memory is None
+                or not isinstance(self._buffers[i], ndarray)
+                or not tensor.spec.nbytes
+            ):
+                continue
+            there = [
+                isinstance(step, RegionStep) and memories[step.region] is memory
+                for step in readers.get(i, ())
+            ]
+            if any(there):
+                is_wanted = not all(there) or tensor.storage is not TensorStorage.ARENA
+                copy = self._buffers[i] if is_wanted else None
+                left[i] = memory.tensor(tensor.spec.nbytes, copy)
+        return left
+
+    def _bound_at(self, step: RegionStep, position: int) -> Buffer:
+        """Return what a region reads or writes for a tensor."""
+        left = self._left.get(position)
+        if left is None:
+            return self._buffers[position]
+        from intarsia.backends.remote import machine_memory
+
+        is_there = machine_memory(self._kept[0][step.region]) is left.memory
+        return left if is_there else self._buffers[position]
 
     def _device_of(self, step: RegionStep) -> int:
         return self.plan.devices.index(self.plan.placement.regions[step.region].device)

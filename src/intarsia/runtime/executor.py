@@ -18,7 +18,7 @@ from intarsia.decoding import decode_json
 from intarsia.errors import InputError, PackageError
 from intarsia.graph.arena import aligned_array
 from intarsia.graph.model_info import ModelInfo
-from intarsia.plan.plan import HOST, Plan, PlanTensor, RegionStep, TensorStorage
+from intarsia.plan.plan import HOST, Plan, PlanTensor, RegionStep, TensorStorage, ends_of
 from intarsia.runtime.context import Context, memory_for
 from intarsia.runtime.device_array import DeviceArray, check_device_array
 from intarsia.runtime.feeds import check_array, check_feeds
@@ -26,7 +26,7 @@ from intarsia.runtime.forks import ForkGuard
 from intarsia.runtime.memories import MemoryPool, RunMemory
 from intarsia.runtime.moving import PlainRun
 from intarsia.runtime.overlaps import find_overlaps
-from intarsia.runtime.stages import PlanStage, StagedContext, ends_of, split_stages
+from intarsia.runtime.stages import PlanStage, StagedContext, split_stages
 
 if TYPE_CHECKING:
     from pathlib import Path

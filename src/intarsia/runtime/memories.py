@@ -73,7 +73,7 @@ class MemoryPool:
         """Return memory, as soon as there is some."""
         try:
             return self.idle.pop()
-        except IndexError:
+        except IndexError:  # none is idle
             pass
         with self._turn:
             if self._made < self.most:

@@ -17,13 +17,12 @@ import numpy as np
 
 from intarsia.backends.device import Device, Executable, Resizable, Step, ValueSlot
 from intarsia.plan.plan import (
-    CopyStep,
     LateSize,
     Plan,
-    PlanStep,
     PlanTensor,
     RegionStep,
     TensorStorage,
+    ends_of,
     needed_sizes,
 )
 from intarsia.runtime.context import Context
@@ -100,13 +99,6 @@ def split_stages(plan: Plan) -> tuple[PlanStage, ...]:
     )
 
 
-def ends_of(step: PlanStep) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the tensors that a step reads, and those that it writes."""
-    if isinstance(step, CopyStep):
-        return (step.source,), (step.destination,)
-    return step.inputs, step.outputs
-
-
 def _part(plan: Plan, first: int, last: int, used: set[int], several: set[int]) -> Plan:
     def in_part(position: int, tensor: PlanTensor) -> PlanTensor:
         if position in several:
@@ -122,11 +114,11 @@ def _part(plan: Plan, first: int, last: int, used: set[int], several: set[int]) 
 
 
 @dataclass(slots=True)
-class _Bound:
+class _BoundStage:
     """A stage bound at some sizes, and what follows it at others."""
 
     context: Context
-    following: OrderedDict[tuple[int, ...], _Bound] = field(default_factory=OrderedDict)
+    following: OrderedDict[tuple[int, ...], _BoundStage] = field(default_factory=OrderedDict)
 
 
 class StagedContext(Context):
@@ -160,7 +152,7 @@ class StagedContext(Context):
         self.plan = plan
         self._stages = stages
         self._constants = constants
-        self._first = _Bound(self._bind_stage(stages[0], plan.sizes, {}))
+        self._first = _BoundStage(self._bind_stage(stages[0], plan.sizes, {}))
         self._last: list[Context] = []
 
     def parts(self) -> Iterator[Context]:
@@ -174,7 +166,7 @@ class StagedContext(Context):
             sizes |= {one.name: size for one, size in zip(stage.found, key, strict=True)}
             bound = following.get(key)
             if bound is None:
-                bound = following[key] = _Bound(self._bind_stage(stage, sizes, handed))
+                bound = following[key] = _BoundStage(self._bind_stage(stage, sizes, handed))
                 if len(following) > _MOST_BOUND:
                     following.popitem(last=False)
             following.move_to_end(key)

@@ -162,7 +162,7 @@ def _load_cuda() -> Any:
     for name in _CUDA_DRIVERS:
         try:
             return ctypes.CDLL(name)
-        except OSError:
+        except OSError:  # there is none of this name
             continue
     raise _no_device("CUDA", 0, "the CUDA driver is not installed")
 

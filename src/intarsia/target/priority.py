@@ -41,6 +41,10 @@ class Listed:
         return self.target.kind.is_complete
 
 
+_ALWAYS_HERE = "llvm"
+"""A complete kind whose compiler is installed with us: a hint to it leads to no other package."""
+
+
 def default_host() -> str:
     """Return the kind of the host where nothing says which: what first stands in for one."""
     return list_stand_ins()[0]
@@ -347,4 +351,4 @@ def _fallback_for(placed: PlacedTarget, host: Target | None) -> str:
 def _completing(placed: PlacedTarget) -> str:
     """Name a kind that a partial target refines."""
     names = placed.target.kind.refines
-    return names[0] if names and names[0] != ANY_OF_DEVICE else default_host()
+    return names[0] if names and names[0] != ANY_OF_DEVICE else _ALWAYS_HERE

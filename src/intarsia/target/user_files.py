@@ -133,7 +133,7 @@ def add_label(path: Path, name: str, items: Mapping[str, Any]) -> None:
     Raises:
         TargetError: The file defines the name already, is not TOML, or cannot be written.
     """
-    from intarsia.files import whole_file
+    from intarsia.files import whole_file, writing_hint
     from intarsia.target.registry import REGISTRY
     from intarsia.target.toml import read_toml, write_toml
 
@@ -151,7 +151,10 @@ def add_label(path: Path, name: str, items: Mapping[str, Any]) -> None:
         with whole_file(path) as draft:
             draft.write_text(after, encoding="utf-8")
     except OSError as error:
-        raise TargetError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise TargetError(
+            f"{path}: cannot be written: {error.strerror or error}",
+            hint=writing_hint(error, "name another file: --file FILE"),
+        ) from error
 
 
 def find_project_file() -> Path | None:

@@ -270,7 +270,7 @@ def try_damaged(
         assert changed is not None
         try:
             used.named(backend).load(changed, device)
-        except IntarsiaError:
+        except IntarsiaError:  # as it should be
             continue
         except Exception as error:  # a plug-in may raise anything
             return f"{type(error).__name__}: {str(error)[:200]}"

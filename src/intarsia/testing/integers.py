@@ -23,7 +23,7 @@ _OPSET = 17
 
 
 @dataclass(eq=False)
-class _Draft:
+class _LayerDraft:
     """A layer that is being drawn, between Q and DQ nodes."""
 
     rng: np.random.Generator
@@ -76,11 +76,11 @@ class _Draft:
         return output
 
 
-def _image(draft: _Draft, channels: int | None = None) -> tuple[int, ...]:
+def _image(draft: _LayerDraft, channels: int | None = None) -> tuple[int, ...]:
     return (1, channels or draft.number(1, 9), draft.number(3, 9), draft.number(3, 9))
 
 
-def _activation(draft: _Draft, value: str) -> str:
+def _activation(draft: _LayerDraft, value: str) -> str:
     kind = draft.pick("", "Relu", "Clip")
     if kind == "Clip":
         draft.constants["low"] = np.asarray(0, np.float32)
@@ -89,7 +89,9 @@ def _activation(draft: _Draft, value: str) -> str:
     return draft.node("Relu", [value], "limited") if kind else value
 
 
-def _weighted(draft: _Draft, count: int, axis: int, shape: tuple[int, ...], x_scale: float) -> Any:
+def _weighted(
+    draft: _LayerDraft, count: int, axis: int, shape: tuple[int, ...], x_scale: float
+) -> Any:
     """Add weights and a bias; return their names and about how large sums become."""
     rng = draft.rng
     codes = rng.integers(-127, 128, shape).astype(np.int8)
@@ -105,7 +107,7 @@ def _weighted(draft: _Draft, count: int, axis: int, shape: tuple[int, ...], x_sc
     return weights, draft.weights("b", bias, np.asarray(units), 0), size
 
 
-def _convolution(draft: _Draft, is_depthwise: bool) -> str:
+def _convolution(draft: _LayerDraft, is_depthwise: bool) -> str:
     channels = draft.number(2 if is_depthwise else 1, 9)
     shape = _image(draft, channels)
     count = channels * draft.number(1, 2) if is_depthwise else draft.number(1, 9)
@@ -128,14 +130,14 @@ def _convolution(draft: _Draft, is_depthwise: bool) -> str:
 
 
 def _quantised(
-    draft: _Draft, value: str, scale: float, parameters: tuple[str, str] | None = None
+    draft: _LayerDraft, value: str, scale: float, parameters: tuple[str, str] | None = None
 ) -> str:
     return draft.node(
         "QuantizeLinear", [value, *(parameters or draft.scale("y", max(scale, 1e-6)))], "y"
     )
 
 
-def _product(draft: _Draft) -> str:
+def _product(draft: _LayerDraft) -> str:
     rows, inner, count = draft.number(1, 4), draft.number(1, 40), draft.number(1, 20)
     x_scale = float(draft.rng.uniform(0.01, 0.1))
     x = draft.operand("x", (rows, inner), draft.scale("x", x_scale))
@@ -153,7 +155,7 @@ def _product(draft: _Draft) -> str:
     return _quantised(draft, _activation(draft, made), size / 40)
 
 
-def _pool(draft: _Draft, op_type: str) -> str:
+def _pool(draft: _LayerDraft, op_type: str) -> str:
     shape, scale = _image(draft), float(draft.rng.uniform(0.01, 0.1))
     parameters = draft.scale("x", scale)
     x = draft.operand("x", shape, parameters)
@@ -177,7 +179,7 @@ def _pool(draft: _Draft, op_type: str) -> str:
     return _quantised(draft, made, scale, same)
 
 
-def _elementwise(draft: _Draft, op_type: str) -> str:
+def _elementwise(draft: _LayerDraft, op_type: str) -> str:
     shape = draft.pick(_image(draft), (draft.number(1, 3), draft.number(1, 30)))
     scales = draft.rng.uniform(0.01, 0.1, 2)
     one = draft.operand("x", shape, draft.scale("x", float(scales[0])))
@@ -191,7 +193,7 @@ def _elementwise(draft: _Draft, op_type: str) -> str:
     return _quantised(draft, _activation(draft, made), size)
 
 
-def _concatenation(draft: _Draft) -> str:
+def _concatenation(draft: _LayerDraft) -> str:
     shape, parts = list(_image(draft)), []
     axis = draft.number(1, 3)
     for name in ("x", "v", "u")[: draft.number(2, 3)]:
@@ -201,7 +203,7 @@ def _concatenation(draft: _Draft) -> str:
     return _quantised(draft, draft.node("Concat", parts, "c", axis=axis), 0.03)
 
 
-def _moved(draft: _Draft, op_type: str) -> str:
+def _moved(draft: _LayerDraft, op_type: str) -> str:
     shape = _image(draft)
     parameters = draft.scale("x", 0.05)
     x = draft.operand("x", shape, parameters)
@@ -239,7 +241,7 @@ def _moved(draft: _Draft, op_type: str) -> str:
     return _quantised(draft, made, 0.05, same)
 
 
-def _function(draft: _Draft, op_type: str) -> str:
+def _function(draft: _LayerDraft, op_type: str) -> str:
     shape = (draft.number(1, 3), draft.number(2, 12))
     x = draft.operand("x", shape, draft.scale("x", float(draft.rng.uniform(0.02, 0.08))))
     inputs, attributes = [x], {}
@@ -258,7 +260,7 @@ def _function(draft: _Draft, op_type: str) -> str:
     return _quantised(draft, made, 0.06)
 
 
-_LAYERS: Mapping[str, Callable[[_Draft], str]] = {
+_LAYERS: Mapping[str, Callable[[_LayerDraft], str]] = {
     "add": lambda draft: _elementwise(draft, "Add"),
     "average pool": lambda draft: _pool(draft, "AveragePool"),
     "clip": lambda draft: _function(draft, "Clip"),
@@ -299,7 +301,7 @@ def draw_layer(name: str, seed: int, dtype: str = "int8") -> onnx.ModelProto:
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
-    draft = _Draft(np.random.default_rng((LAYERS.index(name), seed)), dtype)
+    draft = _LayerDraft(np.random.default_rng((LAYERS.index(name), seed)), dtype)
     output = _LAYERS[name](draft)
     kind = TensorProto.UINT8 if dtype == "uint8" else TensorProto.INT8
     graph = helper.make_graph(

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _EXPORTER = "torch.onnx._internal.exporter"
 """The logger of PyTorch's exporter, which warns of libraries that it does without."""
 
+_ATTENTION_RANK = 4
+"""Batch, heads, positions, features."""
+
 
 def from_torch(
     exported_program: ExportedProgram,
@@ -75,7 +78,7 @@ def to_onnx(exported_program: ExportedProgram, dynamic_shapes: Any = None) -> ir
     try:
         with quietly():
             program = torch.onnx.export(
-                exported_program,
+                _flatten_attention(exported_program),
                 dynamo=True,
                 optimize=False,
                 verbose=False,
@@ -98,6 +101,57 @@ def to_onnx(exported_program: ExportedProgram, dynamic_shapes: Any = None) -> ir
         )
     model: ir.Model = program.model
     return model
+
+
+def _flatten_attention(exported: ExportedProgram) -> ExportedProgram:
+    """Return a program whose attention is of four dimensions, as PyTorch's exporter wants it.
+
+    Networks with windows (timm's Hiera) have five, single heads three.
+    """
+    import torch
+
+    attention = torch.ops.aten.scaled_dot_product_attention.default
+
+    def flattened(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **options: Any,
+    ) -> Any:
+        if query.dim() == key.dim() == value.dim() == _ATTENTION_RANK:
+            return NotImplemented
+        if options.pop("enable_gqa", False):
+            key, value = (
+                one.repeat_interleave(query.shape[-3] // one.shape[-3], -3) for one in (key, value)
+            )
+        leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+
+        def flat(tensor: Any) -> Any:
+            return tensor.expand(*leading, *tensor.shape[-2:]).reshape(-1, 1, *tensor.shape[-2:])
+
+        if attn_mask is not None and attn_mask.dim() == 1:
+            attn_mask = attn_mask.unsqueeze(0)
+        mask = None if attn_mask is None else flat(attn_mask)
+        result = attention(
+            flat(query), flat(key), flat(value), mask, dropout_p, is_causal, **options
+        )
+        return result.reshape(*leading, *result.shape[-2:])
+
+    graphs = [part for part in exported.graph_module.modules() if hasattr(part, "graph")]
+    found = [
+        node
+        for part in graphs
+        for node in part.graph.find_nodes(op="call_function", target=attention)
+    ]
+    ranks = {each.meta["val"].dim() for node in found for each in node.args[:3]}
+    return (
+        exported
+        if ranks <= {_ATTENTION_RANK}
+        else exported.run_decompositions({attention: flattened})
+    )
 
 
 def tell_cause(error: BaseException) -> str:

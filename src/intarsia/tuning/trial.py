@@ -215,7 +215,7 @@ def _store(
 
 
 @dataclass(frozen=True, slots=True)
-class _Started:
+class _StartedPlans:
     """Both plans, ready, and run once.
 
     Attributes:
@@ -262,7 +262,7 @@ def _measure(
     return rounds
 
 
-def _start(setting: Setting, pair: _Pair, builder: RegionBuilder) -> _Started | None:
+def _start(setting: Setting, pair: _Pair, builder: RegionBuilder) -> _StartedPlans | None:
     """Run both plans once; the second one only if a run as long as the first's is in time."""
     chosen = _prepare(setting, pair.plans[0], builder)
     if chosen is None:
@@ -274,10 +274,10 @@ def _start(setting: Setting, pair: _Pair, builder: RegionBuilder) -> _Started | 
     other = _prepare(setting, pair.plans[1], builder)
     if other is None or time.perf_counter() + first > end:
         return None
-    return _Started((chosen, other), (first, _time_run(other)), end)
+    return _StartedPlans((chosen, other), (first, _time_run(other)), end)
 
 
-def _run_long(started: _Started) -> list[tuple[float, float]] | None:
+def _run_long(started: _StartedPlans) -> list[tuple[float, float]] | None:
     """Run both once more if there is time; without, the first runs decide if they are clear."""
     chosen, other = started.seconds
     if other > SLOW * chosen:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from intarsia.errors import SettingError
+from intarsia.files import writing_hint
 from intarsia.verifying.values import SmallestModel
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def write_repro(
     except OSError as error:
         raise SettingError(
             f"cannot write to {str(folder)!r}: {error.strerror or error}",
-            hint="give a folder that can be written: --out DIR",
+            hint=writing_hint(error, "give a folder that can be written: --out DIR"),
         ) from error
     return SmallestModel(
         str(folder),

@@ -83,6 +83,7 @@ class SideTrial:
         runs: How often each model is run.
         seconds: How long the suspect may take with one model.
         plug_ins: Backends that are not installed.
+        worker: The process to use, which stays the caller's; None starts one.
 
     Attributes:
         trials: How many models were tried.
@@ -97,6 +98,7 @@ class SideTrial:
         runs: int = 1,
         seconds: float = 60.0,
         plug_ins: PlugIns | None = None,
+        worker: Worker | None = None,
     ) -> None:
         self.suspect, self.against, self.runs = suspect, against, runs
         self.trials = 0
@@ -104,11 +106,13 @@ class SideTrial:
         self._seconds = seconds
         self._longest = 0.0
         self._plug_ins = msgspec.to_builtins(plug_ins or PlugIns())
-        self._worker = Worker(worker_variables(threads))
+        self._is_own = worker is None
+        self._worker = worker or Worker(worker_variables(threads))
 
     def close(self) -> None:
-        """End the worker."""
-        self._worker.close()
+        """End the worker, unless it is the caller's."""
+        if self._is_own:
+            self._worker.close()
 
     @property
     def _patience(self) -> float:

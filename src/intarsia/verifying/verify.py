@@ -8,7 +8,6 @@ error counts twice.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import tempfile
 import time
@@ -79,6 +78,29 @@ class VerifyOptions:
     isolate: tuple[str, ...] = ()
 
 
+class VerifyWorkers:
+    """Processes that verify more than once: libraries are imported once, and not for each call.
+
+    All else is done anew for each: reading, compiling, the runs, the reference, each small model.
+
+    Args:
+        threads: Threads of one run, of all that is verified; it also has the same plug-ins.
+
+    Attributes:
+        watching: Runs programs.
+        trying: Tries small models.
+    """
+
+    def __init__(self, threads: int | None) -> None:
+        self.watching = Worker(worker_variables(threads))
+        self.trying = Worker(worker_variables(threads or 1))
+
+    def close(self) -> None:
+        """End them; what is verified next starts others."""
+        self.watching.close()
+        self.trying.close()
+
+
 def verify(
     file: Path,
     request: Request | None = None,
@@ -86,6 +108,7 @@ def verify(
     feeds: Mapping[str, Array] | None = None,
     options: VerifyOptions | None = None,
     threads: int | None = None,
+    workers: VerifyWorkers | None = None,
 ) -> Verification:
     """Compare every region of real runs with the reference, and find the smallest model of a fault.
 
@@ -96,6 +119,8 @@ def verify(
         feeds: Inputs by name; None makes them up.
         options: How.
         threads: Threads of one run of a package.
+        workers: Processes that have verified before, which stay the caller's; None starts fresh
+            ones. A leak is seen only in a process whose memory no other call has used.
 
     Raises:
         BackendError: The program cannot be compiled or loaded.
@@ -105,7 +130,7 @@ def verify(
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="intarsia-") as scratch:
         folder = Path(scratch)
-        watcher = _Watcher(file, request, feeds, options, folder, threads)
+        watcher = _Watcher(file, request, feeds, options, folder, threads, workers)
         try:
             faults, regions, runs = watcher.watch()
             smallest, note = None, watcher.unchecked
@@ -133,17 +158,20 @@ class _Watcher:
         options: VerifyOptions,
         folder: Path,
         threads: int | None,
+        workers: VerifyWorkers | None,
     ) -> None:
         self._options, self._folder, self._feeds = options, folder, feeds
         self.threads = threads if request is None else request.num_threads
         self.plug_ins = _plug_ins(request)
         self._spec = _spec(file, request, options, folder, self.threads, self.plug_ins)
-        self._worker = Worker(worker_variables(self.threads))
+        self._is_own = workers is None
+        self.workers = workers or VerifyWorkers(self.threads)
         self.unchecked = ""
 
     def close(self) -> None:
-        """End the worker."""
-        self._worker.close()
+        """End the workers, unless they are the caller's: what comes next needs the memory."""
+        if self._is_own:
+            self.workers.close()
 
     def watch(self) -> tuple[list[RegionFault], tuple[RegionAgreement, ...], int]:
         """Return what went wrong, how near regions came, and how many runs there were."""
@@ -172,7 +200,7 @@ class _Watcher:
         """Have a region written with what it reads, unless that is done."""
         if (self._folder / REGION_MODEL).exists():
             return
-        if self._worker.pid is None:
+        if self.workers.watching.pid is None:
             self._open()
         self._call("reach_in_worker", fault.region, str(self._folder))
 
@@ -186,7 +214,7 @@ class _Watcher:
         return msgspec.convert(outcome.value, list[PlacedRegion])
 
     def _call(self, function: str, *arguments: Any, **more: Any) -> CallOutcome:
-        return self._worker.call(f"{_WORKER}:{function}", *arguments, **more)
+        return self.workers.watching.call(f"{_WORKER}:{function}", *arguments, **more)
 
 
 def _failed(outcome: CallOutcome) -> IntarsiaError:
@@ -263,13 +291,13 @@ def _find_smallest(
         runs=runs,
         seconds=options.side_seconds,
         plug_ins=watcher.plug_ins,
+        worker=watcher.workers.trying,
     )
-    with contextlib.closing(trial):
-        graph = Graph.from_model(load(payload))
-        values = evaluate_all(graph, feeds)
-        seconds = options.reduce_seconds if options.reduce_seconds else math.inf
-        symptom = fault.fault.symptom
-        reduced = Reducer(graph, values, trial.judge, seconds, symptom, is_direct=True).reduce()
+    graph = Graph.from_model(load(payload))
+    values = evaluate_all(graph, feeds)
+    seconds = options.reduce_seconds if options.reduce_seconds else math.inf
+    symptom = fault.fault.symptom
+    reduced = Reducer(graph, values, trial.judge, seconds, symptom, is_direct=True).reduce()
     if reduced is None:
         options.out.mkdir(parents=True, exist_ok=True)
         for name in (REGION_MODEL, REGION_INPUTS):

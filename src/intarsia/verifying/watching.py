@@ -8,6 +8,7 @@ that it leaves tells under which region.
 from __future__ import annotations
 
 import faulthandler
+import gc
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -109,6 +110,17 @@ class VerifiedProgram:
             self._judge_whole(feeds, outputs)
         self.runs += 1
         return outputs
+
+    def run_alone(self, feeds: Mapping[str, Any]) -> None:
+        """Run once and compare nothing: what a region reads does not depend on that.
+
+        Args:
+            feeds: An array per input, by name.
+
+        Raises:
+            ExecutionError: A backend failed; names the region.
+        """
+        self._monitor.run(feeds, lambda _: faulthandler.cancel_dump_traceback_later())
 
     def _watch(self, watched: WatchedRegion) -> None:
         faulthandler.cancel_dump_traceback_later()  # the reference takes as long as it takes
@@ -249,6 +261,8 @@ def open_in_worker(
         spec: What `verify` was asked for, as plain values.
         arrays: Inputs by name; None makes them up.
     """
+    _opened.clear()  # two programs at once would take twice the memory, and this one has cycles
+    gc.collect()
     folder = Path(spec["folder"])
     mark = Mark(folder)
     mark.set(WorkerStage.COMPILE)
@@ -333,8 +347,8 @@ def reach_in_worker(region: int, folder: str) -> None:
     verified, feeds, _ = _opened[0]
     _stop[region] = Path(folder)
     try:
-        verified.run(feeds)
-    except (IntarsiaError, _ReachedError):
+        verified.run_alone(feeds)
+    except (IntarsiaError, _ReachedError):  # what was reached is written; else no file tells so
         pass
     finally:
         _stop.clear()

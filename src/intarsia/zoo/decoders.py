@@ -46,7 +46,7 @@ HALF_BILLION = Llama(layers=28, width=1024, hidden=4096, heads=16, key_heads=4, 
 
 
 @dataclass(frozen=True, slots=True)
-class _Weights:
+class _LlamaWeights:
     """The weights of a Llama, drawn in an order that no layout has a part in.
 
     Attributes:
@@ -62,7 +62,7 @@ class _Weights:
     shapes: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
-    def draw(cls, sheet: FreeSheet, size: Llama, *, is_narrow: bool = False) -> _Weights:
+    def draw(cls, sheet: FreeSheet, size: Llama, *, is_narrow: bool = False) -> _LlamaWeights:
         """Draw them."""
         weights = cls(sheet, size, is_narrow)
         width, head = size.width, size.head
@@ -134,7 +134,7 @@ def optimum(size: Llama, rng: np.random.Generator) -> ModelProto:
     float32[batch, heads, past, head]; outputs `logits` and `present.N.key` and `.value`.
     """
     sheet = FreeSheet(rng)
-    weights = _Weights.draw(sheet, size)
+    weights = _LlamaWeights.draw(sheet, size)
     x = sheet.op("Gather", "embeddings", "embeddings.weight", _IDS, axis=0)
     angles = _angles(sheet, size)
     mask = _mask(sheet)
@@ -168,7 +168,7 @@ def int4(size: Llama, rng: np.random.Generator) -> ModelProto:
 
 def _genai(size: Llama, rng: np.random.Generator, *, is_narrow: bool) -> ModelProto:
     sheet = FreeSheet(rng)
-    weights = _Weights.draw(sheet, size, is_narrow=is_narrow)
+    weights = _LlamaWeights.draw(sheet, size, is_narrow=is_narrow)
     rates = np.outer(np.arange(_POSITIONS), _rates(size))
     tables = [
         sheet.keep(name, table(rates).astype(np.float32))
@@ -290,7 +290,9 @@ def _mask(sheet: FreeSheet) -> str:
     return sheet.op("Where", "mask", closed, low, sheet.scalar("mask.open", 0.0))
 
 
-def _attention(weights: _Weights, number: int, x: str, angles: Sequence[str], mask: str) -> str:
+def _attention(
+    weights: _LlamaWeights, number: int, x: str, angles: Sequence[str], mask: str
+) -> str:
     """Write attention over the past and new keys, both of which come out."""
     sheet, size, name = weights.sheet, weights.size, f"layers.{number}.attn"
     heads = {"query": size.heads, "key": size.key_heads, "value": size.key_heads}

@@ -108,6 +108,9 @@ def test_a_network_runs_beside_c_through_a_runner(network):
     assert {region.backend for region in program.placement.regions} == {"c", "cmsis-nn"}
     here = intarsia.compile(network, target=TARGET, cache=False)
     np.testing.assert_array_equal(program(x), here(x))
+    # The input and the output alone are carried, and what each program of `c` says of faults and
+    # of sizes; tensors between the three regions stay on the machine.
+    assert [one.carried_tensors for one in program.executables] == [3, 0, 3]
 
 
 @pytest.mark.skipif(bool(_TOOLS), reason=f"not installed: {', '.join(_TOOLS)}")
@@ -155,10 +158,11 @@ def test_one_program_on_a_board_computes_what_onnxruntime_does(network, tmp_path
 
 @pytest.mark.skipif(bool(_TOOLS), reason=f"not installed: {', '.join(_TOOLS)}")
 @pytest.mark.exhaustive
-def test_the_kit_is_green_on_a_board():
+@pytest.mark.parametrize("board", ["mps3-an547", "mps2-an386"])
+def test_the_kit_is_green_on_a_board(board):
     """Of the kit what applies there; `board.py` prints all of it, with more layers."""
     cases = [*kit_cases(CASES), *layer_cases(1)]
-    verdicts = examine_board(cases, "mps3-an547")
+    verdicts = examine_board(cases, board)
     assert len(verdicts) == len(CASES) + len(tl.OPERATORS)
     assert set(verdicts.values()) == {"passed"}
 

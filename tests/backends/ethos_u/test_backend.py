@@ -8,7 +8,7 @@ import pytest
 
 import intarsia
 from intarsia.backends.declared import with_declared
-from intarsia.backends.ethos_u.backend import BACKEND, Compiled
+from intarsia.backends.ethos_u.backend import BACKEND, CompiledNetwork
 from intarsia.backends.values import ABOUT, Candidate
 from intarsia.errors import BackendError, TargetError
 from intarsia.place.machine import Machine
@@ -91,7 +91,7 @@ def test_a_region_is_one_command_stream(board):
     candidate, context = Candidate.plain(region, board.targets[0]), context_of(board)
     assert BACKEND.check(candidate, context) is None
     artifact = BACKEND.compile(candidate, context)
-    made = msgspec.msgpack.decode(artifact.payload, type=Compiled)
+    made = msgspec.msgpack.decode(artifact.payload, type=CompiledNetwork)
     assert made.commands[:4] == b"COP1"
     assert [size for _, size in made.inputs] == [spec.nbytes for spec in artifact.inputs]
     assert [size for _, size in made.outputs] == [spec.nbytes for spec in artifact.outputs]

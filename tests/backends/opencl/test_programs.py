@@ -108,6 +108,29 @@ def test_groups_that_are_too_large_are_refused(program, opencl, limited, open_de
         opencl.load(seal(artifact, changed), open_device())
 
 
+def test_memory_and_arrays_that_the_device_lacks_are_refused(program, opencl, limited, open_device):
+    (artifact,) = program.artifacts
+    payload = decode(artifact)
+    first, *others = payload.kernels
+    wide = msgspec.structs.replace(first, shared_bytes=40 << 10)
+    changed = seal(artifact, msgspec.structs.replace(payload, kernels=[wide, *others]))
+    limited(local_bytes=32 << 10)
+    with pytest.raises(BackendError, match="needs 40960 bytes of memory that a group shares, whi"):
+        opencl.load(changed, open_device())
+    count = len(first.item_bytes)
+    limited(most_buffers=count - 1)
+    with pytest.raises(BackendError, match=f"needs {count} arrays for a kernel, which opencl:0"):
+        opencl.load(artifact, open_device())
+
+
+def test_what_a_group_shares_is_noted(parse_model, backends, limited):
+    model = parse_model("g (float[4,64] x) => (float[4,64] y) { y = Softmax(x) }")
+    limited(work_group=64)
+    (artifact,) = intarsia.compile(model, "opencl", backends=backends).artifacts
+    (kernel,) = decode(artifact).kernels
+    assert kernel.shared_bytes >= 4 * kernel.local_size[1] > 0
+
+
 CHANGES = {
     "its digest is wrong": lambda payload: None,
     "its kernels": lambda payload: {"kernels": payload.kernels[:-1]},

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.c_compiler import STRICT, compile_c
-from tests.gpu_on_cpu import WAIT, link_kernel, waits
+from tests.gpu_on_cpu import SHUFFLE, WAIT, link_kernel, waits
 from tests.opencl import first_device
 from tests.webgpu import opened_device
 
@@ -282,6 +282,15 @@ def _run_blocks(kernel, extent, arguments):
     def wait(_number):
         together.wait()
 
+    handed = [0] * width
+
+    def shuffle(_members, number, mask, _segments):
+        handed[here.thread] = number
+        together.wait()
+        found = handed[here.thread ^ mask]
+        together.wait()
+        return found
+
     registers = {
         "tid.x": lambda: here.thread,
         "ctaid.x": lambda: here.block[0],
@@ -289,6 +298,7 @@ def _run_blocks(kernel, extent, arguments):
         "nctaid.y": lambda: grid[1],
     }
     held = {name: ctypes.CFUNCTYPE(ctypes.c_int32)(value) for name, value in registers.items()}
+    held[SHUFFLE] = ctypes.CFUNCTYPE(*[ctypes.c_int32] * 5)(shuffle)
     held[WAIT] = ctypes.CFUNCTYPE(None, ctypes.c_int32)(wait)
     addresses = {name: ctypes.cast(value, ctypes.c_void_p).value for name, value in held.items()}
     _library, address = link_kernel(kernel, addresses)

@@ -9,9 +9,9 @@ from tests.c_compiler import STRICT, compile_c
 from tests.codegen.lower.small_models import small_model
 
 from intarsia.codegen.emit.c_function import c_function, dense
-from intarsia.codegen.emit.c_join import Part, join
+from intarsia.codegen.emit.c_join import ProgramPart, join
 from intarsia.codegen.emit.c_memory import stack_bytes, with_tight_arena
-from intarsia.codegen.emit.c_program import Layout, Tensor, emit_c_program
+from intarsia.codegen.emit.c_program import ProgramLayout, Tensor, emit_c_program
 from intarsia.codegen.lower.program import Argument, Call, MemoryBlock, Program
 from intarsia.codegen.lower.region import lower_region
 from intarsia.codegen.storage import StorageKind
@@ -45,7 +45,7 @@ def lowered(model, nodes):
     """The program of some nodes of a model, as a part."""
     graph = snapshot(load(model))
     region = Region.of(graph, nodes)
-    return graph, Part(lower_region(region, SCALAR), region.inputs, region.outputs)
+    return graph, ProgramPart(lower_region(region, SCALAR), region.inputs, region.outputs)
 
 
 BODY = """
@@ -98,12 +98,12 @@ def test_parts_and_a_call_into_a_library_are_one_program_in_one_arena(tmp_path):
     halved = max(value.id for value in graph.values) + 1
     parts = [
         first,
-        Part(library_call(), (middle,), (halved,)),
-        Part(second.program, (halved,), second.outputs),
+        ProgramPart(library_call(), (middle,), (halved,)),
+        ProgramPart(second.program, (halved,), second.outputs),
     ]
     program = join(parts, graph.inputs, graph.outputs)
     ends = [Tensor("x", "float32", (1, 2, 6, 6))], [Tensor("y", "float32", (1, 3, 5, 5))]
-    sources = emit_c_program("whole", program, *ends, Layout(scratch_align=8))
+    sources = emit_c_program("whole", program, *ends, ProgramLayout(scratch_align=8))
     apart = [with_tight_arena(part.program, 8).scratch_bytes for part in parts]
     assert max(apart) <= sources.footprint.arena < sum(apart) + 2 * 300
     assert sources.footprint.stack >= STACK

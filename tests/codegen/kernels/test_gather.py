@@ -82,7 +82,7 @@ def test_rows_of_an_embedding(run_kernel):
 def test_an_index_outside_is_found_wherever_it_is(run_kernel, count, step, dtype, unit):
     extent = 50
     legal = picks((count, step), extent, dtype)
-    spec = bounds.Bounds(count, extent, Layout(dtype, (step,)), unit)
+    spec = bounds.IndexBounds(count, extent, Layout(dtype, (step,)), unit)
     places = [None, 0, count // 2, count - 1]
     for place, bad in zip(places, (0, extent, -extent - 1, np.iinfo(dtype).max), strict=True):
         indices = legal.copy()

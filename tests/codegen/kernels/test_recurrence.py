@@ -7,7 +7,7 @@ from tests.codegen.kernels.test_gather import UNITS, dense
 
 from intarsia.codegen.body import Layout
 from intarsia.codegen.kernels import recurrence
-from intarsia.codegen.kernels.recurrence import GATES, Activation, Recurrence
+from intarsia.codegen.kernels.recurrence import GATES, GateFunction, Recurrence
 from intarsia.codegen.unit import AVX2, AVX512
 
 ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
@@ -98,7 +98,7 @@ def check(run_kernel, op_type, sizes, unit, dtype="float32", shares=1, lengths=N
         op_type,
         *sizes,
         tuple((name, dense(array)) for name, array in arrays.items()),
-        tuple(map(Activation, ACTIVATIONS[op_type])),
+        tuple(map(GateFunction, ACTIVATIONS[op_type])),
         is_reversed=reverse,
         shares=shares,
         unit=unit,
@@ -160,9 +160,9 @@ def test_nothing(run_kernel, sizes):
 @pytest.mark.parametrize(
     ("activation", "wanted"),
     [
-        (Activation("Affine", (("alpha", 2.0), ("beta", 0.5))), lambda x: 2 * x + 0.5),
-        (Activation("ScaledTanh", (("alpha", 3.0), ("beta", 0.5))), lambda x: 3 * np.tanh(x / 2)),
-        (Activation("LeakyRelu"), lambda x: np.where(x < 0, 0.01 * x, x)),
+        (GateFunction("Affine", (("alpha", 2.0), ("beta", 0.5))), lambda x: 2 * x + 0.5),
+        (GateFunction("ScaledTanh", (("alpha", 3.0), ("beta", 0.5))), lambda x: 3 * np.tanh(x / 2)),
+        (GateFunction("LeakyRelu"), lambda x: np.where(x < 0, 0.01 * x, x)),
     ],
 )
 def test_activations(run_kernel, activation, wanted):
@@ -181,7 +181,7 @@ def test_strides_that_are_not_dense(run_kernel):
     y = np.zeros((2, 3, 4), "float32")
     tensors = (("x", turned), ("r0", dense(r)), ("y", Layout("float32", (0, 4, 12, 1))))
     spec = Recurrence(
-        "RNN", 1, 3, 2, 4, (*tensors, ("h", dense(h[:, :, :2]))), (Activation("Tanh"),), unit=AVX2
+        "RNN", 1, 3, 2, 4, (*tensors, ("h", dense(h[:, :, :2]))), (GateFunction("Tanh"),), unit=AVX2
     )
     got = run_kernel(recurrence.build(spec), [x, r, y, h[:, :, :2]], rtol=1e-5)
     np.testing.assert_allclose(got[2], np.tanh(x[:, :, 0, 0]), rtol=1e-5)

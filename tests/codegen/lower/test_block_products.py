@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products with weights of 4 and 8 bits in blocks: float64's numbers, and ONNX Runtime's."""
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -212,6 +214,58 @@ def test_free_rows_give_the_bits_of_known_ones(backends, level):
         part = x[:rows]
         want = known.run({"x": part})["y"]
         np.testing.assert_array_equal(free.run({"x": part})["y"], want, err_msg=str(rows))
+
+
+TILED = {
+    "blocks of 16": (4, 16, (17, 75), 37, ""),
+    "zero points in a cut block": (4, 32, (13, 75), 16, "packed"),
+    "several chunks": (4, 32, (8, 1200), 3, "floats"),
+    "more rows than a turn has": (4, 64, (130, 64), 3, "packed"),
+    "large blocks": (4, 256, (9, 600), 17, ""),
+    "8 bits": (8, 32, (20, 100), 20, ""),
+    "8 bits with zero points": (8, 64, (18, 130), 20, "packed"),
+    "stacks": (4, 32, (2, 9, 64), 20, "packed"),
+}
+TILE_UNIT = replace(UNITS["vnni"], tiles=("amx-int8",))
+
+
+def interpreted(lower_model, model, x, unit):
+    program, region = lower_model(model, unit)
+
+    def run(call, arrays):
+        interpret(program.kernels[call.kernel], arrays)
+
+    has_tiles = any(kernel.tiles for kernel in program.kernels)
+    return has_tiles, run_program(program, region, {"x": x}, run)["y"]
+
+
+@pytest.mark.parametrize("case", TILED)
+def test_tiles_give_the_bits_of_vectors(lower_model, case):
+    *what, zeros = TILED[case]
+    model, x, want = product(*what, zeros=zeros, level=4, bias=True)
+    has_tiles, by_tiles = interpreted(lower_model, model, x, TILE_UNIT)
+    has_none, by_vectors = interpreted(lower_model, model, x, UNITS["vnni"])
+    assert (has_tiles, has_none) == (True, False)
+    assert error_of(by_tiles, want) < 1e-6
+    np.testing.assert_array_equal(by_tiles, by_vectors)
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_few_rows_and_float32_have_no_tiles(lower_model, rows):
+    for level, count in ((4, rows), (0, 40)):
+        model, x, want = product(4, 32, (count, 64), 20, level=level)
+        has_tiles, got = interpreted(lower_model, model, x, TILE_UNIT)
+        assert not has_tiles
+        assert error_of(got, want) < 1e-6
+
+
+@pytest.mark.parametrize("case", ["blocks of 16", "8 bits with zero points"])
+def test_the_cpus_own_tiles_give_the_bits_of_its_vectors(backends, case):
+    *what, zeros = TILED[case]
+    model, x, _ = product(*what, zeros=zeros, level=4, bias=True)
+    got = native(backends, model, x)  # by vectors too, on a CPU without tiles
+    off = native(backends, model, x, "llvm -mattr=-amx-int8")
+    np.testing.assert_array_equal(got, off)
 
 
 REFUSED = {

@@ -13,7 +13,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import intarsia
-from intarsia.codegen.fixed_point import Factor, exponentials, factor_of
+from intarsia.codegen.fixed_point import FixedPointFactor, exponentials, factor_of
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 import tflite_layers as tl
@@ -23,11 +23,11 @@ pytest.importorskip("tflite", reason="tflite is not installed")
 
 
 def test_factors():
-    assert factor_of(0.0) == Factor(0, 0)
-    assert factor_of(0.5) == Factor(1 << 30, 0)
-    assert factor_of(1.0) == Factor(1 << 30, 1)
-    assert factor_of(1 - 2.0**-40) == Factor(1 << 30, 1)  # rounded up to the next power
-    assert factor_of(2.0**-40) == Factor(0, 0)
+    assert factor_of(0.0) == FixedPointFactor(0, 0)
+    assert factor_of(0.5) == FixedPointFactor(1 << 30, 0)
+    assert factor_of(1.0) == FixedPointFactor(1 << 30, 1)
+    assert factor_of(1 - 2.0**-40) == FixedPointFactor(1 << 30, 1)  # rounded up to the next power
+    assert factor_of(2.0**-40) == FixedPointFactor(0, 0)
 
 
 def test_exponentials():

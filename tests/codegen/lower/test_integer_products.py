@@ -12,8 +12,14 @@ from tests.codegen.lower.test_interpreted import run_program
 
 import intarsia
 from intarsia.codegen.emit.llvm import emit_llvm
+from intarsia.codegen.lower.operation import Operation
+from intarsia.codegen.lower.products import dots_key
+from intarsia.codegen.lower.region import lower_region
 from intarsia.codegen.unit import CpuModel
 from intarsia.errors import UnsupportedError
+from intarsia.graph.load import load
+from intarsia.graph.region import Region
+from intarsia.graph.snapshot import snapshot
 from intarsia.native.loading import LoadedCode
 from intarsia.native.machine import compile_object
 
@@ -299,7 +305,7 @@ def test_other_products_stay_in_float(lower_model, backends, case):
 
 
 REFUSED = {
-    "right operand is not constant": ("x, v", {}),
+    "and has a zero point for each column": ("x, v, , c", {"c": np.zeros(9, np.int8)}),
     "a zero point for each row": ("x, w, r", {"r": np.zeros(4, np.uint8)}),
     "right zero point is not constant": ("x, w, z, o", {"z": np.uint8(1)}),
 }
@@ -314,6 +320,129 @@ def test_why_a_product_is_for_others(backends, reason):
     )
     with pytest.raises(UnsupportedError, match=reason):
         intarsia.compile(model, "llvm", strict=True, backends=backends)
+
+
+def computed(a, b, a_zero, b_zero, shapes, *, are_fed=False):
+    """A MatMulInteger of two computed operands, and its feeds; zero points may be fed too."""
+    zeros = {
+        name: codes(dtype)
+        for name, dtype, is_there in (("z", a, a_zero), ("u", b, b_zero))
+        if is_there
+    }
+    feeds = {"x": codes(a, *shapes[0]), "v": codes(b, *shapes[1])}
+    names = "x, v" + (", z" if a_zero else ", " if b_zero else "") + (", u" if b_zero else "")
+    feeds |= zeros if are_fed else {}
+    model = small_model("y", f"y = MatMulInteger({names})", feeds, {} if are_fed else zeros, 21)
+    return model, feeds
+
+
+COMPUTED = [
+    ((2, 3, 17, 32), (2, 3, 32, 33)),
+    ((1, 4, 9, 80), (3, 1, 80, 20)),
+    ((12, 16, 37), (12, 37, 5)),
+    ((70,), (70, 9)),
+    ((5, 70), (70,)),
+]
+
+
+@pytest.mark.parametrize("shapes", COMPUTED, ids=str)
+def test_computed_operands(backends, shapes):
+    check(backends, *computed("uint8", "uint8", True, True, shapes))
+
+
+@pytest.mark.parametrize("are_fed", [False, True])
+@pytest.mark.parametrize(("a_zero", "b_zero"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(("a", "b"), DTYPES)
+def test_zero_points_of_computed_operands(lower_model, a, b, a_zero, b_zero, are_fed):
+    model, feeds = computed(a, b, a_zero, b_zero, ((2, 5, 22), (2, 22, 19)), are_fed=are_fed)
+    program = check_unit(lower_model, model, feeds, UNITS["vnni"])
+    assert program.calls[-1].note == f"{a} times int8"
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_computed_operands_for_other_units(lower_model, unit):
+    model, feeds = computed("uint8", "int8", True, True, ((3, 4, 21), (3, 21, 18)))
+    program = check_unit(lower_model, model, feeds, UNITS[unit])
+    kind = "uint8 times int8" if UNITS[unit].has_byte_dots else "int16 times int16"
+    assert program.calls[-1].note == kind
+
+
+@pytest.mark.parametrize("are_fed", [False, True])
+def test_requantised_computed_operands(backends, are_fed):
+    feeds = {"x": codes("uint8", 2, 9, 64), "v": codes("int8", 2, 64, 20)}
+    numbers = {"s": scales(), "z": np.uint8(119), "t": scales(), "u": np.int8(-7)}
+    numbers |= {"r": np.float32(0.03), "o": np.uint8(130)}
+    feeds |= numbers if are_fed else {}
+    node = "y = QLinearMatMul(x, s, z, v, t, u, r, o)"
+    check(backends, small_model("y", node, feeds, {} if are_fed else numbers, 21), feeds)
+
+
+def test_free_columns_of_a_computed_operand(backends):
+    """There is no program for all sizes, but one for each."""
+    model, _ = computed("uint8", "int8", False, False, ((4, 20), (20, 9)))
+    del model.graph.value_info[:]
+    for value in (model.graph.input[1], model.graph.output[0]):
+        value.type.tensor_type.shape.dim[1].dim_param = "columns"
+    exe = intarsia.compile(model, "llvm", strict=True, num_threads=1, backends=backends)
+    for columns in (1, 9, 33):
+        some = {"x": codes("uint8", 4, 20), "v": codes("int8", 20, columns)}
+        np.testing.assert_array_equal(exe.run(some)["y"], reference(model, some)["y"])
+
+
+ATTENTION = """
+    q = DequantizeLinear(x, s, z) k = DequantizeLinear(v, t, u) d = DequantizeLinear(w, t, u)
+    m = MatMul(q, k) c = QuantizeLinear(m, r, o) f = DequantizeLinear(c, r, o)
+    a = Add(f, b) p = Softmax<axis = -1>(a)
+    e = QuantizeLinear(p, h, n) g = DequantizeLinear(e, h, n)
+    j = MatMul(g, d) y = QuantizeLinear(j, i, o)"""
+
+
+def attention():
+    """The two products of attention between Q and DQ nodes, and its feeds."""
+    feeds = {"x": codes("uint8", 2, 3, 24, 32), "v": codes("uint8", 2, 3, 32, 20)}
+    feeds |= {"w": codes("uint8", 2, 3, 20, 16)}
+    numbers = {"s": np.float32(0.02), "z": np.uint8(119), "t": np.float32(0.01), "u": np.uint8(131)}
+    numbers |= {
+        "r": np.float32(0.05),
+        "o": np.uint8(126),
+        "h": np.float32(1 / 255),
+        "n": np.uint8(0),
+    }
+    mask = np.where(np.arange(20) < 17, 0, -1e4).astype(np.float32)
+    return small_model("y", ATTENTION, feeds, numbers | {"i": np.float32(0.01), "b": mask}), feeds
+
+
+def test_attention_between_q_and_dq(lower_model, backends):
+    model, feeds = attention()
+    want = evaluate(model, feeds)["y"].astype(int)
+    for target in ("llvm", "llvm -mattr=-amx-int8,-amx-tile", "llvm -mattr=-avx512vnni,-avxvnni"):
+        exe = intarsia.compile(model, target, strict=True, num_threads=1, backends=backends)
+        got = exe.run(feeds)["y"].astype(int)
+        # Three codes are made one after the other: a step of the first is up to three of the last.
+        off = np.abs(got - want)
+        assert off.max() <= 3, target
+        assert np.mean(off > 0) < 0.02, target
+    vnni = CpuModel(512, 32, dots=("avx512vnni", "avx512bw"))
+    program, _ = lower_model(model, vnni)
+    assert [call.note for call in program.calls].count("uint8 times int8") == 2
+    program, _ = lower_model(model, CpuModel(256, 16, dots=("avx2",)))
+    assert not any("times" in call.note for call in program.calls)
+
+
+def test_a_product_is_one_of_floats_where_the_program_for_all_sizes_has_that():
+    """Or a program for some sizes would have other bits."""
+    model, _ = attention()
+    graph = snapshot(load(model))
+    region = Region.of(graph, range(len(graph.nodes)))
+    vnni = CpuModel(512, 32, dots=("avx512vnni", "avx512bw"))
+    products = [node.name for node in graph.nodes if node.op_type == "MatMul"]
+    noted = {
+        dots_key(Operation(graph, node)): "tiles"
+        for node in graph.nodes
+        if node.name == products[0]
+    }
+    program = lower_region(region, vnni, settled=noted)
+    assert [call.note for call in program.calls].count("uint8 times int8") == 1
 
 
 def test_free_rows(backends):

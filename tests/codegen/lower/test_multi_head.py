@@ -12,7 +12,11 @@ import intarsia
 from intarsia.backends import llvm
 from intarsia.codegen.lower.multi_head import refuse_multi_head, refuse_packed
 from intarsia.codegen.lower.operation import Operation
+from intarsia.codegen.lower.region import lower_region
+from intarsia.codegen.lower.tiles import reader_key
+from intarsia.codegen.unit import AVX512
 from intarsia.graph.load import load
+from intarsia.graph.region import Region
 from intarsia.graph.snapshot import snapshot
 from intarsia.passes.free_shapes import prepare_free
 from intarsia.testing.subject import Subject
@@ -293,6 +297,36 @@ def test_one_program_for_all_sizes(backends):
         assert {region.backend for region in exe.placement.regions} == {"llvm"}
         for name, want in evaluate(model, feeds).items():
             np.testing.assert_allclose(results[name], want, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+TWO = """
+<ir_version: 9, opset_import: ["" : 20, "com.microsoft" : 1]>
+g (float[batch, seq, 24] x, float[24, 72] w, float[24, 72] v, float[72] b)
+  => (float[batch, seq, 24] y, float[batch, seq, 24] z)
+{
+  y = com.microsoft.Attention<num_heads = 4>(x, w, b)
+  z = com.microsoft.Attention<num_heads = 4>(x, v, b)
+}
+"""
+
+
+def test_products_of_two_nodes_note_their_own_orders():
+    """Whatever the names of nodes and weights are: joined, these are the same."""
+    model = onnx.parser.parse_model(TWO)
+    names = {"w": "of/w", "v": "w"}
+    for node, name in zip(model.graph.node, ("layer", "layer/of"), strict=True):
+        node.name = name
+        node.input[1] = names[node.input[1]]
+    for value in model.graph.input:
+        value.name = names.get(value.name, value.name)
+    graph = prepare_free(load(model, stays_free=True), {"batch": 2, "seq": 3})[0].graph
+    program = lower_region(Region.of(graph, range(len(graph.nodes))), AVX512)
+    assert {key for key in program.sums if key.startswith("dots of")} == {
+        "dots of 'layer'",
+        "dots of 'layer/of'",
+    }
+    pairs = [("a", "x/ by c"), ("a/ by x", "c"), ("a' by 'x", "c"), ("a", "x' by 'c")]
+    assert len({reader_key(name, reader) for name, reader in pairs}) == len(pairs)
 
 
 PACKEDS_REFUSED = {

@@ -142,6 +142,23 @@ def test_products(lower_model, rows, k, n, dtype):
     np.testing.assert_array_equal(got, (a.astype(int) - int(zero)) @ b.astype(int))
 
 
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ((2, 3, 17, 32), (2, 3, 32, 33)),
+        ((3, 8, 144), (3, 144, 16)),
+        ((3, 1, 9, 64), (1, 2, 64, 20)),
+        ((9, 16), (16, 5)),
+    ],
+)
+def test_products_of_computed_operands(lower_model, left, right):
+    a, b = draw(left, "uint8"), draw(right, "uint8", 1)
+    zeros = {"z": np.uint8(77), "u": np.uint8(140)}
+    model = small_model("y", "y = MatMulInteger(a, b, z, u)", {"a": a, "b": b}, zeros)
+    got = run_tiled(lower_model, model, {"a": a, "b": b})["y"]
+    np.testing.assert_array_equal(got, (a.astype(int) - 77) @ (b.astype(int) - 140))
+
+
 @pytest.mark.parametrize(("rows", "k"), [(3, 64), (16, 72)])
 def test_products_that_are_none_of_tiles(lower_model, rows, k):
     a, b = draw((rows, k), "uint8"), draw((k, 16), "int8", 1)

@@ -19,7 +19,7 @@ from intarsia.backends.float64 import evaluate
 from intarsia.codegen.interpreter import interpret
 from intarsia.codegen.ir import TileDot, walk
 from intarsia.codegen.lower.region import lower_region
-from intarsia.codegen.unit import AVX2, AVX512
+from intarsia.codegen.unit import AVX2, AVX512, LoweringOptions
 from intarsia.errors import BackendError
 from intarsia.graph.load import load
 from intarsia.graph.region import Region
@@ -160,7 +160,7 @@ def test_what_kernels_of_tiles_compute(name):
     model, feeds = MODELS[name], feeds_of(MODELS[name])
     graph = snapshot(load(model))
     region = Region.of(graph, range(len(graph.nodes)))
-    program = lower_region(region, TILES, is_bf16=True)
+    program = lower_region(region, LoweringOptions(TILES, is_bf16=True))
     products = [node for node in model.graph.node if node.op_type in ("Conv", "MatMul", "Gemm")]
     assert program.summary().endswith(f"{len(products)} x bfloat16 tiles")
 
@@ -177,7 +177,7 @@ def test_results_are_written_as_bfloat16_where_tiles_read_them(name):
     model = small_model("y", body, {"x": (2, 32, 6, 5)}, {"w": (32, 32, 1, 1), "v": (32, 32, 3, 3)})
     feeds, graph = feeds_of(model), snapshot(load(model))
     region = Region.of(graph, range(len(graph.nodes)))
-    program = lower_region(region, TILES, is_bf16=True)
+    program = lower_region(region, LoweringOptions(TILES, is_bf16=True))
     first = program.kernels[next(c for c in program.calls if "tiles" in c.note).kernel]
     written = {buffer.name for buffer in first.buffers if buffer.is_written}
     assert written == ({"y", "narrow"} if is_kept else {"narrow"})
@@ -238,11 +238,13 @@ def test_products_of_one_weight_settle_their_own(order):
     outputs = [sketch.add("MatMul", name, weight) for name in order]
     model = sketch.model({"x": ["rows", 64], "y": [1, 64]}, outputs)
     free = prepare_free(load(model, stays_free=True), {"rows": 32})[0].graph
-    own = lower_region(Region.of(free, range(2)), TILES, is_bf16=True)
+    own = lower_region(Region.of(free, range(2)), LoweringOptions(TILES, is_bf16=True))
     ways = {key: way for key, way in own.sums.items() if key.startswith("tiles of")}
     assert sorted(ways.values()) == ["tiles", "vectors"]
     static = snapshot(load(sketch.model({"x": [1, 64], "y": [1, 64]}, outputs)))
-    told = lower_region(Region.of(static, range(2)), TILES, is_bf16=True, settled=own.sums)
+    told = lower_region(
+        Region.of(static, range(2)), LoweringOptions(TILES, is_bf16=True), settled=own.sums
+    )
     for program in (own, told):
         tiled = [call.nodes for call in program.calls if call.note == "bfloat16 tiles"]
         assert tiled == [(outputs[order.index("x")],)]
@@ -260,7 +262,7 @@ def test_products_of_one_weight_settle_their_own(order):
 def test_others_have_no_tiles(name, unit):
     graph = snapshot(load(MODELS[name]))
     region = Region.of(graph, range(len(graph.nodes)))
-    kernels = lower_region(region, unit, is_bf16=True).kernels
+    kernels = lower_region(region, LoweringOptions(unit, is_bf16=True)).kernels
     is_tiled = any(isinstance(item, TileDot) for kernel in kernels for item in walk(kernel.body))
     assert is_tiled == ("amx-bf16" in unit.tiles)
 
@@ -291,7 +293,7 @@ def test_others_have_no_tiles(name, unit):
 def test_what_does_not_fit_tiles_stays_as_it_was(model):
     graph = snapshot(load(model))
     region = Region.of(graph, range(len(graph.nodes)))
-    kernels = lower_region(region, TILES, is_bf16=True).kernels
+    kernels = lower_region(region, LoweringOptions(TILES, is_bf16=True)).kernels
     assert not any(kernel.tiles for kernel in kernels)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.backends.arm_acl.program import NCHW, NHWC, AclCall, AclProgram, AclTensor, Room
+from intarsia.backends.arm_acl.program import NCHW, NHWC, AclCall, AclProgram, AclTensor, TensorKind
 from intarsia.backends.arm_acl.quantised import ScaledIntegers, dequantise, read_linear
 from intarsia.codegen.lower.operation import Operation
 from intarsia.errors import ReasonCode
@@ -57,7 +57,7 @@ class DerivedConstant:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Savepoint:
     """How far a builder was."""
 
     tensors: int
@@ -66,7 +66,7 @@ class Mark:
     forms: Mapping[tuple[int, str, tuple[float, ...], int], int]
 
 
-class Builder:
+class TableBuilder:
     """Makes the tables of a region.
 
     Args:
@@ -89,11 +89,11 @@ class Builder:
         self._forms: dict[tuple[int, str, tuple[float, ...], int], int] = {}
         self._integers: Mapping[int, ScaledIntegers] = {}
 
-    def mark(self) -> Mark:
+    def mark(self) -> Savepoint:
         """Return how far it is, to go back to if what follows is not taken."""
-        return Mark(len(self.tensors), len(self.calls), len(self.constants), dict(self._forms))
+        return Savepoint(len(self.tensors), len(self.calls), len(self.constants), dict(self._forms))
 
-    def back_to(self, mark: Mark) -> None:
+    def back_to(self, mark: Savepoint) -> None:
         """Forget what was made since."""
         del self.tensors[mark.tensors :], self.calls[mark.calls :], self.constants[mark.constants :]
         self._forms = dict(mark.forms)
@@ -103,7 +103,7 @@ class Builder:
             if number < mark.constants
         }
 
-    def since(self, mark: Mark) -> AclProgram:
+    def since(self, mark: Savepoint) -> AclProgram:
         """Return what was made since, with all tensors that the calls have."""
         return AclProgram(tuple(self.tensors), tuple(self.calls[mark.calls :]))
 
@@ -166,7 +166,7 @@ class Builder:
             number = self._read_constant(held, layout, spec)
         elif held.id in self.region.inputs and layout == NCHW:
             index = self.region.inputs.index(held.id)
-            number = self.add(replace(spec, room=Room.INPUT, index=index))
+            number = self.add(replace(spec, room=TensorKind.INPUT, index=index))
         else:
             number = self._convert(held, layout, spec)
         self._forms[form] = number
@@ -183,7 +183,7 @@ class Builder:
         layout = layout if len(held.shape or ()) == _IMAGE else NCHW
         spec = self.spec(held, layout, quantised)
         if layout == NCHW and held.id in self.region.outputs:
-            spec = replace(spec, room=Room.OUTPUT, index=self.region.outputs.index(held.id))
+            spec = replace(spec, room=TensorKind.OUTPUT, index=self.region.outputs.index(held.id))
         number = self.add(spec)
         self._forms[held.id, layout, spec.scales, spec.zero] = number
         return number
@@ -211,7 +211,7 @@ class Builder:
                 self.tensors[like],
                 shape=acl_shape(shape, layout),
                 layout=layout,
-                room=Room.INNER,
+                room=TensorKind.INNER,
                 index=0,
             )
         )
@@ -228,7 +228,7 @@ class Builder:
         self.constants.append(DerivedConstant(name, array))
         shape = array.shape[::-1] or (1,)
         index = len(self.constants) - 1
-        return self.add(replace(spec, shape=shape, room=Room.CONSTANT, index=index))
+        return self.add(replace(spec, shape=shape, room=TensorKind.CONSTANT, index=index))
 
     def spec(self, value: Value, layout: str, quantised: ScaledIntegers | None) -> AclTensor:
         """Return what tensor a value is.
@@ -269,7 +269,7 @@ class Builder:
         if number is None:
             number = self._constant_numbers[value.id] = len(self.constants)
             self.constants.append(value.id)
-        return self.add(replace(spec, room=Room.CONSTANT, index=number))
+        return self.add(replace(spec, room=TensorKind.CONSTANT, index=number))
 
     def _convert(self, value: Value, layout: str, spec: AclTensor) -> int:
         """Return a value in another layout than it is in, or as floats that integers stand for."""
@@ -286,7 +286,9 @@ class Builder:
             raise unsupported(f"{value.name!r} has two scales")
         result = spec
         if layout == NCHW and value.id in self.region.outputs:
-            result = replace(spec, room=Room.OUTPUT, index=self.region.outputs.index(value.id))
+            result = replace(
+                spec, room=TensorKind.OUTPUT, index=self.region.outputs.index(value.id)
+            )
         number = self.add(result)
         order = _TO_NHWC if layout == NHWC else _TO_NCHW
         self.call("permute", source, number, ints=order)
@@ -301,7 +303,7 @@ class Builder:
                 spec,
                 shape=acl_shape(value.shape or (), NCHW),
                 layout=NCHW,
-                room=Room.INPUT,
+                room=TensorKind.INPUT,
                 index=index,
             )
             self._forms[form] = self.add(plain)
@@ -345,13 +347,13 @@ class Builder:
         for value_id in self.region.outputs:
             value = self.graph.values[value_id]
             if any(
-                tensor.room is Room.OUTPUT and self.region.outputs[tensor.index] == value_id
+                tensor.room is TensorKind.OUTPUT and self.region.outputs[tensor.index] == value_id
                 for tensor in self.tensors
             ):
                 continue
             source = self.read(value)
-            if self.tensors[source].room is not Room.OUTPUT:
-                spec = replace(self.tensors[source], room=Room.OUTPUT)
+            if self.tensors[source].room is not TensorKind.OUTPUT:
+                spec = replace(self.tensors[source], room=TensorKind.OUTPUT)
                 spec = replace(spec, index=self.region.outputs.index(value_id))
                 self.call("reshape", source, self.add(spec))
         return AclProgram(tuple(self.tensors), tuple(self.calls))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from intarsia.backends.arm_acl.builder import Builder, DerivedConstant, NotTaken, unsupported
+from intarsia.backends.arm_acl.builder import DerivedConstant, NotTaken, TableBuilder, unsupported
 from intarsia.backends.arm_acl.lowering import NO_ACT, Act
 from intarsia.backends.arm_acl.patterns import (
     ACTIVATION,
@@ -42,7 +42,7 @@ def make_program(
     Raises:
         NotTaken: Something in it has no function.
     """
-    builder = Builder(region, fast=fast)
+    builder = TableBuilder(region, fast=fast)
     matches = match_region(region, PATTERNS)
     for match in sorted(matches, key=lambda match: match.members[-1]):
         _lower_match(match, builder, validate)
@@ -58,7 +58,7 @@ def fused_groups(region: Region) -> tuple[FusedGroup, ...]:
     )
 
 
-def _lower_match(match: Match, builder: Builder, validate: Validate) -> None:
+def _lower_match(match: Match, builder: TableBuilder, validate: Validate) -> None:
     """Add the calls of a match: with integers where it has them and the library takes them."""
     names = tuple(match.graph.nodes[node].name for node in match.members)
     integers = next((one.meaning for one in match.followers if one.pattern is QUANTIZE), None)
@@ -70,7 +70,7 @@ def _lower_match(match: Match, builder: Builder, validate: Validate) -> None:
                 _lower_parts(match, builder)
             if not validate(builder.since(mark)):
                 return
-        except NotTaken:
+        except NotTaken:  # it goes in floats, below
             pass
         builder.back_to(mark)
     builder.nodes = names
@@ -81,7 +81,7 @@ def _lower_match(match: Match, builder: Builder, validate: Validate) -> None:
         _lower_quantize(Operation(match.graph, quantize.nodes[0]), builder)
 
 
-def _lower_parts(match: Match, builder: Builder) -> None:
+def _lower_parts(match: Match, builder: TableBuilder) -> None:
     """Add the calls of a head with what it takes in."""
     head = Operation(match.graph, match.nodes[0])
     act: Act = NO_ACT
@@ -108,7 +108,7 @@ def _spelled(head: Operation, result: int, bias: int | None) -> Operation:
     )
 
 
-def _lower_operation(operation: Operation, builder: Builder, act: Act) -> None:
+def _lower_operation(operation: Operation, builder: TableBuilder, act: Act) -> None:
     match operation.op_type:
         case "DequantizeLinear":
             return  # made where its floats are read
@@ -121,14 +121,14 @@ def _lower_operation(operation: Operation, builder: Builder, act: Act) -> None:
             _row_lower(operation, builder, act)
 
 
-def _row_lower(operation: Operation, builder: Builder, act: Act) -> None:
+def _row_lower(operation: Operation, builder: TableBuilder, act: Act) -> None:
     row = row_of(operation.node)
     if row is None or row.lower is None:
         raise unsupported(f"Arm Compute Library has no function for {operation.op_type}")
     row.lower(operation, builder, act)
 
 
-def _lower_quantize(operation: Operation, builder: Builder) -> None:
+def _lower_quantize(operation: Operation, builder: TableBuilder) -> None:
     quantised = read_linear(operation)
     if isinstance(quantised, str):
         raise unsupported(quantised)

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.backends.arm_acl.builder import Builder, acl_axis, unsupported
+from intarsia.backends.arm_acl.builder import TableBuilder, acl_axis, unsupported
 from intarsia.backends.arm_acl.program import NCHW, NHWC, AclTensor, Activation
 from intarsia.backends.arm_acl.quantised import ScaledIntegers, dequantise
 from intarsia.codegen.lower.operation import Operation
@@ -25,7 +25,7 @@ Act: TypeAlias = "tuple[Activation, float, float]"
 """An activation with its two numbers."""
 NO_ACT: Act = (Activation.NONE, 0.0, 0.0)
 
-Lower: TypeAlias = Callable[[Operation, Builder, Act], None]
+Lower: TypeAlias = Callable[[Operation, TableBuilder, Act], None]
 """Adds the calls of an operation, whose result an activation follows; raises `NotTaken`."""
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -79,7 +79,7 @@ FUSED = (Activation.RELU, Activation.BOUNDED_RELU, Activation.LU_BOUNDED_RELU)
 """Activations that convolutions and dense layers take in."""
 
 
-def lower_activation(operation: Operation, builder: Builder, act: Act) -> None:
+def lower_activation(operation: Operation, builder: TableBuilder, act: Act) -> None:
     """Add a function of each element."""
     function = activation_of(operation)
     if function is None:
@@ -94,7 +94,7 @@ def lower_activation(operation: Operation, builder: Builder, act: Act) -> None:
 _UNARY = {"Exp": "exponential", "Log": "logarithm", "Neg": "negate", "Sin": "sine"}
 
 
-def lower_unary(operation: Operation, builder: Builder, act: Act) -> None:
+def lower_unary(operation: Operation, builder: TableBuilder, act: Act) -> None:
     """Add a function of each element that is one of its own in the library."""
     value = _first(operation)
     layout = builder.layout_of(value)
@@ -113,7 +113,7 @@ _BINARY = {
 }
 
 
-def lower_binary(operation: Operation, builder: Builder, act: Act) -> None:
+def lower_binary(operation: Operation, builder: TableBuilder, act: Act) -> None:
     """Add a function of two tensors, either of which may repeat along dimensions."""
     values = operation.inputs
     if len(values) != 2:  # noqa: PLR2004
@@ -129,7 +129,7 @@ def lower_binary(operation: Operation, builder: Builder, act: Act) -> None:
     builder.call(_BINARY[operation.op_type], *numbers, result)
 
 
-def _operand(value: Value, builder: Builder, layout: str, rank: int) -> int:
+def _operand(value: Value, builder: TableBuilder, layout: str, rank: int) -> int:
     """Return an operand that is lined up with the result; a constant gets missing dimensions."""
     if layout == NCHW or len(value.shape or ()) == rank:
         return builder.read(value, layout)
@@ -143,7 +143,7 @@ def _operand(value: Value, builder: Builder, layout: str, rank: int) -> int:
     )
 
 
-def lower_conv(operation: Operation, builder: Builder, act: Act) -> None:
+def lower_conv(operation: Operation, builder: TableBuilder, act: Act) -> None:
     """Add a convolution over two dimensions: of all channels, or of each by itself."""
     seen = _operands(operation)
     data, weights = seen[0], seen[1]
@@ -177,7 +177,7 @@ def lower_conv(operation: Operation, builder: Builder, act: Act) -> None:
     builder.call("convolution", source, packed, biases, result, ints=ints, floats=act[1:])
 
 
-def _unshared(builder: Builder, source: int, value: Value) -> int:
+def _unshared(builder: TableBuilder, source: int, value: Value) -> int:
     """Return what a depthwise convolution reads: of int8 that a convolution writes, a copy.
 
     Release 20.08 computes wrong numbers without it.
@@ -193,7 +193,7 @@ def _unshared(builder: Builder, source: int, value: Value) -> int:
     return copy
 
 
-def lower_dense(operation: Operation, builder: Builder, act: Act) -> None:
+def lower_dense(operation: Operation, builder: TableBuilder, act: Act) -> None:
     """Add a product with a constant matrix, or one of two matrices."""
     seen = _operands(operation)
     data, weights = seen[0], seen[1]
@@ -239,7 +239,7 @@ def lower_dense(operation: Operation, builder: Builder, act: Act) -> None:
 
 def _lower_matmul(
     operation: Operation,
-    builder: Builder,
+    builder: TableBuilder,
     data: Value,
     weights: Value,
     bias: Value | None,
@@ -263,7 +263,7 @@ def _operands(operation: Operation) -> tuple[Value | None, ...]:
     return tuple(operation.value(position) for position in positions)
 
 
-def _weight_shape(weights: Value, builder: Builder) -> tuple[int, ...]:
+def _weight_shape(weights: Value, builder: TableBuilder) -> tuple[int, ...]:
     held = builder.integers_of(weights)
     if (held.value if held else weights).constant is None:
         raise unsupported("its weights are not constant")
@@ -281,7 +281,7 @@ def _window_ints(window: WindowAttributes) -> tuple[int, ...]:
 
 def _weights(
     operation: Operation,
-    builder: Builder,
+    builder: TableBuilder,
     source: int,
     weights: Value,
     order: tuple[int, ...],
@@ -334,7 +334,7 @@ def _integer_weights(
 
 def _bias(
     operation: Operation,
-    builder: Builder,
+    builder: TableBuilder,
     source: int,
     packed: int,
     bias: Value | None,
@@ -374,7 +374,7 @@ def _bias(
 _INT32 = (np.iinfo(np.int32).min, np.iinfo(np.int32).max)
 
 
-def _as_rows(builder: Builder, value: Value, shape: tuple[int, int]) -> int:
+def _as_rows(builder: TableBuilder, value: Value, shape: tuple[int, int]) -> int:
     """Return a value as a matrix."""
     source = builder.read(value)
     if value.shape == shape:
@@ -384,7 +384,7 @@ def _as_rows(builder: Builder, value: Value, shape: tuple[int, int]) -> int:
     return rows
 
 
-def lower_pool(operation: Operation, builder: Builder, act: Act) -> None:
+def lower_pool(operation: Operation, builder: TableBuilder, act: Act) -> None:
     """Add a pooling over two dimensions."""
     if len(operation.outputs) > 1:
         raise unsupported("indices as an output of pooling")
@@ -425,7 +425,7 @@ def lower_pool(operation: Operation, builder: Builder, act: Act) -> None:
     )
 
 
-def lower_softmax(operation: Operation, builder: Builder, act: Act) -> None:
+def lower_softmax(operation: Operation, builder: TableBuilder, act: Act) -> None:
     """Add a softmax over rows, or its logarithm."""
     shape = operation.shape()
     rank, is_old = len(shape), operation.opset < 13  # noqa: PLR2004
@@ -444,13 +444,13 @@ def lower_softmax(operation: Operation, builder: Builder, act: Act) -> None:
         builder.call("reshape", target, result)
 
 
-def lower_view(operation: Operation, builder: Builder, act: Act) -> None:
+def lower_view(operation: Operation, builder: TableBuilder, act: Act) -> None:
     """Add a copy of the same numbers in another shape."""
     source = builder.read(_first(operation))
     builder.call("reshape", source, builder.write_moved(operation.output, source))
 
 
-def lower_transpose(operation: Operation, builder: Builder, act: Act) -> None:
+def lower_transpose(operation: Operation, builder: TableBuilder, act: Act) -> None:
     """Add a permutation of dimensions."""
     rank = len(operation.shape())
     order = tuple(operation.attribute("perm") or reversed(range(rank)))
@@ -462,7 +462,7 @@ def lower_transpose(operation: Operation, builder: Builder, act: Act) -> None:
     builder.call("permute", source, builder.write_moved(operation.output, source), ints=ints)
 
 
-def lower_concat(operation: Operation, builder: Builder, act: Act) -> None:
+def lower_concat(operation: Operation, builder: TableBuilder, act: Act) -> None:
     """Add a concatenation."""
     rank = len(operation.output_shape)
     if rank > _IMAGE:
@@ -474,7 +474,7 @@ def lower_concat(operation: Operation, builder: Builder, act: Act) -> None:
     builder.call("concatenate", *sources, result, ints=(axis,))
 
 
-def lower_batch_normalization(operation: Operation, builder: Builder, act: Act) -> None:
+def lower_batch_normalization(operation: Operation, builder: TableBuilder, act: Act) -> None:
     """Add a normalisation with constant numbers for each channel."""
     if len(operation.outputs) > 1 or operation.attribute("training_mode", 0):
         raise unsupported("training")
@@ -493,7 +493,7 @@ def lower_batch_normalization(operation: Operation, builder: Builder, act: Act) 
     )
 
 
-def lower_lrn(operation: Operation, builder: Builder, act: Act) -> None:
+def lower_lrn(operation: Operation, builder: TableBuilder, act: Act) -> None:
     """Add a normalisation over neighbouring channels."""
     size = operation.attribute("size")
     if size % 2 == 0:
@@ -512,7 +512,7 @@ def lower_lrn(operation: Operation, builder: Builder, act: Act) -> None:
     )
 
 
-def lower_mean(operation: Operation, builder: Builder, act: Act) -> None:
+def lower_mean(operation: Operation, builder: TableBuilder, act: Act) -> None:
     """Add a mean over dimensions."""
     problem = operation.why_computed({1: "axes are"})
     if problem:
@@ -535,14 +535,14 @@ def lower_mean(operation: Operation, builder: Builder, act: Act) -> None:
         builder.call("reshape", target, result)
 
 
-def lower_prelu(operation: Operation, builder: Builder, act: Act) -> None:
+def lower_prelu(operation: Operation, builder: TableBuilder, act: Act) -> None:
     """Add a rectifier with a slope for each element or channel."""
     source = builder.read(_first(operation))
     slope = builder.read(operation.inputs[1])
     builder.call("prelu", source, slope, builder.write(operation.output))
 
 
-def lower_pad(operation: Operation, builder: Builder, act: Act) -> None:
+def lower_pad(operation: Operation, builder: TableBuilder, act: Act) -> None:
     """Add a border of one number."""
     if operation.attribute("mode", "constant") != "constant":
         raise unsupported(f"a border of mode {operation.attribute('mode')}")
@@ -566,7 +566,7 @@ def lower_pad(operation: Operation, builder: Builder, act: Act) -> None:
     builder.call("pad", source, builder.write(operation.output), ints=ints, floats=(value,))
 
 
-def lower_slice(operation: Operation, builder: Builder, act: Act) -> None:
+def lower_slice(operation: Operation, builder: TableBuilder, act: Act) -> None:
     """Add a part of a tensor without steps."""
     names = {1: "starts are", 2: "ends are", 3: "axes are", 4: "steps are"}
     problem = operation.why_computed(names)
@@ -584,7 +584,7 @@ def lower_slice(operation: Operation, builder: Builder, act: Act) -> None:
     _add_slice(builder, _first(operation), operation.output, begins)
 
 
-def lower_split(operation: Operation, builder: Builder, act: Act) -> None:
+def lower_split(operation: Operation, builder: TableBuilder, act: Act) -> None:
     """Add the parts of a tensor along an axis."""
     shape = operation.shape()
     axis = operation.attribute("axis", 0) % max(len(shape), 1)
@@ -596,7 +596,7 @@ def lower_split(operation: Operation, builder: Builder, act: Act) -> None:
         at += (value.shape or ())[axis]
 
 
-def _add_slice(builder: Builder, value: Value, result: Value, begins: Sequence[int]) -> None:
+def _add_slice(builder: TableBuilder, value: Value, result: Value, begins: Sequence[int]) -> None:
     shape = result.shape or ()
     if not 0 < len(shape) <= _IMAGE:
         raise unsupported(f"a part of {len(shape)} dimensions: the library has 1 to 4")

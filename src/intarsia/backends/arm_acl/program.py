@@ -13,7 +13,7 @@ from enum import IntEnum, StrEnum
 NCHW, NHWC = "NCHW", "NHWC"
 
 
-class Room(StrEnum):
+class TensorKind(StrEnum):
     """Where a tensor lies."""
 
     INPUT = "input"
@@ -57,7 +57,7 @@ class AclTensor:
     dtype: str
     shape: tuple[int, ...]
     layout: str = NCHW
-    room: Room = Room.INNER
+    room: TensorKind = TensorKind.INNER
     index: int = 0
     scales: tuple[float, ...] = ()
     zero: int = 0

@@ -10,7 +10,6 @@ runner, the same C and an agent become a program for the machine there.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,22 +21,22 @@ import msgspec
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.backends.artifact import refuse, tensor_spec
+from intarsia.backends.artifact import refuse, unpack_payload
 from intarsia.backends.backend import ConfiguredBackend
 from intarsia.backends.cmsis_nn.library import PATH, Library
 from intarsia.backends.device import Buffer, Device, HostDevice, Step, ThreadOptions
+from intarsia.backends.native import native_artifact
 from intarsia.backends.remote import RemoteExecutable
 from intarsia.backends.values import (
+    ABOUT,
     Artifact,
-    ArtifactConstant,
     CodeIdentity,
     Detection,
     FusedGroup,
     Refusal,
     Rule,
 )
-from intarsia.decoding import decode_msgpack
-from intarsia.errors import BackendError, ExecutionError, PackageError, ReasonCode, TargetError
+from intarsia.errors import BackendError, ExecutionError, ReasonCode, TargetError
 from intarsia.process.runner import parse_runner
 from intarsia.target import Target
 from intarsia.target.cpu_there import RUNNER
@@ -60,7 +59,6 @@ _VARIANTS = (("mve", "_mve"), ("dsp", "_dsp"))
 """Features of CPUs of which the library has builds of their own, the better first."""
 _OF_BOARDS = ("mcpu", "mattr")
 """Attributes that change nothing on this machine, for which the library is compiled as it is."""
-_DIGEST_BYTES = 32
 
 
 class _Payload(msgspec.Struct, frozen=True):
@@ -191,24 +189,9 @@ class CmsisNnBackend(ConfiguredBackend):
         else:
             program = lower_region(region, library, "")
             code = library.shared(write_source(program))
-        encoded = msgspec.msgpack.encode(_Payload(code, int(program.scratch_bytes), runner))
-        values = region.graph.values
-        return Artifact(
-            backend=self.name,
-            version=self.version(),
-            target=str(candidate.target),
-            payload=hashlib.sha256(encoded).digest() + encoded,
-            inputs=tuple(tensor_spec(values[number]) for number in region.inputs),
-            outputs=tuple(tensor_spec(values[number]) for number in region.outputs),
-            constants=tuple(
-                ArtifactConstant(each, array, is_derived)
-                for each, array, is_derived in (
-                    (each, array, each in program.packed)
-                    for each, array in program.constants.items()
-                )
-            ),
-            metadata={"about": program.summary()},
-        )
+        payload = _Payload(code, int(program.scratch_bytes), runner)
+        about = {ABOUT: program.summary()}
+        return native_artifact(self.name, self.version(), candidate, program, payload, about)
 
     def open(self, placed: VirtualDevice, options: ThreadOptions) -> Device:
         """Return host memory."""
@@ -220,13 +203,7 @@ class CmsisNnBackend(ConfiguredBackend):
         Raises:
             PackageError: The artifact is damaged.
         """
-        digest, content = artifact.payload[:_DIGEST_BYTES], artifact.payload[_DIGEST_BYTES:]
-        if hashlib.sha256(content).digest() != digest:  # it is machine code
-            raise PackageError(f"an artifact of {self.name} is damaged: its digest is wrong")
-        try:
-            payload = decode_msgpack(content, _Payload)
-        except (msgspec.DecodeError, ValueError) as error:
-            raise PackageError(f"an artifact of {self.name} is damaged: {error}") from error
+        payload = unpack_payload(artifact, _Payload)
         if payload.runner:
             return RemoteExecutable(
                 payload.library,

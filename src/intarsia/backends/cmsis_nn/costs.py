@@ -37,7 +37,7 @@ _IMAGE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _LoopTurn:
     """One turn of a loop.
 
     Attributes:
@@ -63,31 +63,31 @@ class _Turn:
 
 
 _PLAIN = {
-    "product": _Turn(4, scalars={"load": 4, "scalar": 4}),
-    "by channel": _Turn(1, scalars={"load": 2, "scalar": 2}),
-    "gather": _Turn(4, scalars={"load": 1, "store": 1, "scalar": 2}),
-    "result": _Turn(1, scalars={"load": 2, "store": 1, "scalar": 16}),
-    "add": _Turn(1, scalars={"load": 2, "store": 1, "scalar": 36}),
-    "mul": _Turn(1, scalars={"load": 2, "store": 1, "scalar": 18}),
-    "softmax": _Turn(1, scalars={"load": 2, "store": 1, "scalar": 200}),
-    "compare": _Turn(1, scalars={"load": 1, "scalar": 2}),
-    "turn": _Turn(1, scalars={"load": 1, "store": 1, "scalar": 3}),
+    "product": _LoopTurn(4, scalars={"load": 4, "scalar": 4}),
+    "by channel": _LoopTurn(1, scalars={"load": 2, "scalar": 2}),
+    "gather": _LoopTurn(4, scalars={"load": 1, "store": 1, "scalar": 2}),
+    "result": _LoopTurn(1, scalars={"load": 2, "store": 1, "scalar": 16}),
+    "add": _LoopTurn(1, scalars={"load": 2, "store": 1, "scalar": 36}),
+    "mul": _LoopTurn(1, scalars={"load": 2, "store": 1, "scalar": 18}),
+    "softmax": _LoopTurn(1, scalars={"load": 2, "store": 1, "scalar": 200}),
+    "compare": _LoopTurn(1, scalars={"load": 1, "scalar": 2}),
+    "turn": _LoopTurn(1, scalars={"load": 1, "store": 1, "scalar": 3}),
 }
 _DSP = _PLAIN | {
-    "product": _Turn(16, scalars={"load": 4, "scalar": 16}),
-    "by channel": _Turn(16, scalars={"load": 8, "scalar": 20}),
+    "product": _LoopTurn(16, scalars={"load": 4, "scalar": 16}),
+    "by channel": _LoopTurn(16, scalars={"load": 8, "scalar": 20}),
 }
 _HELIUM = _PLAIN | {
-    "product": _Turn(64, vectors={"load": 5, "mul": 4, "alu": 1}),
-    "by channel": _Turn(16, vectors={"load": 5, "mul": 4}),
-    "gather": _Turn(16, vectors={"load": 1, "store": 1}),
-    "result": _Turn(4, vectors={"load": 3, "store": 1, "alu": 10}),
-    "add": _Turn(4, vectors={"load": 2, "store": 1, "alu": 24}),
-    "mul": _Turn(4, vectors={"load": 2, "store": 1, "mul": 1, "alu": 9}),
-    "softmax": _Turn(4, vectors={"load": 2, "store": 1, "alu": 90}),
-    "compare": _Turn(16, vectors={"load": 1, "alu": 1}),
+    "product": _LoopTurn(64, vectors={"load": 5, "mul": 4, "alu": 1}),
+    "by channel": _LoopTurn(16, vectors={"load": 5, "mul": 4}),
+    "gather": _LoopTurn(16, vectors={"load": 1, "store": 1}),
+    "result": _LoopTurn(4, vectors={"load": 3, "store": 1, "alu": 10}),
+    "add": _LoopTurn(4, vectors={"load": 2, "store": 1, "alu": 24}),
+    "mul": _LoopTurn(4, vectors={"load": 2, "store": 1, "mul": 1, "alu": 9}),
+    "softmax": _LoopTurn(4, vectors={"load": 2, "store": 1, "alu": 90}),
+    "compare": _LoopTurn(16, vectors={"load": 1, "alu": 1}),
 }
-_LOOPS: Mapping[str, Mapping[str, _Turn]] = {"": _PLAIN, "_dsp": _DSP, "_mve": _HELIUM}
+_LOOPS: Mapping[str, Mapping[str, _LoopTurn]] = {"": _PLAIN, "_dsp": _DSP, "_mve": _HELIUM}
 
 
 def region_cycles(region: Region, core: Core, variant: str) -> float | None:

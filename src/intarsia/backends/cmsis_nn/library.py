@@ -22,7 +22,7 @@ from intarsia.errors import BackendError, TargetError
 from intarsia.files import whole_file
 from intarsia.hashing import digest
 from intarsia.native.agent import agent_sources
-from intarsia.native.linking import Form, Linker
+from intarsia.native.linking import BinaryKind, Linker
 from intarsia.native.machine import NativeCpu
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Library:
             folder = Path(name)
             region, made = folder / "region.c", folder / "region.so"
             region.write_text(source)
-            self._linker().link(Form.SHARED, made, [region, self._object()], options=options)
+            self._linker().link(BinaryKind.SHARED, made, [region, self._object()], options=options)
             return made.read_bytes()
 
     def executable(self, source: str, cpu: NativeCpu) -> bytes:
@@ -129,10 +129,10 @@ class Library:
             for file, text in texts.items():
                 (folder / file).write_text(text)
             region, made = folder / "region.o", folder / "made"
-            compiler.link(Form.OBJECT, region, [folder / "region.c"], options=options)
+            compiler.link(BinaryKind.OBJECT, region, [folder / "region.c"], options=options)
             files = [*(folder / file for file in agent_sources(())), region, self._object(cpu)]
             flags = ("-std=gnu99", "-static", "-Wl,--gc-sections")
-            linker.link(Form.EXECUTABLE, made, files, options=flags, libraries=("m",))
+            linker.link(BinaryKind.EXECUTABLE, made, files, options=flags, libraries=("m",))
             return made.read_bytes()
 
     def buffer_bytes(self, function: str, *arguments: Sequence[int] | int, variant: str) -> int:
@@ -163,7 +163,7 @@ class Library:
         if not place.exists():
             with tempfile.TemporaryDirectory() as folder:
                 made = Path(folder) / "library.so"
-                self._linker().link(Form.SHARED, made, [self._object()])
+                self._linker().link(BinaryKind.SHARED, made, [self._object()])
                 with whole_file(place) as file:
                     file.write_bytes(made.read_bytes())
         return ctypes.CDLL(str(place))
@@ -185,7 +185,7 @@ class Library:
                 made = Path(folder) / "library.o"
                 told = () if cpu is None else cpu_flags(linker, cpu)
                 options = (*OPTIONS, *told, "-w", "-I", str(self.include))
-                linker.link(Form.OBJECT, made, self.sources, options=options)
+                linker.link(BinaryKind.OBJECT, made, self.sources, options=options)
                 with whole_file(place) as file:
                     file.write_bytes(made.read_bytes())
         return place

@@ -28,7 +28,7 @@ from intarsia.backends.tflite.layers import Codes, Layer, is_same, read_layers
 from intarsia.codegen.emit.c_function import CFunction, c_function, dense
 from intarsia.codegen.fixed_point import (
     ADD_SHIFT,
-    Factor,
+    FixedPointFactor,
     code_of,
     factor_of,
     softmax_factor,
@@ -60,7 +60,7 @@ def lower_region(region: Region, library: Library, variant: str) -> Program:
     for number, reason in reading.reasons.items():
         node = region.graph.nodes[number]
         raise BackendError(f"{node.name!r} ({node.op_type}) is not computed: {reason}")
-    draft = _Draft(region, library, variant)
+    draft = _ProgramDraft(region, library, variant)
     for layer in reading.layers:
         draft.append(layer)
     return draft.finish()
@@ -70,7 +70,7 @@ def _dims(*sizes: int) -> str:
     return "{" + ", ".join(map(str, sizes)) + "}"
 
 
-class _Draft:
+class _ProgramDraft:
     """A program while calls are added."""
 
     def __init__(self, region: Region, library: Library, variant: str) -> None:
@@ -290,7 +290,7 @@ class _Draft:
         name: str,
         weights: Array,
         bias: Array,
-        factors: Sequence[Factor],
+        factors: Sequence[FixedPointFactor],
         inner: int,
         *,
         is_depthwise: bool,
@@ -356,7 +356,9 @@ class _Draft:
         ]
         self._call("depthwise" if is_depthwise else "convolve", body, arguments, self._names(layer))
 
-    def _factors(self, stem: str, factors: Sequence[Factor]) -> list[tuple[str, str, int]]:
+    def _factors(
+        self, stem: str, factors: Sequence[FixedPointFactor]
+    ) -> list[tuple[str, str, int]]:
         multipliers = np.array([factor.multiplier for factor in factors], np.int32)
         shifts = np.array([factor.shift for factor in factors], np.int32)
         return [

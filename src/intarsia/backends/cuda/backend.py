@@ -131,7 +131,9 @@ class CudaBackend(DeviceBackend):
         """
         device = own_view(device, CudaView, "CUDA", artifact.target, self.name)
         payload = decode(artifact)
-        check_fits(artifact, payload, (), device.entry.most["threads"], device)
+        most = device.entry.most
+        limits = DeviceLimits(max_work_group=most["threads"], local_bytes=most["shared"])
+        check_fits(artifact, payload, (), limits, device)
         return CudaExecutable(artifact, payload, source_of(artifact, payload), device)
 
     def _entry(self, context: BuildContext) -> driver.CudaDevice:

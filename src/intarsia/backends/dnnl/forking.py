@@ -18,7 +18,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class _Process:
+class _ForkState:
     """Whether this process is a child of one that had loaded the library."""
 
     is_child = False
@@ -35,7 +35,7 @@ def _register() -> None:
 
 
 def _mark() -> None:
-    _Process.is_child = True
+    _ForkState.is_child = True
     _fresh.cache_clear()  # that of the parent has no thread here
 
 
@@ -46,14 +46,14 @@ def _fresh() -> ThreadPoolExecutor:
 
 def run_safely(task: Callable[[], T]) -> T:
     """Return what a task returns; in a child it runs on a thread that may start a team."""
-    return _fresh().submit(task).result() if _Process.is_child else task()
+    return _fresh().submit(task).result() if _ForkState.is_child else task()
 
 
 def guard(step: Callable[[], object]) -> Callable[[], object]:
     """Return a step that may also be run by children of this process."""
 
     def run() -> object:
-        return _fresh().submit(step).result() if _Process.is_child else step()
+        return _fresh().submit(step).result() if _ForkState.is_child else step()
 
     return run
 

@@ -255,7 +255,7 @@ def _blocked_tag(library: OneDnn, rank: int, block: int) -> int | None:
             descriptor = library.make(
                 "dnnl_memory_desc_create_with_tag", rank, dims_of(shape), DataType.F32, tag
             )
-        except StatusError:
+        except StatusError:  # a number of no layout of this rank
             continue
         if MemoryLayout(library, descriptor).blocking() == (
             (2 * block * inner, block * inner, *steps),

@@ -152,7 +152,7 @@ class LayoutChoices:
             offered = [source, *layouts[1:]]
             try:
                 other = make_primitive(self.library, call, offered, result, attributes.finish())
-            except StatusError:
+            except StatusError:  # oneDNN has none for these layouts
                 continue
             if not other.is_general:
                 return offered, other

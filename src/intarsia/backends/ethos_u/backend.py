@@ -46,7 +46,7 @@ SPREAD = 2.0
 """A time may be off by this factor: Vela's model is no measurement, and calls are as above."""
 
 
-class Compiled(msgspec.Struct, frozen=True):
+class CompiledNetwork(msgspec.Struct, frozen=True):
     """The payload of an artifact.
 
     Attributes:
@@ -75,7 +75,7 @@ def accelerator_of(target: Target) -> str:
     return str(target.attrs.get("accelerator_config") or vela.DEFAULT)
 
 
-def compile_region(region: Region, accelerator: str) -> Compiled:
+def compile_region(region: Region, accelerator: str) -> CompiledNetwork:
     """Compile a region.
 
     Raises:
@@ -88,7 +88,7 @@ def compile_region(region: Region, accelerator: str) -> Compiled:
     if said.refusal:
         raise BackendError(f"Vela: {said.refusal}", backend="ethos-u")
     stream = vela.compile_stream(network, accelerator)
-    return Compiled(
+    return CompiledNetwork(
         network,
         stream.commands.tobytes(),
         stream.weights.tobytes(),

@@ -18,7 +18,7 @@ from intarsia.codegen.lower.program import Argument, Call, MemoryBlock, Program,
 from intarsia.codegen.storage import StorageKind
 
 if TYPE_CHECKING:
-    from intarsia.backends.ethos_u.backend import Compiled
+    from intarsia.backends.ethos_u.backend import CompiledNetwork
     from intarsia.graph.region import Region
 
 HEADER = '"ethosu_driver.h"'
@@ -29,7 +29,7 @@ _STACK_BYTES = 1024
 """Taken for a call: the driver waits for an interrupt, and keeps little on the stack."""
 
 
-def lower_region(region: Region, compiled: Compiled) -> Program:
+def lower_region(region: Region, compiled: CompiledNetwork) -> Program:
     """Return a region as a program of one call.
 
     Args:
@@ -86,7 +86,7 @@ def lower_region(region: Region, compiled: Compiled) -> Program:
     return Program((kernel,), (call,), placed, constants, frozenset(constants), size)
 
 
-def _body(compiled: Compiled, copies: dict[StorageKind, list[str]]) -> str:
+def _body(compiled: CompiledNetwork, copies: dict[StorageKind, list[str]]) -> str:
     """Return the statements of the call."""
     aligned = "(uint8_t *)(((uintptr_t){0}_block + 15u) & ~(uintptr_t)15u)"
     weights = "(uintptr_t)weights" if compiled.weights else "0"

@@ -81,7 +81,7 @@ def system_of(accelerator: str) -> System:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ArenaPlace:
     """Where a tensor at the border lies in the arena.
 
     Attributes:
@@ -110,12 +110,12 @@ class Stream:
     weights: Array
     arena_bytes: int
     fast_bytes: int
-    inputs: tuple[Place, ...]
-    outputs: tuple[Place, ...]
+    inputs: tuple[ArenaPlace, ...]
+    outputs: tuple[ArenaPlace, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class VelaReport:
     """What Vela says of a network.
 
     Attributes:
@@ -131,7 +131,7 @@ class Forecast:
     macs: int
 
 
-_FORECASTS: dict[tuple[bytes, str], Forecast] = {}
+_FORECASTS: dict[tuple[bytes, str], VelaReport] = {}
 """By a network's digest, since networks are large, and the accelerator."""
 
 
@@ -151,7 +151,7 @@ def version() -> str:
     return found
 
 
-def forecast(network: bytes, accelerator: str) -> Forecast:
+def forecast(network: bytes, accelerator: str) -> VelaReport:
     """Return what Vela says of a network, which it compiles for that, once.
 
     Args:
@@ -165,9 +165,9 @@ def forecast(network: bytes, accelerator: str) -> Forecast:
     if key not in _FORECASTS:
         outcome = _call("forecast_here", network, accelerator)
         if outcome.is_ok:
-            _FORECASTS[key] = Forecast(**outcome.value)
+            _FORECASTS[key] = VelaReport(**outcome.value)
         else:  # crashes of Vela's are of this network alone
-            _FORECASTS[key] = Forecast(f"Vela fails on it: {outcome.message}", 0, 0, 0)
+            _FORECASTS[key] = VelaReport(f"Vela fails on it: {outcome.message}", 0, 0, 0)
     return _FORECASTS[key]
 
 
@@ -186,7 +186,8 @@ def compile_stream(network: bytes, accelerator: str) -> Stream:
         raise BackendError(f"Vela failed: {outcome.message}", backend=f"vela {version()}")
     value, arrays = outcome.value, outcome.arrays
     places = {
-        side: tuple(Place(*numbers) for numbers in value[side]) for side in ("inputs", "outputs")
+        side: tuple(ArenaPlace(*numbers) for numbers in value[side])
+        for side in ("inputs", "outputs")
     }
     return Stream(
         arrays["commands"].copy(),
@@ -215,7 +216,7 @@ def _call(function: str, network: bytes, accelerator: str) -> CallOutcome:
 
 
 def forecast_here(network: bytes, accelerator: str) -> dict[str, Any]:
-    """Compile in this process; return the fields of a `Forecast`."""
+    """Compile in this process; return the fields of a `VelaReport`."""
     with tempfile.TemporaryFile() as said:
         try:
             with _output_to(said):

@@ -100,7 +100,7 @@ def lower_region(region: Region) -> NcnnNetwork:
     Raises:
         NotTakenError: ncnn says a node otherwise, or not at all.
     """
-    draft, values = _Draft(frozenset(region.outputs)), region.graph.values
+    draft, values = _NcnnDraft(frozenset(region.outputs)), region.graph.values
     operations = [Operation(region.graph, region.graph.nodes[node]) for node in region.nodes]
     for operation in operations:
         _check(operation)
@@ -126,7 +126,7 @@ def _check(operation: Operation) -> None:
             shape_there(value.shape or ())
 
 
-class _Draft:
+class _NcnnDraft:
     """A network that is being written; values of the graph are tensors of it."""
 
     def __init__(self, results: frozenset[int]) -> None:
@@ -219,20 +219,22 @@ def _axis(operation: Operation, axis: int, rank: int) -> int:
     return place
 
 
-_Lower: TypeAlias = Callable[[_Draft, Operation], None]
+_Lower: TypeAlias = Callable[[_NcnnDraft, Operation], None]
 
 
-def _pointwise(kind: str, draft: _Draft, op: Operation, **attributes: tuple[int, float]) -> None:
+def _pointwise(
+    kind: str, draft: _NcnnDraft, op: Operation, **attributes: tuple[int, float]
+) -> None:
     """Write a layer of one operand, with attributes by number and default."""
     params = {number: float(op.attribute(name, x)) for name, (number, x) in attributes.items()}
     draft.write(kind, [draft.read(op.inputs[0])], op.output, params)
 
 
-def _unary(number: int, draft: _Draft, op: Operation) -> None:
+def _unary(number: int, draft: _NcnnDraft, op: Operation) -> None:
     draft.write("UnaryOp", [draft.read(op.inputs[0])], op.output, {0: number})
 
 
-def _relu(draft: _Draft, op: Operation) -> None:
+def _relu(draft: _NcnnDraft, op: Operation) -> None:
     """Write a ReLU, as a part of the layer that makes its operand where it alone reads that."""
     (source,) = op.inputs
     name = draft.read(source)
@@ -245,7 +247,7 @@ def _relu(draft: _Draft, op: Operation) -> None:
         _pointwise("ReLU", draft, op)
 
 
-def _binary(number: int, swapped: int, draft: _Draft, op: Operation) -> None:
+def _binary(number: int, swapped: int, draft: _NcnnDraft, op: Operation) -> None:
     if len(op.inputs) != 2:  # noqa: PLR2004
         raise NotTakenError(f"it has {len(op.inputs)} operands")
     made = shape_there(op.output_shape)
@@ -268,7 +270,7 @@ def _binary(number: int, swapped: int, draft: _Draft, op: Operation) -> None:
     draft.write("BinaryOp", [draft.read(one, rank) for one in op.inputs], op.output, {0: number})
 
 
-def _clip(draft: _Draft, op: Operation) -> None:
+def _clip(draft: _NcnnDraft, op: Operation) -> None:
     limits = read_limits(op)
     most = float(np.finfo(np.float32).max)
     low, high = (min(max(limit, -most), most) for limit in limits)
@@ -277,13 +279,13 @@ def _clip(draft: _Draft, op: Operation) -> None:
     draft.write("Clip", [draft.read(op.inputs[0])], op.output, {0: low, 1: high})
 
 
-def _softmax(draft: _Draft, op: Operation) -> None:
+def _softmax(draft: _NcnnDraft, op: Operation) -> None:
     rank, axis = len(op.output_shape), read_softmax_axis(op)
     params = {0: _axis(op, axis, rank), 1: 1}
     draft.write("Softmax", [draft.read(op.inputs[0])], op.output, params)
 
 
-def _conv(draft: _Draft, op: Operation) -> None:
+def _conv(draft: _NcnnDraft, op: Operation) -> None:
     weights, bias = read_filters(op)
     window = read_window(op, weights.shape[2:], op.shape(), op.output_shape)
     (top, bottom), (left, right) = window.pads
@@ -302,7 +304,7 @@ def _conv(draft: _Draft, op: Operation) -> None:
     draft.weight(bias)
 
 
-def _pool(is_average: bool, draft: _Draft, op: Operation) -> None:
+def _pool(is_average: bool, draft: _NcnnDraft, op: Operation) -> None:
     shape = op.shape()
     if len(shape) != IMAGE:
         raise NotTakenError("it is no pool of images")
@@ -319,14 +321,14 @@ def _pool(is_average: bool, draft: _Draft, op: Operation) -> None:
     draft.write("Pooling", [draft.read(op.inputs[0])], op.output, params)
 
 
-def _global_pool(is_average: bool, draft: _Draft, op: Operation) -> None:
+def _global_pool(is_average: bool, draft: _NcnnDraft, op: Operation) -> None:
     if len(op.shape()) != IMAGE:
         raise NotTakenError("it is no pool of images")
     params = {0: int(is_average), 4: 1}
     draft.shaped(draft.add("Pooling", [draft.read(op.inputs[0])], params), op.output)
 
 
-def _reduce(number: int, draft: _Draft, op: Operation) -> None:
+def _reduce(number: int, draft: _NcnnDraft, op: Operation) -> None:
     rank, axes = len(op.shape()), op.axes()
     if not axes:
         raise NotTakenError("it has no axes")
@@ -335,7 +337,7 @@ def _reduce(number: int, draft: _Draft, op: Operation) -> None:
     draft.shaped(draft.add("Reduction", [draft.read(op.inputs[0])], params), op.output)
 
 
-def _product(draft: _Draft, op: Operation) -> None:
+def _product(draft: _NcnnDraft, op: Operation) -> None:
     if not is_dense(op):
         if len({len(shape_there(shape)) for shape in (op.shape(0), op.shape(1))}) > 1:
             raise NotTakenError("its operands have different numbers of axes")
@@ -351,7 +353,7 @@ def _product(draft: _Draft, op: Operation) -> None:
     draft.shaped(x, op.output)  # of one row it makes a vector
 
 
-def _norm(draft: _Draft, op: Operation) -> None:
+def _norm(draft: _NcnnDraft, op: Operation) -> None:
     size, eps = op.shape()[-1], float(op.attribute("epsilon", 1e-5))
     if int(op.attribute("axis", -1)) % len(op.shape()) != len(op.shape()) - 1 or size == 1:
         raise NotTakenError("it is along several axes, or of one entry")
@@ -362,11 +364,11 @@ def _norm(draft: _Draft, op: Operation) -> None:
     draft.weight(op.array(2) if op.value(2) is not None else np.zeros(size, np.float32))
 
 
-def _reshape(draft: _Draft, op: Operation) -> None:
+def _reshape(draft: _NcnnDraft, op: Operation) -> None:
     draft.shaped(draft.read(op.inputs[0]), op.output)
 
 
-def _transpose(draft: _Draft, op: Operation) -> None:
+def _transpose(draft: _NcnnDraft, op: Operation) -> None:
     rank = len(op.shape())
     order = tuple(op.attribute("perm", tuple(reversed(range(rank)))))
     if rank == IMAGE and order[0] != 0:
@@ -377,7 +379,7 @@ def _transpose(draft: _Draft, op: Operation) -> None:
     draft.write("Permute", [draft.read(op.inputs[0])], op.output, {0: number})
 
 
-def _concat(draft: _Draft, op: Operation) -> None:
+def _concat(draft: _NcnnDraft, op: Operation) -> None:
     rank = len(op.output_shape)
     axis = _axis(op, int(op.attribute("axis", 0)), rank)
     names = [draft.read(value, rank) for value in op.inputs]

@@ -157,7 +157,7 @@ class OpenClBackend(DeviceBackend):
         limits = device.entry.limits
         flags = {"cl_khr_fp64": limits.has_fp64, "cl_khr_fp16": limits.has_fp16}
         have = {name for name, is_there in flags.items() if is_there}
-        check_fits(artifact, payload, have, limits.max_work_group, device)
+        check_fits(artifact, payload, have, limits, device)
         options = build_options(limits)
         caches, version = self.settings.cache_folder(), self.version()
         source = source_of(artifact, payload)

@@ -262,7 +262,8 @@ def _entry(device: Any) -> DriverDevice:
     config = int(device.single_fp_config)
     limits = DeviceLimits(
         vector_bits=32 * lanes if lanes > 1 else _VECTOR_BITS,
-        max_work_group=int(device.max_work_group_size),
+        # Groups have their items in one of the first two dimensions.
+        max_work_group=int(min(device.max_work_group_size, *device.max_work_item_sizes[:2])),
         work_group=1 if is_cpu else _GPU_GROUP,
         busy_items=int(device.max_compute_units) * (_CPU_ITEMS if is_cpu else _GPU_ITEMS),
         local_bytes=int(device.local_mem_size),

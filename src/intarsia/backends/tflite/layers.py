@@ -124,7 +124,7 @@ def read_layers(
         computed: Types of operators that may compute, such as `Conv`.
         refuse: Says why a layer is not taken; None if it is.
     """
-    reader = _Reader(region, computed)
+    reader = _LayerReader(region, computed)
     layers: dict[int, Layer] = {}
     reasons: dict[int, str] = {}
     for number in region.nodes:
@@ -189,7 +189,7 @@ def _why_left(graph: Graph, number: int, reasons: dict[int, str]) -> str:
     return f"{node.op_type} is not between a DequantizeLinear and a QuantizeLinear"
 
 
-class _Reader:
+class _LayerReader:
     """Reads the layer whose result a node makes."""
 
     def __init__(self, region: Region, computed: frozenset[str]) -> None:
@@ -475,7 +475,7 @@ def _read_as(graph: Graph, value: int) -> Iterator[Quantity]:
             if codes == value:
                 try:
                     yield _quantity(graph, graph.values[value], scale, zero, 1)
-                except NotTakenError:
+                except NotTakenError:  # no quantity of one scale and zero point
                     continue
 
 

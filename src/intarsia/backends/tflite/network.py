@@ -95,7 +95,7 @@ class Quantity:
 
 
 @dataclass(frozen=True, eq=False)
-class Tensor:
+class NetworkTensor:
     """A tensor of a network.
 
     Attributes:
@@ -114,7 +114,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class NetworkOperator:
     """An operator of a network.
 
     Attributes:
@@ -144,8 +144,8 @@ class Network:
         outputs: Likewise.
     """
 
-    tensors: tuple[Tensor, ...]
-    operators: tuple[Operator, ...]
+    tensors: tuple[NetworkTensor, ...]
+    operators: tuple[NetworkOperator, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
@@ -156,7 +156,7 @@ def write_network(network: Network) -> bytes:
     Raises:
         BackendError: The package `tflite` is not installed.
     """
-    return _Writer(_schema()).write(network)
+    return _BufferWriter(_schema()).write(network)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +191,11 @@ def split_network(network: Network, least: int) -> SplitNetwork:
     }
     outside = {name: (_ALIGNMENT, data.nbytes) for name, data in constants.items()}
     # Places are numbers of a fixed width, so what is written first tells where it ends.
-    place = _aligned(len(_Writer(schema, outside).write(network)))
+    place = _aligned(len(_BufferWriter(schema, outside).write(network)))
     for name, (_, nbytes) in outside.items():
         outside[name] = (place, nbytes)
         place += _aligned(nbytes)
-    head = _Writer(schema, outside).write(network)
+    head = _BufferWriter(schema, outside).write(network)
     return SplitNetwork(head.ljust(_aligned(len(head)), b"\0"), constants)
 
 
@@ -226,7 +226,7 @@ def _schema() -> ModuleType:
     return schema
 
 
-class _Writer:
+class _BufferWriter:
     """Writes one flat buffer, inner tables before those that refer to them.
 
     Args:
@@ -287,7 +287,7 @@ class _Writer:
             self._builder.PrependUOffsetTRelative(offset)
         return int(self._builder.EndVector())
 
-    def _buffer(self, tensor: Tensor) -> int:
+    def _buffer(self, tensor: NetworkTensor) -> int:
         assert tensor.data is not None
         if tensor.name in self._outside:
             place, nbytes = self._outside[tensor.name]
@@ -298,7 +298,7 @@ class _Writer:
         self._builder.Bytes[self._builder.Head() : self._builder.Head() + len(data)] = bytes(data)
         return self._table("Buffer", Data=self._builder.EndVector())
 
-    def _tensor(self, tensor: Tensor, buffer: int) -> int:
+    def _tensor(self, tensor: NetworkTensor, buffer: int) -> int:
         name, shape = self._builder.CreateString(tensor.name), self._numbers(tensor.shape)
         more = {}
         if tensor.quantity is not None:
@@ -323,7 +323,7 @@ class _Writer:
             BuiltinCode=number,
         )
 
-    def _operator(self, operator: Operator, codes: Sequence[str]) -> int:
+    def _operator(self, operator: NetworkOperator, codes: Sequence[str]) -> int:
         kind, _ = _OPTIONS[operator.code]
         more = {}
         if kind:

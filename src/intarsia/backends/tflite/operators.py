@@ -22,7 +22,7 @@ from intarsia.backends.tflite.layers import (
     is_same,
     read_layers,
 )
-from intarsia.backends.tflite.network import Network, Operator, Quantity, Tensor
+from intarsia.backends.tflite.network import Network, NetworkOperator, NetworkTensor, Quantity
 from intarsia.graph.extract import constant_array
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _INT32 = 2**31
 _LOWEST, _HIGHEST = -128, 127
 
 
-class Draft:
+class NetworkDraft:
     """A network that is being written.
 
     Attributes:
@@ -47,13 +47,13 @@ class Draft:
     """
 
     def __init__(self) -> None:
-        self.tensors: list[Tensor] = []
-        self.operators: list[Operator] = []
+        self.tensors: list[NetworkTensor] = []
+        self.operators: list[NetworkOperator] = []
         self._plain: dict[int, int] = {}
         self._last: dict[int, int] = {}
         self.node = ""
 
-    def tensor(self, tensor: Tensor) -> int:
+    def tensor(self, tensor: NetworkTensor) -> int:
         """Add a tensor and return its number."""
         self.tensors.append(tensor)
         return len(self.tensors) - 1
@@ -61,17 +61,17 @@ class Draft:
     def computed(self, shape: Sequence[int], quantity: Quantity | None, name: str = "") -> int:
         """Add a tensor of int8 that an operator makes."""
         text = name or f"{self.node}/{len(self.tensors)}"
-        return self.tensor(Tensor(text, tuple(shape), "int8", quantity))
+        return self.tensor(NetworkTensor(text, tuple(shape), "int8", quantity))
 
     def constant(self, array: Array, quantity: Quantity | None = None) -> int:
         """Add a constant."""
         name = f"{self.node}/{len(self.tensors)}"
         data = np.ascontiguousarray(array)
-        return self.tensor(Tensor(name, data.shape, str(data.dtype), quantity, data))
+        return self.tensor(NetworkTensor(name, data.shape, str(data.dtype), quantity, data))
 
     def operator(self, code: str, inputs: Sequence[int], output: int, **options: Any) -> int:
         """Add an operator and return its output."""
-        self.operators.append(Operator(code, tuple(inputs), (output,), options, self.node))
+        self.operators.append(NetworkOperator(code, tuple(inputs), (output,), options, self.node))
         return output
 
     def has_last(self, codes: Codes) -> bool:
@@ -159,7 +159,7 @@ def activation_of(layer: Layer) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ImageWindow:
     """Where a window stands on an image; each pair is along rows, then columns.
 
     Attributes:
@@ -187,7 +187,7 @@ class Window:
         return "SAME" if self.is_padded and self.is_same else "VALID"
 
 
-def window_of(layer: Layer, kernel: Sequence[int]) -> Window:
+def window_of(layer: Layer, kernel: Sequence[int]) -> ImageWindow:
     """Read the window of a layer that is a convolution or a pool.
 
     Raises:
@@ -200,7 +200,7 @@ def window_of(layer: Layer, kernel: Sequence[int]) -> Window:
 
 def read_window(
     operation: Operation, kernel: Sequence[int], shape: Sequence[int], out: Sequence[int]
-) -> Window:
+) -> ImageWindow:
     """Read the window of a convolution or a pool.
 
     Args:
@@ -231,7 +231,7 @@ def read_window(
             and begin == needed // 2
             and max(total - begin, 0) == needed - needed // 2
         )
-    return Window(
+    return ImageWindow(
         (kernel[0], kernel[1]),
         (strides[0], strides[1]),
         (dilations[0], dilations[1]),
@@ -240,14 +240,14 @@ def read_window(
     )
 
 
-def _padded(draft: Draft, tensor: int, window: Window, code: int | None = None) -> int:
+def _padded(draft: NetworkDraft, tensor: int, window: ImageWindow, code: int | None = None) -> int:
     """Return an image with the pads that TFLite has no name for."""
     if not window.is_padded or window.is_same:
         return tensor
     return _pad(draft, tensor, ((0, 0), *window.pads, (0, 0)), code)
 
 
-def _pad(draft: Draft, tensor: int, pads: Sequence[Sequence[int]], code: int | None) -> int:
+def _pad(draft: NetworkDraft, tensor: int, pads: Sequence[Sequence[int]], code: int | None) -> int:
     old = draft.tensors[tensor]
     shape = [before + size + after for size, (before, after) in zip(old.shape, pads, strict=True)]
     inputs = [tensor, draft.numbers(pads)]
@@ -272,7 +272,7 @@ def _weights(layer: Layer) -> tuple[Array, Quantity]:
     return weights.array(), quantity
 
 
-def _bias(draft: Draft, layer: Layer, weights: Quantity, count: int) -> int:
+def _bias(draft: NetworkDraft, layer: Layer, weights: Quantity, count: int) -> int:
     """Add the bias as codes of what a product of codes means."""
     units = layer.operands[0].quantity.scale * np.asarray(weights.scales, np.float64)
     if layer.bias is None:
@@ -293,7 +293,7 @@ def _bias(draft: Draft, layer: Layer, weights: Quantity, count: int) -> int:
     return draft.constant(codes.astype(np.int32), product)
 
 
-def _convolution(draft: Draft, layer: Layer) -> None:
+def _convolution(draft: NetworkDraft, layer: Layer) -> None:
     weights, quantity = _weights(layer)
     if weights.ndim != _IMAGE:
         raise NotTakenError("it is no convolution of images")
@@ -314,9 +314,9 @@ def _convolution(draft: Draft, layer: Layer) -> None:
 
 
 def _windowed(
-    draft: Draft,
+    draft: NetworkDraft,
     layer: Layer,
-    window: Window,
+    window: ImageWindow,
     code: str,
     weights: tuple[Array, Quantity],
     options: Mapping[str, Any],
@@ -344,7 +344,7 @@ def _windowed(
     draft.finish(layer, out, is_last=True, is_limited=True)
 
 
-def _product(draft: Draft, layer: Layer) -> None:
+def _product(draft: NetworkDraft, layer: Layer) -> None:
     operation = layer.operation
     weights, quantity = _weights(layer)
     if weights.ndim != 2:  # noqa: PLR2004
@@ -376,7 +376,9 @@ def _product(draft: Draft, layer: Layer) -> None:
     draft.finish(layer, out, is_limited=True)
 
 
-def _pool(draft: Draft, layer: Layer, code: str, window: Window, lowest: int | None) -> None:
+def _pool(
+    draft: NetworkDraft, layer: Layer, code: str, window: ImageWindow, lowest: int | None
+) -> None:
     x = _padded(draft, draft.read(layer.operands[0], is_last=True), window, lowest)
     out = draft.computed(_image_shape(layer), layer.operands[0].narrow)
     draft.operator(
@@ -393,7 +395,7 @@ def _pool(draft: Draft, layer: Layer, code: str, window: Window, lowest: int | N
     draft.finish(layer, out, is_last=True)
 
 
-def _max_pool(draft: Draft, layer: Layer) -> None:
+def _max_pool(draft: NetworkDraft, layer: Layer) -> None:
     window = window_of(layer, layer.operation.attribute("kernel_shape"))
     if window.dilations != (1, 1):
         raise NotTakenError("its window has gaps")
@@ -402,12 +404,12 @@ def _max_pool(draft: Draft, layer: Layer) -> None:
     _pool(draft, layer, "MAX_POOL_2D", window, _LOWEST)
 
 
-def _global_max_pool(draft: Draft, layer: Layer) -> None:
+def _global_max_pool(draft: NetworkDraft, layer: Layer) -> None:
     window = window_of(layer, layer.operands[0].shape[2:])
     _pool(draft, layer, "MAX_POOL_2D", window, None)
 
 
-def _average_pool(draft: Draft, layer: Layer) -> None:
+def _average_pool(draft: NetworkDraft, layer: Layer) -> None:
     operation = layer.operation
     window = window_of(layer, operation.attribute("kernel_shape"))
     if window.dilations != (1, 1):
@@ -428,7 +430,7 @@ def _average_pool(draft: Draft, layer: Layer) -> None:
     _windowed(draft, layer, window, "DEPTHWISE_CONV_2D", weights, {"DepthMultiplier": 1})
 
 
-def _mean(draft: Draft, layer: Layer) -> None:
+def _mean(draft: NetworkDraft, layer: Layer) -> None:
     operation, rank = layer.operation, len(layer.operands[0].shape)
     if layer.op_type == "GlobalAveragePool":
         axes, keeps = tuple(range(2, rank)), True
@@ -447,7 +449,7 @@ def _mean(draft: Draft, layer: Layer) -> None:
     draft.finish(layer, out, is_last=is_image)
 
 
-def _elementwise(draft: Draft, layer: Layer) -> None:
+def _elementwise(draft: NetworkDraft, layer: Layer) -> None:
     is_last = _is_better_last(draft, layer)
     inputs = [draft.read(operand, is_last=is_last) for operand in layer.operands]
     shape = _image_shape(layer) if is_last else layer.result.shape
@@ -457,7 +459,7 @@ def _elementwise(draft: Draft, layer: Layer) -> None:
     draft.finish(layer, out, is_last=is_last, is_limited=True)
 
 
-def _is_better_last(draft: Draft, layer: Layer) -> bool:
+def _is_better_last(draft: NetworkDraft, layer: Layer) -> bool:
     """Tell whether all operands can have channels last, and one has already."""
     images = [one for one in layer.operands if not one.is_constant]
     return (
@@ -467,7 +469,7 @@ def _is_better_last(draft: Draft, layer: Layer) -> bool:
     )
 
 
-def _concatenation(draft: Draft, layer: Layer) -> None:
+def _concatenation(draft: NetworkDraft, layer: Layer) -> None:
     is_last = _is_better_last(draft, layer)
     quantity, inputs = layer.result.narrow, []
     for operand in layer.operands:
@@ -488,13 +490,13 @@ def _concatenation(draft: Draft, layer: Layer) -> None:
     draft.finish(layer, out, is_last=is_last)
 
 
-def _reshape(draft: Draft, layer: Layer) -> None:
+def _reshape(draft: NetworkDraft, layer: Layer) -> None:
     x = draft.read(layer.operands[0])
     out = draft.computed(layer.result.shape, layer.operands[0].narrow)
     draft.finish(layer, draft.reshaped(x, out))
 
 
-def _transpose(draft: Draft, layer: Layer) -> None:
+def _transpose(draft: NetworkDraft, layer: Layer) -> None:
     rank = len(layer.result.shape)
     order = layer.operation.attribute("perm", tuple(reversed(range(rank))))
     draft.finish(layer, draft.transposed(draft.read(layer.operands[0]), order))
@@ -507,7 +509,7 @@ def _constant(layer: Layer, position: int, what: str) -> tuple[int, ...] | None:
     return operation.numbers(position)
 
 
-def _padding(draft: Draft, layer: Layer) -> None:
+def _padding(draft: NetworkDraft, layer: Layer) -> None:
     operation, operand = layer.operation, layer.operands[0]
     if operation.attribute("mode", "constant") != "constant":
         raise NotTakenError("it does not pad with a constant")
@@ -540,7 +542,7 @@ def _pad_code(layer: Layer) -> int:
     return round(code)
 
 
-def _slice(draft: Draft, layer: Layer) -> None:
+def _slice(draft: NetworkDraft, layer: Layer) -> None:
     operand, rank = layer.operands[0], len(layer.result.shape)
     if layer.operation.value(1) is None:
         raise NotTakenError("its bounds are attributes: raise the operator set")
@@ -562,7 +564,7 @@ def _slice(draft: Draft, layer: Layer) -> None:
     draft.finish(layer, draft.operator("SLICE", (x, *bounds), out), is_last=is_last)
 
 
-def _resize(draft: Draft, layer: Layer) -> None:
+def _resize(draft: NetworkDraft, layer: Layer) -> None:
     operation, operand = layer.operation, layer.operands[0]
     shape, out = operand.shape, layer.result.shape
     if len(shape) != _IMAGE or shape[:2] != out[:2]:
@@ -592,7 +594,7 @@ def _resize(draft: Draft, layer: Layer) -> None:
     draft.finish(layer, made, is_last=True)
 
 
-def _softmax(draft: Draft, layer: Layer) -> None:
+def _softmax(draft: NetworkDraft, layer: Layer) -> None:
     operation, rank = layer.operation, len(layer.result.shape)
     opset = min(operation.opset, operation.attribute("opset", operation.opset))
     is_new = opset >= 13  # noqa: PLR2004 - before, all axes from one on were taken together
@@ -603,17 +605,17 @@ def _softmax(draft: Draft, layer: Layer) -> None:
     _by_table(draft, layer, "SOFTMAX", Quantity((1 / 256,), (-128,)), is_last, Beta=1.0)
 
 
-def _logistic(draft: Draft, layer: Layer) -> None:
+def _logistic(draft: NetworkDraft, layer: Layer) -> None:
     is_last = _is_better_last(draft, layer)
     _by_table(draft, layer, "LOGISTIC", Quantity((1 / 256,), (-128,)), is_last)
 
 
-def _tanh(draft: Draft, layer: Layer) -> None:
+def _tanh(draft: NetworkDraft, layer: Layer) -> None:
     _by_table(draft, layer, "TANH", Quantity((1 / 128,), (0,)), _is_better_last(draft, layer))
 
 
 def _by_table(
-    draft: Draft, layer: Layer, code: str, quantity: Quantity, is_last: bool, **options: Any
+    draft: NetworkDraft, layer: Layer, code: str, quantity: Quantity, is_last: bool, **options: Any
 ) -> None:
     """Add an operator whose result has a scale of its own."""
     x = draft.read(layer.operands[0], is_last=is_last)
@@ -621,13 +623,13 @@ def _by_table(
     draft.finish(layer, draft.operator(code, (x,), out, **options), is_last=is_last)
 
 
-def _leaky(draft: Draft, layer: Layer) -> None:
+def _leaky(draft: NetworkDraft, layer: Layer) -> None:
     is_last = _is_better_last(draft, layer)
     alpha = layer.operation.attribute("alpha", 0.01)
     _by_table(draft, layer, "LEAKY_RELU", layer.result.narrow, is_last, Alpha=alpha)
 
 
-def _activation(draft: Draft, layer: Layer) -> None:
+def _activation(draft: NetworkDraft, layer: Layer) -> None:
     is_last = _is_better_last(draft, layer)
     activation = activation_of(layer)
     if activation != "NONE":
@@ -642,13 +644,13 @@ def _activation(draft: Draft, layer: Layer) -> None:
     draft.finish(layer, draft.read(layer.operands[0], is_last=is_last), is_last=is_last)
 
 
-def _requantise(draft: Draft, layer: Layer) -> None:
+def _requantise(draft: NetworkDraft, layer: Layer) -> None:
     is_last = _is_better_last(draft, layer)
     draft.finish(layer, draft.read(layer.operands[0], is_last=is_last), is_last=is_last)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Translation:
     """What becomes of an operator.
 
     Attributes:
@@ -659,29 +661,29 @@ class Row:
 
     name: str
     types: tuple[str, ...]
-    write: Callable[[Draft, Layer], None]
+    write: Callable[[NetworkDraft, Layer], None]
 
 
 TABLE = (
-    Row("convolution", ("Conv",), _convolution),
-    Row("product", ("Gemm", "MatMul"), _product),
-    Row("max pool", ("MaxPool",), _max_pool),
-    Row("global max pool", ("GlobalMaxPool",), _global_max_pool),
-    Row("average pool", ("AveragePool",), _average_pool),
-    Row("mean", ("GlobalAveragePool", "ReduceMean"), _mean),
-    Row("elementwise", ("Add", "Mul", "Sub"), _elementwise),
-    Row("concatenation", ("Concat",), _concatenation),
-    Row("reshape", ("Flatten", "Reshape", "Squeeze", "Unsqueeze"), _reshape),
-    Row("transpose", ("Transpose",), _transpose),
-    Row("pad", ("Pad",), _padding),
-    Row("slice", ("Slice",), _slice),
-    Row("resize", ("Resize",), _resize),
-    Row("softmax", ("Softmax",), _softmax),
-    Row("sigmoid", ("Sigmoid",), _logistic),
-    Row("tanh", ("Tanh",), _tanh),
-    Row("leaky relu", ("LeakyRelu",), _leaky),
-    Row("activation", ("Clip", "Relu"), _activation),
-    Row("requantise", ("Identity",), _requantise),
+    Translation("convolution", ("Conv",), _convolution),
+    Translation("product", ("Gemm", "MatMul"), _product),
+    Translation("max pool", ("MaxPool",), _max_pool),
+    Translation("global max pool", ("GlobalMaxPool",), _global_max_pool),
+    Translation("average pool", ("AveragePool",), _average_pool),
+    Translation("mean", ("GlobalAveragePool", "ReduceMean"), _mean),
+    Translation("elementwise", ("Add", "Mul", "Sub"), _elementwise),
+    Translation("concatenation", ("Concat",), _concatenation),
+    Translation("reshape", ("Flatten", "Reshape", "Squeeze", "Unsqueeze"), _reshape),
+    Translation("transpose", ("Transpose",), _transpose),
+    Translation("pad", ("Pad",), _padding),
+    Translation("slice", ("Slice",), _slice),
+    Translation("resize", ("Resize",), _resize),
+    Translation("softmax", ("Softmax",), _softmax),
+    Translation("sigmoid", ("Sigmoid",), _logistic),
+    Translation("tanh", ("Tanh",), _tanh),
+    Translation("leaky relu", ("LeakyRelu",), _leaky),
+    Translation("activation", ("Clip", "Relu"), _activation),
+    Translation("requantise", ("Identity",), _requantise),
 )
 """The integer operators that can be written, by what they compute of numbers."""
 
@@ -717,7 +719,7 @@ def write_region(region: Region) -> Written:
     layers = tuple((_ROWS[one.op_type].name, one.nodes) for one in known)
     if reading.reasons or not known:
         return Written(None, layers, reading.reasons)
-    draft = Draft()
+    draft = NetworkDraft()
     codes = {one.value.id: one for layer in known for one in (*layer.operands, layer.result)}
     inputs = [_enter(draft, codes[value]) for value in region.inputs]
     for layer in known:
@@ -731,7 +733,7 @@ def write_region(region: Region) -> Written:
 
 def _why_not(layer: Layer) -> str | None:
     """Say why a layer cannot be written: it is tried by itself."""
-    draft = Draft()
+    draft = NetworkDraft()
     try:
         for operand in layer.operands:
             if not operand.is_constant:
@@ -742,14 +744,14 @@ def _why_not(layer: Layer) -> str | None:
     return None
 
 
-def _write(draft: Draft, layer: Layer) -> None:
+def _write(draft: NetworkDraft, layer: Layer) -> None:
     draft.node = layer.operation.node.name
     _ROWS[layer.op_type].write(draft, layer)
 
 
-def _enter(draft: Draft, codes: Codes) -> int:
+def _enter(draft: NetworkDraft, codes: Codes) -> int:
     """Add an input; return its tensor."""
-    tensor = Tensor(codes.value.name, codes.shape, codes.value.dtype, codes.quantity)
+    tensor = NetworkTensor(codes.value.name, codes.shape, codes.value.dtype, codes.quantity)
     number = draft.tensor(tensor)
     if codes.value.dtype == "uint8":
         turned = draft.operator("QUANTIZE", (number,), draft.computed(codes.shape, codes.narrow))
@@ -759,11 +761,11 @@ def _enter(draft: Draft, codes: Codes) -> int:
     return number
 
 
-def _leave(draft: Draft, codes: Codes, others: Collection[int]) -> int:
+def _leave(draft: NetworkDraft, codes: Codes, others: Collection[int]) -> int:
     """Return the tensor of an output, which is no input and none of the other outputs."""
     made, dtype = draft.read(codes), codes.value.dtype
     if dtype == "uint8":
-        out = draft.tensor(Tensor(codes.value.name, codes.shape, dtype, codes.quantity))
+        out = draft.tensor(NetworkTensor(codes.value.name, codes.shape, dtype, codes.quantity))
         return draft.operator("QUANTIZE", (made,), out)
     if made in others:
         made = draft.reshaped(made, draft.computed(codes.shape, codes.narrow))

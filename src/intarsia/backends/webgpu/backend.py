@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from intarsia.backends.artifact import refuse
+from intarsia.backends.artifact import damaged, refuse
 from intarsia.backends.device import Device, ThreadOptions
 from intarsia.backends.device_backend import DeviceBackend, DeviceLanguage, own_view
 from intarsia.backends.device_payload import check_fits, decode, source_of
-from intarsia.backends.native import damaged, refuse_unknown
+from intarsia.backends.native import refuse_unknown
 from intarsia.backends.native_defects import native_defects
 from intarsia.backends.queues import said_in_vain
 from intarsia.backends.values import Artifact, Refusal
@@ -181,7 +181,7 @@ class WebGpuBackend(DeviceBackend):
         device = own_view(device, WebGpuDevice, "WebGPU", artifact.target, self.name)
         payload = decode(artifact)
         entry = device.entry
-        check_fits(artifact, payload, entry.features, entry.limits.max_work_group, device)
+        check_fits(artifact, payload, entry.features, entry.limits, device)
         modules = split_modules(source_of(artifact, payload))
         if len(modules) != len(payload.kernels):
             raise damaged(artifact, "its source")

@@ -27,7 +27,7 @@ _MOST_ELEMENTS = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class Pipeline:
+class ComputePipeline:
     """A kernel that is built.
 
     Attributes:
@@ -86,7 +86,7 @@ class WebGpuExecutable(DeviceExecutable[WebGpuDevice]):
 
 def launch_calls(
     view: WebGpuDevice,
-    calls: Sequence[tuple[Pipeline, KernelRecord, CallRecord, Sequence[int]]],
+    calls: Sequence[tuple[ComputePipeline, KernelRecord, CallRecord, Sequence[int]]],
     places: Sequence[tuple[Any, int, int]],
     owned: object,
 ) -> Step:
@@ -117,7 +117,7 @@ def launch_calls(
     return _make_step(view, launches, owned)
 
 
-def make_pipeline(device: WebGpuDevice, record: KernelRecord, source: str) -> Pipeline:
+def make_pipeline(device: WebGpuDevice, record: KernelRecord, source: str) -> ComputePipeline:
     """Build a kernel.
 
     Raises:
@@ -149,7 +149,7 @@ def make_pipeline(device: WebGpuDevice, record: KernelRecord, source: str) -> Pi
             backend=BACKEND_NAME,
             hint=f"its driver is {', '.join(device.entry.key)}; INTARSIA_DUMP keeps the source",
         ) from error
-    return Pipeline(made, layout)
+    return ComputePipeline(made, layout)
 
 
 def _binding(

@@ -25,8 +25,8 @@ from intarsia.backends.float_operators import (
     read_softmax_axis,
 )
 from intarsia.backends.tflite.layers import NotTakenError
-from intarsia.backends.tflite.network import Network, Quantity, Tensor
-from intarsia.backends.tflite.operators import Draft, Window, read_window
+from intarsia.backends.tflite.network import Network, NetworkTensor, Quantity
+from intarsia.backends.tflite.operators import ImageWindow, NetworkDraft, read_window
 from intarsia.codegen.lower.operation import Operation
 from intarsia.graph.extract import constant_array
 
@@ -58,7 +58,7 @@ def lower_region(region: Region) -> Network:
     return Network(tuple(draft.tensors), tuple(draft.operators), inputs, outputs)
 
 
-class FloatDraft(Draft):
+class FloatDraft(NetworkDraft):
     """A network of float32 that is being written; values of the graph are tensors of it."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class FloatDraft(Draft):
     ) -> int:
         """Add a tensor that an operator makes."""
         text = name or f"{self.node}/{len(self.tensors)}"
-        return self.tensor(Tensor(text, tuple(shape), "float32"))
+        return self.tensor(NetworkTensor(text, tuple(shape), "float32"))
 
     def add_input(self, value: Value) -> int:
         """Add an input of the network."""
@@ -171,7 +171,7 @@ def _softmax(draft: FloatDraft, operation: Operation) -> None:
     draft.write(operation, "SOFTMAX", (x,), is_last=is_last, Beta=1.0)
 
 
-def _padded(draft: FloatDraft, x: int, window: Window, filler: float) -> int:
+def _padded(draft: FloatDraft, x: int, window: ImageWindow, filler: float) -> int:
     """Return an image with the pads for which TFLite has no name."""
     if not window.is_padded or window.is_same:
         return x
@@ -204,7 +204,7 @@ def _conv(draft: FloatDraft, operation: Operation) -> None:
     draft.write(operation, code, inputs, is_last=True, **_places(window), **options)
 
 
-def _places(window: Window) -> Mapping[str, Any]:
+def _places(window: ImageWindow) -> Mapping[str, Any]:
     """Return the options that convolutions and pools have in common."""
     return {
         "Padding": window.padding,

@@ -121,8 +121,8 @@ def instructions_of(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one case a line
             return Slots(fma=isa.slots(result.type, "fma")), isa.latency("fma")
         case ir.Dot():
             return _dot(operation, isa)
-        case ir.Mma():
-            raise AssertionError("a product of a warp of a GPU")
+        case ir.Mma() | ir.WarpShuffle():
+            raise AssertionError("an operation of a GPU's warp")
         case ir.Load(result=result, stride=stride, count=count):
             if result.type.lanes > 1 and stride not in (0, 1):
                 inserts = Slots(load=float(count), shuffle=float(count))

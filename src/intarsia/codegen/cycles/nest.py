@@ -51,7 +51,7 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class Footprint:
+class BufferFootprint:
     """Memory of one buffer.
 
     Attributes:
@@ -347,10 +347,10 @@ class KernelNest:
         return {}
 
     @cached_property
-    def _footprints(self) -> dict[tuple[int, int], dict[ir.Buffer, Footprint]]:
+    def _footprints(self) -> dict[tuple[int, int], dict[ir.Buffer, BufferFootprint]]:
         return {}
 
-    def footprints(self, nest: Nest, depth: int) -> dict[ir.Buffer, Footprint]:
+    def footprints(self, nest: Nest, depth: int) -> dict[ir.Buffer, BufferFootprint]:
         """Return what a loop touches while it and loops from a depth on turn, by buffer."""
         key = id(nest), depth
         if key not in self._footprints:
@@ -425,7 +425,9 @@ _BOUNDED: dict[str, Any] = {
 }
 
 
-def _cover(buffer: ir.Buffer, groups: dict[tuple[Any, ...], set[tuple[int, int]]]) -> Footprint:
+def _cover(
+    buffer: ir.Buffer, groups: dict[tuple[Any, ...], set[tuple[int, int]]]
+) -> BufferFootprint:
     """Return how much of a buffer accesses touch, each given as places and the steps from them."""
     total = lines = runs = 0.0
     apart: list[int] = []
@@ -458,4 +460,4 @@ def _cover(buffer: ir.Buffer, groups: dict[tuple[Any, ...], set[tuple[int, int]]
         runs += max(1.0, min(count, most))
     span_bytes = min(high - low, typical(buffer.span) * buffer.item_bytes)
     most = span_bytes / LINE + 1
-    return Footprint(min(total, span_bytes), min(lines, most), min(runs, most), tuple(apart))
+    return BufferFootprint(min(total, span_bytes), min(lines, most), min(runs, most), tuple(apart))

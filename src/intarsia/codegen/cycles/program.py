@@ -77,7 +77,7 @@ def estimate_program(
         others: Bytes that the rest of a model touches between two runs.
     """
     costs = [kernel_cost(kernel, isa) for kernel in program.kernels]
-    memory = _Memory()
+    memory = _Recency()
     estimates: list[CallEstimate] = []
     for _ in range(_PASSES):
         estimates.clear()
@@ -90,7 +90,7 @@ def estimate_program(
     return ProgramEstimate(tuple(estimates), cycles, cycles / isa.core.hz, isa.core.source)
 
 
-class _Memory:
+class _Recency:
     """When each block was touched last, in bytes touched since the start."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ def _estimate(
     program: Program,
     call: Call,
     cost: KernelCost,
-    memory: _Memory,
+    memory: _Recency,
     isa: Instructions,
     threads: int,
 ) -> CallEstimate:

@@ -25,7 +25,7 @@ from intarsia.errors import UnsupportedError
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ProgramPart:
     """The program of a region, and which tensors of the whole its inputs and outputs are.
 
     Attributes:
@@ -39,7 +39,7 @@ class Part:
     outputs: tuple[int, ...]
 
 
-def join(parts: Sequence[Part], inputs: Sequence[int], outputs: Sequence[int]) -> Program:
+def join(parts: Sequence[ProgramPart], inputs: Sequence[int], outputs: Sequence[int]) -> Program:
     """Return one program of parts that run one after the other.
 
     Args:
@@ -71,7 +71,7 @@ class _Joined:
         self._checks: list[IndexCheck] = []
         self._fault_bytes = 0
 
-    def append(self, part: Part) -> None:
+    def append(self, part: ProgramPart) -> None:
         """Append the calls of a part."""
         program = part.program
         if program.found or program.is_free:

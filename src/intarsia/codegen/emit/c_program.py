@@ -58,7 +58,7 @@ class WeightsIn(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ProgramLayout:
     """Where a program in C keeps its data.
 
     Attributes:
@@ -132,7 +132,7 @@ def emit_c_program(
     program: Program,
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
-    layout: Layout = Layout(),
+    layout: ProgramLayout = ProgramLayout(),
     *,
     sizes: Sequence[Symbol] = (),
 ) -> Sources:
@@ -172,7 +172,7 @@ def emit_driver(
         UnsupportedError: A dimension is not bounded, or found by a run.
     """
     writer = _Writer(
-        name, program, inputs, outputs, Layout(), tuple(sizes), sharing, is_native=True
+        name, program, inputs, outputs, ProgramLayout(), tuple(sizes), sharing, is_native=True
     )
     return writer.sources()
 
@@ -190,7 +190,7 @@ class _Writer:
         program: Program,
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
-        layout: Layout,
+        layout: ProgramLayout,
         sizes: tuple[Symbol, ...] = (),
         sharing: Sharing | None = None,
         *,

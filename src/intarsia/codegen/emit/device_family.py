@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from intarsia.codegen import ir
 from intarsia.codegen.emit.c_family import CFamily, Spelling, spell
 from intarsia.codegen.emit.distribute import Distribution, distribute
+from intarsia.codegen.grid_rules import shared_bytes
 from intarsia.codegen.unit import CpuModel, GpuModel
 
 _LEAST_GROUP = 32
@@ -98,6 +99,7 @@ class DeviceKernel:
         items: Most work-items that can share a turn; 1 if it is one item's.
         is_group: Whether the items of a turn are one group.
         busy_items: Work-items that keep the device busy.
+        shared_bytes: Of memory that the items of a group share.
     """
 
     name: str
@@ -108,6 +110,7 @@ class DeviceKernel:
     items: int
     is_group: bool
     busy_items: int
+    shared_bytes: int = 0
 
     def global_size(self, extent: int) -> tuple[int, int]:
         """Return the work-items of a call of so many turns (`Call.extent`), as `local_size`."""
@@ -142,6 +145,7 @@ def device_kernel(
         items=function.work_items or plan.items,
         is_group=is_shared and (plan.waits or bool(function.locals or function.work_items)),
         busy_items=limits.busy_items,
+        shared_bytes=plan.shared_bytes,
     )
 
 
@@ -166,7 +170,8 @@ def divide(
             each kind of variable that holds it.
     """
     if function.grid is not None:
-        return Distribution()  # it says itself what is parallel
+        # It says itself what is parallel.
+        return Distribution(shared_bytes=shared_bytes(function))
     plan = distribute(function)
     own_bytes = sum(buffer.span * item_bytes(buffer.dtype) for buffer in function.locals)
     meeting: dict[object, int] = {}
@@ -179,7 +184,7 @@ def divide(
     # On CPUs barriers cost more than they gain: items of a group run in turn.
     if is_group and (limits.group_size == 1 or own_bytes > limits.local_bytes):
         return Distribution()
-    return plan
+    return replace(plan, shared_bytes=own_bytes) if plan.items > 1 else plan
 
 
 def dtypes_of(function: ir.Function) -> set[str]:
@@ -411,6 +416,8 @@ class DeviceFamily(CFamily):
                 self._reduce(operation)
             case ir.Dot():
                 self._dot(operation)
+            case ir.WarpShuffle():
+                self._warp_shuffle(operation)
             case _:
                 self.lanewise(operation)
 
@@ -451,6 +458,23 @@ class DeviceFamily(CFamily):
         number_value = ir.IrValue(wide.type.with_dtype(total))
         self.lanewise(ir.Bitcast(number_value, bits))
         return number_value
+
+    def _warp_shuffle(self, shuffle: ir.WarpShuffle) -> None:
+        """Hand a number to another lane through shared memory."""
+        place = self._meeting_place(self.wide[1].type_of(shuffle.operand.type.dtype))
+        self.line(f"{place}[{self.item_of_group}] = {self.names[shuffle.operand][0]};")
+        self.wait()
+        self.declare(shuffle.result, [f"{place}[({self.item_of_group}) ^ {shuffle.mask}]"])
+        self.wait()  # before the next one uses the place
+
+    def _meeting_place(self, type_: str) -> str:
+        """Return the name of shared memory with a variable of each work-item."""
+        return self.meeting_places.setdefault(type_, f"v0_{len(self.meeting_places)}")
+
+    @property
+    def meeting(self) -> int:
+        """Work-items that meet in shared memory."""
+        return self.function.work_items or self.sharing
 
     def _splat(self, result: ir.IrValue, operand: ir.IrValue) -> None:
         type_ = result.type
@@ -536,7 +560,7 @@ class DeviceFamily(CFamily):
         pieces = self.pieces(carried.type.lanes)
         for part, (_, width) in zip(self.names[carried], pieces, strict=True):
             type_ = self.wide[width].type_of(dtype)
-            place = self.meeting_places.setdefault(type_, f"v0_{len(self.meeting_places)}")
+            place = self._meeting_place(type_)
             self.line(f"{place}[item] = {part};")
             self.wait()
             # Each item adds up all terms in one order, so that all have the same sum, to the bit,

@@ -38,6 +38,7 @@ class Distribution:
         barriers: Statements before which they wait for each other.
         closing: Loops at the end of whose iterations they wait.
         items: Most work-items that have something to do; 1 if a turn is not to be divided.
+        shared_bytes: Of memory that the items of a group share.
     """
 
     shared: frozenset[int] = frozenset()
@@ -45,6 +46,7 @@ class Distribution:
     barriers: frozenset[int] = frozenset()
     closing: frozenset[int] = frozenset()
     items: int = 1
+    shared_bytes: int = 0
 
     @property
     def waits(self) -> bool:

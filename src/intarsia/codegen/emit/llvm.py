@@ -15,7 +15,7 @@ Source:
 from __future__ import annotations
 
 from intarsia.codegen import ir
-from intarsia.codegen.emit.llvm_core import Block, Bounds, LlvmCore, memory_type
+from intarsia.codegen.emit.llvm_core import Bounds, CodeBlock, LlvmCore, memory_type
 from intarsia.codegen.unit import CpuModel
 
 _UNIT = CpuModel()
@@ -52,7 +52,7 @@ class _Cpu(LlvmCore):
             self.keep(size, f"%s{number}", 0)
             parameters.append(f"i64 %s{number}")
         parameters += ["i64 %begin", "i64 %end"]
-        self.blocks.append(Block("entry"))
+        self.blocks.append(CodeBlock("entry"))
         freed = [self._local(number, buffer) for number, buffer in enumerate(function.locals)]
         if function.tiles:  # for this call, which may be of another thread than the one before
             callee = self.declare("llvm.x86.ldtilecfg", "void (ptr)")

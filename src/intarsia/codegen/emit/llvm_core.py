@@ -35,7 +35,7 @@ _FLOAT_PREDICATES = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "
 
 
 @dataclass(slots=True)
-class Block:
+class CodeBlock:
     """The lines of one loop body, or of the function; whether that loop carries values."""
 
     label: str
@@ -80,7 +80,7 @@ class LlvmCore:
         self._rounded: dict[ir.IrValue, ir.IrValue] = {}  # what was rounded, by the result
         self._operands: dict[ir.IrValue, str] = {}  # with their types
         self.depths: dict[ir.IrValue, int] = {}
-        self.blocks: list[Block] = []
+        self.blocks: list[CodeBlock] = []
         self._count = 0
         self.declared: dict[str, str] = {}
         self._callees: dict[tuple[str, ir.Type], str] = {}
@@ -191,7 +191,7 @@ class LlvmCore:
         self._count += 1
         number = self._count
         head, tail = f"head{number}", f"tail{number}"
-        block = Block(head, bool(loop.carried))
+        block = CodeBlock(head, bool(loop.carried))
         self.blocks.append(block)
         depth = len(self.blocks) - 1
         self.keep(loop.variable, self.fresh(), depth)

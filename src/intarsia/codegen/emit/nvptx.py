@@ -30,8 +30,8 @@ from intarsia.codegen.emit.device_family import (
 )
 from intarsia.codegen.emit.live import prune
 from intarsia.codegen.emit.llvm_core import (
-    Block,
     Bounds,
+    CodeBlock,
     LlvmCore,
     llvm_literal,
     llvm_type,
@@ -40,6 +40,8 @@ from intarsia.codegen.emit.llvm_core import (
 from intarsia.errors import BackendError
 
 _GLOBAL, _SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
+_WARP = 32
+"""Threads of a warp."""
 _MOST_PARAMETERS = 4096 // 8
 """What a kernel can be given: 4 KiB (CUDA C++ Programming Guide, "Function Parameters")."""
 _MOST_PRIVATE = 512 << 10
@@ -93,7 +95,7 @@ class _Nvptx(LlvmCore):
         for number, size in enumerate(function.sizes):
             self.keep(size, f"%s{number}", 0)
             parameters.append(f"i64 %s{number}")
-        self.blocks.append(Block("entry"))
+        self.blocks.append(CodeBlock("entry"))
         for number, buffer in enumerate(function.locals):
             self._local(number, buffer)
         self._place()
@@ -204,6 +206,9 @@ class _Nvptx(LlvmCore):
         if isinstance(operation, ir.Mma):
             self._mma(operation)
             return
+        if isinstance(operation, ir.WarpShuffle):
+            self._warp_shuffle(operation)
+            return
         super().operation(operation)
         if isinstance(operation, ir.Loop) and id(operation) in self.plan.reduced:
             names = self.plan.reduced[id(operation)]
@@ -311,7 +316,7 @@ class _Nvptx(LlvmCore):
             lower, upper = self.index(loop.lower), self.index(loop.upper)
             turn = self._product(turn, loop.step)
             turn = turn if lower == "0" else self._sum(lower, turn)
-        self.blocks.append(Block("turn"))
+        self.blocks.append(CodeBlock("turn"))
         if loop is not None:
             self.keep(loop.variable, turn, len(self.blocks) - 1)
         self.body(body)
@@ -331,6 +336,20 @@ class _Nvptx(LlvmCore):
             self.line(f"{number} = {name} i64 {self._item}, {lane.trip_count}")
         self.keep(loop.variable, number, len(self.blocks) - 1)
         self.body(loop.body)
+
+    def _warp_shuffle(self, shuffle: ir.WarpShuffle) -> None:
+        """Write how a warp's threads hand numbers to each other: 32 bits of each."""
+        type_, given = llvm_type(shuffle.operand.type), self.names[shuffle.operand]
+        called = self.declare("llvm.nvvm.shfl.sync.bfly.i32", "i32 (i32, i32, i32, i32)")
+        bits, found, result = self.fresh(), self.fresh(), self.fresh()
+        items = self.function.work_items
+        everyone = -1 if items >= _WARP else (1 << items) - 1
+        self.line(f"{bits} = bitcast {type_} {given} to i32")
+        arguments = f"i32 {everyone}, i32 {bits}, i32 {shuffle.mask}, i32 {_WARP - 1}"
+        # Convergent: it must not move to where some of the threads do not go.
+        self.line(f"{found} = call i32 {called}({arguments}) convergent")
+        self.line(f"{result} = bitcast i32 {found} to {type_}")
+        self.keep(shuffle.result, result, len(self.blocks) - 1)
 
     def _mma(self, mma: ir.Mma) -> None:
         """Write a product of a warp's matrices: registers have two float16 each."""

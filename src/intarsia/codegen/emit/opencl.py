@@ -141,7 +141,7 @@ class _OpenCl(DeviceFamily):
         else:
             self.body(function.body)
         declared = [
-            f"    __local {type_} {name}[{self.sharing}];"
+            f"    __local {type_} {name}[{self.meeting}];"
             for type_, name in self.meeting_places.items()
         ]
         notes = [f"// {note}" for note in function.notes]

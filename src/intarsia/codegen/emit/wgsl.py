@@ -196,7 +196,7 @@ class _Wgsl(DeviceFamily):
         else:
             self.body(function.body)
         declared += [
-            f"var<workgroup> {name}: array<{type_}, {self.sharing}>;"
+            f"var<workgroup> {name}: array<{type_}, {self.meeting}>;"
             for type_, name in self.meeting_places.items()
         ]
         declared.append(text.SPECIAL)

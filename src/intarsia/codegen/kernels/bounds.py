@@ -16,7 +16,7 @@ _TURN_ENTRIES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class IndexBounds:
     """`fault[t]` is 0 if all indices of turn t are in `[-extent, extent)`, else one that is not.
 
     Counts are in `[0, extent)`.
@@ -41,10 +41,10 @@ class Bounds:
         return -(-self.count // _TURN_ENTRIES)
 
 
-SPECS = (Bounds,)
+SPECS = (IndexBounds,)
 
 
-def build(spec: Bounds) -> Function:
+def build(spec: IndexBounds) -> Function:
     """Return the kernel; its arguments are indices and fault."""
     b = Builder("check_indices")
     indices = spec.indices.declare(b, "indices", (spec.count,))

@@ -71,7 +71,7 @@ def build(spec: SliceTables | PadTables) -> Function:
 
 def _slice(spec: SliceTables) -> Function:
     b = Builder("slice_tables")
-    reader = _Reader(b, spec)
+    reader = _ParameterReader(b, spec)
     starts, ends = reader.argument("starts", spec.starts), reader.argument("ends", spec.ends)
     axes, steps = reader.argument("axes", spec.axes), reader.argument("steps", spec.steps)
     assert starts is not None
@@ -108,7 +108,7 @@ def _slice(spec: SliceTables) -> Function:
 
 def _pad(spec: PadTables) -> Function:
     b = Builder("pad_tables")
-    reader = _Reader(b, spec)
+    reader = _ParameterReader(b, spec)
     pads, axes = reader.argument("pads", spec.pads), reader.argument("axes", spec.axes)
     assert pads is not None
     reader.declare_results()
@@ -155,7 +155,7 @@ def _from_end(b: Builder, number: IrValue, extent: int) -> IrValue:
     return b.select(b.compare("lt", number, 0), b.add(number, extent), number)
 
 
-class _Reader:
+class _ParameterReader:
     """Reads parameters by dimension, and writes tables and whether something did not fit."""
 
     def __init__(self, b: Builder, spec: SliceTables | PadTables) -> None:

@@ -137,7 +137,12 @@ def grid_gemm(product: Gemm, b: Layout, machine: GpuModel) -> GridGemm | None:
         machine,
         whole.epilogue,
     )
-    return spec if any(fits(plan, machine) for plan in _SCHEDULES.values()) else None
+    return spec if has_schedule(machine) else None
+
+
+def has_schedule(machine: GpuModel) -> bool:
+    """Tell whether a machine has what some schedule needs."""
+    return any(fits(plan, machine) for plan in _SCHEDULES.values())
 
 
 def is_shared(m: Size, n: Size, k: Size) -> bool:
@@ -231,15 +236,24 @@ class GridProduct:
     def __init__(self, spec: GridGemm, plan: GridGemmSchedule) -> None:
         self.spec = spec
         self.plan = plan
-        self.b = b = Builder(self.name)
+        self.b = Builder(self.name)
+        self.declare()
+        self.left_slice = self.slice_of("left", plan.rows)
+        self.right_slice = self.slice_of("right", plan.columns)
+        self.steps = -(-spec.k // plan.depth)
+
+    def declare(self) -> None:
+        """Declare the arguments."""
+        b, spec = self.b, self.spec
         self.left = spec.a.declare(b, "a", (*spec.batch, spec.m, spec.k))
         self.right = spec.b.declare(b, "b", (*spec.batch, spec.k, spec.n))
         domain = (*spec.batch, spec.m, spec.n)
         self.result = spec.c.declare(b, "c", domain, is_written=True)
         self.epilogue = spec.epilogue.bind(b, domain)
-        self.left_slice = self.slice_of("left", plan.rows)
-        self.right_slice = self.slice_of("right", plan.columns)
-        self.steps = -(-spec.k // plan.depth)
+
+    def left_at(self, item: Placing, row: Index, k: Index) -> tuple[Index, ...]:
+        """Return where an entry of the left operand lies."""
+        return (*item.batch, row, k)
 
     def function(self) -> Function:
         """Return the kernel."""
@@ -379,7 +393,7 @@ class GridProduct:
         if size % tile:
             along = b.smaller(along, size - wide)
         place = b.smaller(k, spec.k - wide_k) if is_cut else k
-        at = (*item.batch, along, place) if one.is_left else (*item.batch, place, along)
+        at = self.left_at(item, along, place) if one.is_left else (*item.batch, place, along)
         value = b.load(one.operand, at, one.width)
         if not is_cut:
             return value
@@ -444,15 +458,19 @@ class GridProduct:
     def store(self, item: Placing, value: IrValue, row: Index, column: Index) -> None:
         """Write neighbours along a row, if they lie inside."""
         b, spec, plan = self.b, self.spec, self.plan
-        at = (*item.batch, row, column)
         inside = [
             b.compare("lt", b.index(place), b.index(extent))
             for place, extent, tile in ((row, spec.m, plan.rows), (column, spec.n, plan.columns))
             if extent % tile
         ]
         if not inside:
-            store_lanes(b, self.epilogue(value, at, None), self.result, at)
+            self.write(item, value, row, column)
             return
         condition = inside[0] if len(inside) == 1 else b.binary("and", *inside)
         with b.where(condition):
-            store_lanes(b, self.epilogue(value, at, None), self.result, at)
+            self.write(item, value, row, column)
+
+    def write(self, item: Placing, value: IrValue, row: Index, column: Index) -> None:
+        """Write neighbours along a row, which lie inside."""
+        at = (*item.batch, row, column)
+        store_lanes(self.b, self.epilogue(value, at, None), self.result, at)

@@ -36,7 +36,7 @@ _CHAINS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Activation:
+class GateFunction:
     """A function of a gate.
 
     Attributes:
@@ -84,7 +84,7 @@ class Recurrence:
     batch: int
     hidden: int
     tensors: tuple[tuple[str, Layout], ...]
-    activations: tuple[Activation, ...]
+    activations: tuple[GateFunction, ...]
     is_reversed: bool = False
     is_linear_first: bool = False
     is_coupled: bool = False
@@ -141,7 +141,7 @@ def domains(spec: Recurrence, dtype: str) -> dict[str, tuple[int, ...]]:
 
 def build(spec: Recurrence) -> Function:
     """Return the kernel; its arguments are the tensors."""
-    return _Steps(spec).function()
+    return _RecurrenceKernel(spec).function()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ _Tiles: TypeAlias = Callable[[], Iterator[tuple[Index, int]]]
 """Opens a loop over the tiles of a turn; gives the first row of each, and how many there are."""
 
 
-class _Steps:
+class _RecurrenceKernel:
     def __init__(self, spec: Recurrence) -> None:
         self.spec = spec
         self.b = b = Builder(spec.op_type.lower())

@@ -70,14 +70,21 @@ SPECS = (Reduction,)
 
 def build(spec: Reduction) -> Function:
     """Return the kernel."""
-    return _ReductionKernel(Builder("reduce"), spec).build()
+    return ReductionKernel(Builder("reduce"), spec).build()
 
 
-class _ReductionKernel:
+class ReductionKernel:
+    """Makes one kernel, whose turns each have some results.
+
+    Args:
+        builder: Of the kernel.
+        spec: What it computes.
+    """
+
     def __init__(self, builder: Builder, spec: Reduction) -> None:
         self._b = builder
         self._spec = spec
-        self._kept, self._gone, self._is_across = _domains(spec)
+        self._kept, self._gone, self._is_across = reduction_domains(spec)
         strides = (*self._kept.strides[0], *self._gone.strides[0])
         extents = (*self._kept.extents, *self._gone.extents)
         self._x = replace(spec.x, strides=strides).declare(builder, "x", extents)
@@ -196,18 +203,19 @@ class _ReductionKernel:
         """Reduce to one result."""
         spec, b = self._spec, self._b
         if spec.kind.startswith("Arg"):
-            return self._argument(place)
+            return self.argument(place)
         count = prod(self._gone.extents)
         if spec.kind != "LogSumExp":
             kind = KINDS[spec.kind]
-            return kind.finish(b, self._along_pass(kind, place, lambda value: value), count)
-        peak = self._finite(self._along_pass(KINDS["Max"], place, lambda value: value))
-        total = self._along_pass(KINDS["Sum"], place, lambda v: maths.exp(b, b.sub(v, peak)))
+            return kind.finish(b, self.along_pass(kind, place, lambda value: value), count)
+        peak = self._finite(self.along_pass(KINDS["Max"], place, lambda value: value))
+        total = self.along_pass(KINDS["Sum"], place, lambda v: maths.exp(b, b.sub(v, peak)))
         return b.add(maths.log(b, total), peak)
 
-    def _along_pass(
+    def along_pass(
         self, kind: ReductionKind, place: list[Index], change: Callable[[IrValue], IrValue]
     ) -> IrValue:
+        """Return what a kind of reduction makes of all changed entries of a result."""
         neutral = kind.neutral(self._dtype)
         lanes, length = self._lanes, self._gone.extents[-1]
         # Vectors go to accumulators in turn, whatever their number is: those that a short extent
@@ -271,7 +279,7 @@ class _ReductionKernel:
         whole = merge(totals, lambda left, right: kind.combine(self._b, left, right))
         return fold(self._b, whole, kind.combine)
 
-    def _argument(self, place: list[Index]) -> IrValue:
+    def argument(self, place: list[Index]) -> IrValue:
         """Return where the extremum is: the best of each lane, then of the lanes."""
         b, lanes, length = self._b, self._lanes, self._gone.extents[-1]
         whole = length // lanes * lanes
@@ -378,11 +386,11 @@ class _ReductionKernel:
 
 def sum_order(spec: Reduction) -> SumOrder:
     """Return in which order a reduction combines entries."""
-    _, gone, is_across = _domains(spec)
+    _, gone, is_across = reduction_domains(spec)
     return SumOrder(is_across, gone.merged)
 
 
-def _domains(spec: Reduction) -> tuple[Domain, Domain, bool]:
+def reduction_domains(spec: Reduction) -> tuple[Domain, Domain, bool]:
     """Return how the box is walked.
 
     Returns:

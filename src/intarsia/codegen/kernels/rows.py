@@ -118,16 +118,16 @@ SPECS = (Rows,)
 
 def build(spec: Rows) -> Function:
     """Return the kernel."""
-    return _RowsKernel(Builder("rows"), spec).build()
+    return RowsKernel(Builder("rows"), spec).build()
 
 
 def sum_order(spec: Rows) -> SumOrder:
     """Return in which order the entries of a row are combined."""
-    _, gone, is_across = _domains(spec)
+    _, gone, is_across = row_domains(spec)
     return SumOrder(is_across, gone.merged)
 
 
-def _domains(spec: Rows) -> tuple[Domain, Domain, bool]:
+def row_domains(spec: Rows) -> tuple[Domain, Domain, bool]:
     """Return how the box is walked.
 
     Returns:
@@ -154,11 +154,21 @@ def _domains(spec: Rows) -> tuple[Domain, Domain, bool]:
     return kept, gone, across and not along
 
 
-class _RowsKernel:
+class RowsKernel:
+    """Makes one kernel, whose turns each have some rows.
+
+    Args:
+        builder: Of the kernel.
+        spec: What it computes.
+    """
+
+    keeps_in_memory = True
+    """Whether one pass over a row leaves in y, or in `made`, what the next one reads there."""
+
     def __init__(self, builder: Builder, spec: Rows) -> None:
         self._b = builder
         self._spec = spec
-        self._kept, self._gone, self._is_across = _domains(spec)
+        self._kept, self._gone, self._is_across = row_domains(spec)
         self._declare()
         self._dtype = spec.x.dtype
         lanes = spec.unit.lanes(self._dtype)
@@ -230,11 +240,15 @@ class _RowsKernel:
             walk(b, axes, turn, cell)
         return b.finish()
 
+    def fetch_ahead(self, place: list[Index]) -> None:
+        """Ask for a row that comes later."""
+        ahead = [*place[:-1], place[-1] + _ROWS_AHEAD]
+        for start in range(0, self._gone.extents[-1], 64 // self._x.item_bytes):
+            self._b.prefetch(self._x, (*ahead, Index(start)))
+
     def _row(self, place: list[Index], count: int) -> None:
         if self._is_resident:
-            ahead = [*place[:-1], place[-1] + _ROWS_AHEAD]
-            for start in range(0, self._gone.extents[-1], 64 // self._x.item_bytes):
-                self._b.prefetch(self._x, (*ahead, Index(start)))
+            self.fetch_ahead(place)
         match self._spec.kind:
             case "Softmax":
                 self._softmax(place, count)
@@ -255,7 +269,8 @@ class _RowsKernel:
         peak = self._peak(place, count)
         risen: dict[int, IrValue] = {}
         # A result of another dtype cannot hold them until the sum is known.
-        is_stored = self._y.dtype == self._dtype  # meanwhile; else it is computed twice
+        # Meanwhile; else it is computed twice.
+        is_stored = self.keeps_in_memory and self._y.dtype == self._dtype
 
         def risen_to(entry: RowVector) -> IrValue:
             return maths.exp_nonpositive(b, b.sub(self._load(entry), peak))
@@ -265,7 +280,7 @@ class _RowsKernel:
             if self._is_resident:
                 risen[entry.number] = value
             elif is_stored:
-                store_lanes(b, value, self._y, entry.at, entry.count)
+                self.put(value, self._y, entry)
             return [b.add(total[0], value)]
 
         # One division for each row: products with the reciprocal are off by up to 1.5 units in the
@@ -282,7 +297,7 @@ class _RowsKernel:
             self._store(b.mul(value, part), entry)
             return []
 
-        self._visit(place, count, [], write)
+        self.visit(place, count, [], write)
 
     def _log_softmax(self, place: list[Index], count: int) -> None:
         b = self._b
@@ -297,7 +312,7 @@ class _RowsKernel:
             self._store(b.sub(b.sub(self._load(entry), peak), size), entry)
             return []
 
-        self._visit(place, count, [], write)
+        self.visit(place, count, [], write)
 
     def _hardmax(self, place: list[Index], count: int) -> None:
         """Write 1 where the first of the largest entries is, and 0 elsewhere."""
@@ -316,7 +331,7 @@ class _RowsKernel:
             self._store(b.select(is_first, one, 0.0), entry)
             return []
 
-        self._visit(place, count, [], write)
+        self.visit(place, count, [], write)
 
     def _peak(self, place: list[Index], count: int) -> IrValue:
         """Return the largest entry; a NaN makes what comes of the row NaN anyway."""
@@ -363,11 +378,11 @@ class _RowsKernel:
         else:
             deviation = b.unary("sqrt", b.add(variance, spec.epsilon))
         inverse = b.div(1.0, deviation)
-        self._write_statistic(1, inverse, place, count)
+        self.write_statistic(1, inverse, place, count)
         factor = self._spread(inverse)
         moved = [self._spread(b.mul(b.unary("neg", rest), inverse)) for rest in rests]
         if first is not None:
-            self._write_statistic(0, b.add(first, rests[0]), place, count)
+            self.write_statistic(0, b.add(first, rests[0]), place, count)
 
         def write(entry: RowVector, carried: tuple[IrValue, ...]) -> list[IrValue]:
             value = self._centred(entry, mean)
@@ -375,7 +390,7 @@ class _RowsKernel:
             self._store(self._scaled(value, entry), entry)
             return []
 
-        self._visit(place, count, [], write)
+        self.visit(place, count, [], write)
 
     def _add(self, entry: RowVector, total: tuple[IrValue, ...]) -> list[IrValue]:
         return [self._b.add(total[0], self._load(entry))]
@@ -398,7 +413,8 @@ class _RowsKernel:
             return None
         return load_lanes(self._b, buffer, entry.at, self._lanes, entry.count)
 
-    def _write_statistic(self, number: int, value: IrValue, place: list[Index], count: int) -> None:
+    def write_statistic(self, number: int, value: IrValue, place: list[Index], count: int) -> None:
+        """Write a mean or an inverse deviation, if it is wanted."""
         buffer = self._statistics[number]
         if buffer is not None:
             store_lanes(self._b, value, buffer, place, count if self._is_across else 1)
@@ -415,8 +431,9 @@ class _RowsKernel:
         if spec.prologue.body.steps:
             value = self._prologue(value, entry.at, entry.count)
             # y has room for it until its own entries come.
-            if self._made is not None and (spec.made or not self._is_resident):
-                store_lanes(b, value, self._made, entry.at, entry.count)
+            is_wanted = spec.made or (self.keeps_in_memory and not self._is_resident)
+            if self._made is not None and is_wanted:
+                self.put(value, self._made, entry)
             if entry.is_spread:
                 value = b.splat(b.extract(value, 0), lanes)
         if self._is_resident:
@@ -429,8 +446,11 @@ class _RowsKernel:
         return load_lanes(self._b, buffer, entry.at, self._lanes, entry.count)
 
     def _store(self, value: IrValue, entry: RowVector) -> None:
-        result = self._epilogue(value, entry.at, entry.count)
-        store_lanes(self._b, result, self._y, entry.at, entry.count)
+        self.put(self._epilogue(value, entry.at, entry.count), self._y, entry)
+
+    def put(self, value: IrValue, buffer: Buffer, entry: RowVector) -> None:
+        """Write an entry."""
+        store_lanes(self._b, value, buffer, entry.at, entry.count)
 
     def _spread(self, value: IrValue) -> IrValue:
         return self._b.splat(value, self._lanes)
@@ -438,13 +458,13 @@ class _RowsKernel:
     def _sums(self, place: list[Index], count: int, step: Step, number: int) -> list[IrValue]:
         """Return so many sums over all entries of a row, as `_reduce` does."""
         b = self._b
-        slots = self._visit(
+        slots = self.visit(
             place, count, [b.constant(0.0, Type(self._dtype, self._lanes))] * number, step
         )
         wholes = [merge(slots[start::number], b.add) for start in range(number)]
         if self._is_across:
             return wholes
-        return [fold(b, whole, lambda b, left, right: b.add(left, right)) for whole in wholes]
+        return self.joined([fold(b, whole, Builder.add) for whole in wholes], b.add)
 
     def _reduce(
         self,
@@ -457,13 +477,20 @@ class _RowsKernel:
     ) -> IrValue:
         """Return what a step makes of all entries of a row; a scalar where vectors go along it."""
         type_ = Type(dtype or self._dtype, self._lanes)
-        slots = self._visit(place, count, [self._b.constant(neutral, type_)], step)
+        slots = self.visit(place, count, [self._b.constant(neutral, type_)], step)
         whole = merge(slots, combine)
         if self._is_across:
             return whole
-        return fold(self._b, whole, lambda b, left, right: combine(left, right))
+        folded = fold(self._b, whole, lambda b, left, right: combine(left, right))
+        return self.joined([folded], combine)[0]
 
-    def _visit(  # noqa: C901, PLR0915 - a case for each way in which a row is cut
+    def joined(
+        self, values: list[IrValue], combine: Callable[[IrValue, IrValue], IrValue]
+    ) -> list[IrValue]:
+        """Return what the parts of a row come to; here one has all of it."""
+        return values
+
+    def visit(  # noqa: C901, PLR0915 - a case for each way in which a row is cut
         self, place: list[Index], count: int, initial: list[IrValue], step: Step
     ) -> list[IrValue]:
         """Append a step for every vector of a row; returns what each slot carries at last."""
@@ -557,7 +584,8 @@ class _RowsKernel:
             return values
 
         results = level(0, [], carried)
-        self._is_made = bool(self._spec.prologue.body.steps) and not self._is_resident
+        has_prologue = bool(self._spec.prologue.body.steps)
+        self._is_made = has_prologue and self.keeps_in_memory and not self._is_resident
         return results
 
     def _only(self, new: IrValue, old: IrValue, count: int) -> IrValue:

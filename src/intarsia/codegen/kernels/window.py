@@ -123,6 +123,23 @@ class Split:
         return begin + builder.smaller(part, self.larger) if self.larger else begin
 
 
+def panel_runs(columns: int, lanes: int, panels: Split) -> list[tuple[Run, bool]]:
+    """Return runs of panels, and whether the last vector of one is not full: a run of its own.
+
+    Args:
+        columns: Of all panels.
+        lanes: Columns of a vector.
+        panels: The vectors of these columns, cut.
+    """
+    runs = [(run, False) for run in panels.runs]
+    if columns % lanes:
+        last, _ = runs.pop()
+        if last.end - last.first > 1:
+            runs.append((replace(last, end=last.end - 1), False))
+        runs.append((replace(last, first=last.end - 1), True))
+    return runs
+
+
 @dataclass(frozen=True, slots=True)
 class FreeSplit:
     """A free extent cut into parts of at most one size; see `Split`.

@@ -18,7 +18,7 @@ from intarsia.codegen.expand import expand
 from intarsia.codegen.guard import guarded
 from intarsia.codegen.halves import HALVES, SINGLE, reads_back, rounded, with_halves
 from intarsia.codegen.ir import INT64, Function, row_major
-from intarsia.codegen.kernels.bounds import Bounds
+from intarsia.codegen.kernels.bounds import IndexBounds
 from intarsia.codegen.kernels.domain import Ragged
 from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.kernels.entry_tables import PadTables, SliceTables
@@ -730,7 +730,7 @@ class Assembler:
         (count,) = view.shape
         if count == 0:
             return
-        spec = Bounds(count, extent, view.layout, self.unit, are_counts)
+        spec = IndexBounds(count, extent, view.layout, self.unit, are_counts)
         check = IndexCheck(0, node, indices, 0 if are_counts else extent)
         place = self._fault(spec.turns, check)
         self.call(spec, (view, place), (node,), f"{indices} within {extent}")

@@ -21,6 +21,7 @@ from intarsia.codegen.kernels.attention import (
     ways,
 )
 from intarsia.codegen.lower.assembler import Assembler
+from intarsia.codegen.lower.grid import shared_attention
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.views import View
@@ -199,6 +200,10 @@ def append_attention(
     )
     views = [heads.q, heads.k, heads.v, heads.y, *(mask[0] for mask in heads.masks)]
     views += [lengths] if lengths else []
+    shared = shared_attention(assembler, spec)
+    if shared is not None:
+        assembler.call(shared, views, names, "attention")
+        return
     for way in ways(spec):
         if not is_cut(way):
             assembler.call(way, views, names, "attention")

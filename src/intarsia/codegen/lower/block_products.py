@@ -11,17 +11,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 
 import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.codegen.body import Apply
 from intarsia.codegen.halves import SINGLE
-from intarsia.codegen.ir import row_major
+from intarsia.codegen.ir import TILE_ROWS, row_major
 from intarsia.codegen.kernels.block_gemm import (
     BlockGemm,
     BlockWeights,
     QuantizeBlocks,
+    has_tiles,
     pack_codes,
     pack_numbers,
 )
@@ -57,7 +59,7 @@ _INT8_LEVEL = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Weights:
+class _ModelWeights:
     """Weights as a model has them.
 
     Attributes:
@@ -120,7 +122,7 @@ def lower_matmul_nbits(assembler: Assembler, group: KernelGroup) -> None:
         if given.dtype == "uint8":
             zeros = _unpacked(zeros.reshape(n, -1), bits)[:, :blocks]
         zeros = zeros.reshape(n, blocks)
-    weights = _Weights(
+    weights = _ModelWeights(
         value.name,
         bits,
         size,
@@ -159,7 +161,7 @@ def lower_block_product(assembler: Assembler, group: KernelGroup) -> None:
     zeros = np.zeros((n, blocks), np.int16)
     if operation.value(_ZEROS) is not None:
         zeros = spread(operation.array(_ZEROS)).astype(np.int16)
-    weights = _Weights(
+    weights = _ModelWeights(
         f"{value.name}/{'turned ' if is_turned else ''}{offset}",
         bits,
         size,
@@ -181,7 +183,7 @@ def _unpacked(packed: Array, bits: int) -> Array:
 def _append(
     assembler: Assembler,
     group: KernelGroup,
-    weights: _Weights,
+    weights: _ModelWeights,
     bias: Value | None,
     *,
     is_narrow: bool,
@@ -244,11 +246,15 @@ def _quantise(
     """Append a call that quantises the left operand; return its codes, scales and sums."""
     *rows, k = a.shape
     blocks = -(-k // form.size)
-    whole = assembler.scratch("int8", (*rows, blocks * form.size + _APART_BYTES))
+    pitch = blocks * form.size + _APART_BYTES
+    # Products of tiles read whole ones: what is behind the last row changes no other.
+    more = TILE_ROWS if has_tiles(prod(rows), form.size, assembler.unit) else 0
+    whole = assembler.scratch("int8", (*rows, pitch), spare=more * pitch)
     codes = whole.part(len(rows), 0, blocks * form.size)
-    scales = assembler.scratch("float32", (*rows, blocks))
+    scales = assembler.scratch("float32", (*rows, blocks), spare=more * blocks)
     # Zero points are taken from sums of codes; one of all blocks before there are floats.
-    sums = assembler.scratch("float32" if form.zeros else "int32", (*rows, blocks))
+    dtype = "float32" if form.zeros else "int32"
+    sums = assembler.scratch(dtype, (*rows, blocks), spare=more * blocks)
     factor = -1 if form.zeros else -form.middle
     spec = QuantizeBlocks(
         tuple(rows), k, form.size, a.layout, codes.layout, factor, sums.dtype, assembler.unit
@@ -269,7 +275,7 @@ def _half_of(scales: Array, *, is_exact: bool, has_half: bool) -> str:
     return "float16" if has_half and is_held else ""
 
 
-def _zeros(weights: _Weights) -> Array | None:
+def _zeros(weights: _ModelWeights) -> Array | None:
     """Return zero points, or None if all are the middle of the range."""
     zeros = weights.zeros
     if zeros is None or bool((zeros == 1 << (weights.bits - 1)).all()):

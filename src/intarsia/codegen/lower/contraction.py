@@ -14,9 +14,10 @@ from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.kernels.gemm import Gemm
 from intarsia.codegen.kernels.reduce import Reduction
 from intarsia.codegen.lower.assembler import Assembler
+from intarsia.codegen.lower.grid import shared_reduction
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
-from intarsia.codegen.lower.products import choose_product
+from intarsia.codegen.lower.products import choose_product, dots_key
 from intarsia.codegen.lower.recipes import fuse
 from intarsia.codegen.lower.reductions import in_settled_order
 from intarsia.codegen.lower.views import View
@@ -278,8 +279,8 @@ class _Contraction:
             unit=self.assembler.unit,
         )
         name = f"{self.group.anchor.node.name}: {''.join(x.names)}"
-        spec = in_settled_order(self.assembler, spec, name)
-        self.assembler.call(spec, (x.view, y_view, *others), self.group.names, "sum")
+        kernel = shared_reduction(self.assembler, in_settled_order(self.assembler, spec, name))
+        self.assembler.call(kernel, (x.view, y_view, *others), self.group.names, "sum")
 
     def _call_product(
         self, a: _Factor, b: _Factor, c: _Factor, fused: Fused, operands: Sequence[_Factor]
@@ -341,7 +342,7 @@ class _Contraction:
             self.assembler.unit,
         )
         names = ",".join(map("".join, (a.names, b.names, c.names)))
-        key = f"dots of {self.group.anchor.node.name}: {names}"
+        key = dots_key(self.group.anchor, f": {names}")
         product = choose_product(self.assembler, spec, key)
         self.assembler.call(product, (left, right, result, *others), self.group.names)
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.codegen.body import Apply, Fused
-from intarsia.codegen.kernels import winograd
+from intarsia.codegen.kernels import grid_conv, winograd
 from intarsia.codegen.kernels.conv import Conv
 from intarsia.codegen.kernels.conv_plain import PlainConv
 from intarsia.codegen.kernels.convolution import ConvKind, choose, pack_bias
@@ -32,6 +32,7 @@ from intarsia.codegen.kernels.winograd.schedules import choose_winograd, fits_wi
 from intarsia.codegen.kernels.winograd.transform import LIMIT, OUTPUTS, error_ratio
 from intarsia.codegen.lower.activations import refuse_activation, with_activation
 from intarsia.codegen.lower.assembler import Assembler, TiledReads
+from intarsia.codegen.lower.grid import shared_conv
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.layouts import Wish, widest
 from intarsia.codegen.lower.operation import Operation
@@ -325,6 +326,14 @@ def append_conv(assembler: Assembler, group: KernelGroup, problem: ConvProblem) 
         plain = replace(plain, weights=weights.strides, is_turned=problem.is_turned)
         arguments = (problem.x, weights, *biases, problem.y, *problem.operands)
         assembler.call(plain, arguments, group.names, "weights as they are")
+        return
+    shared = shared_conv(assembler, describe(0))
+    if shared is not None:
+        key = f"{problem.key}/{grid_conv.PACKING} by {shared.conv.x_block}"
+        half = assembler.halves.get(operation.inputs[1].id, "")
+        packed = assembler.panels(key, partial(grid_conv.pack, shared, weights), half)
+        arguments = (problem.x.as_blocks(), packed, *biases, problem.y, *problem.operands)
+        assembler.call(shared, arguments, group.names)
         return
     tiles = _winograd_tiles(assembler, problem, operation)
     key = f"tiles of {operation.node.name}/{problem.key}"
@@ -642,7 +651,7 @@ def transposed_parts(
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _PhaseLine:
     """A phase in one dimension: which inputs its outputs meet, counted from the first real one."""
 
     taps: tuple[int, ...]
@@ -653,7 +662,7 @@ class _Line:
     y_begin: int
 
 
-def _phases(out: int, kernel: int, stride: int, dilation: int, pad: int) -> list[_Line]:
+def _phases(out: int, kernel: int, stride: int, dilation: int, pad: int) -> list[_PhaseLine]:
     lines = []
     for begin in range(min(stride, out)):
         first, phase = divmod(begin + pad, stride)
@@ -665,5 +674,5 @@ def _phases(out: int, kernel: int, stride: int, dilation: int, pad: int) -> list
             x_end = first - (taps[0] * dilation - phase) // stride + count
         # Taps that meet an output are stride / gcd apart, and their inputs dilation / gcd.
         step = dilation // math.gcd(dilation, stride)
-        lines.append(_Line(tuple(reversed(taps)), step, count, x_begin, x_end, begin))
+        lines.append(_PhaseLine(tuple(reversed(taps)), step, count, x_begin, x_end, begin))
     return lines

@@ -12,6 +12,7 @@ from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.kernels.reduce import Reduction
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.conversions import convert_step
+from intarsia.codegen.lower.grid import shared_reduction
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.reductions import in_settled_order
 from intarsia.codegen.lower.views import View, without
@@ -35,7 +36,8 @@ def lower_dynamic_quantize(assembler: Assembler, group: KernelGroup) -> None:
             data.domain, axes, kind, data.layout, without(_like(y, data), axes), unit=assembler.unit
         )
         spec = in_settled_order(assembler, spec, f"{operation.node.name}/{kind}")
-        assembler.call(spec, (data, y), group.names, kind.lower())
+        kernel = shared_reduction(assembler, spec)
+        assembler.call(kernel, (data, y), group.names, kind.lower())
         extrema.append(y)
     outputs = [*operation.node.outputs, ABSENT, ABSENT][:3]
     scale, zero = (

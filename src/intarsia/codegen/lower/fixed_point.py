@@ -14,7 +14,7 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.codegen.body import Apply
-from intarsia.codegen.fixed_point import ADD_SHIFT, Factor, code_of, factor_of
+from intarsia.codegen.fixed_point import ADD_SHIFT, FixedPointFactor, code_of, factor_of
 from intarsia.codegen.lower.conversions import convert_step
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.scalar_ops.fixed_point import MULTIPLY, ROUND_AWAY
@@ -78,7 +78,7 @@ class Steps:
         """Add a step of several operands."""
         return self.append(Apply(op_type, arguments, (), dtype))
 
-    def scaled(self, number: int, role: str, *factors: Factor) -> int:
+    def scaled(self, number: int, role: str, *factors: FixedPointFactor) -> int:
         """Add a product with a factor, or with one for each channel."""
         parts = {
             "multiplier": [factor.multiplier for factor in factors],

@@ -9,7 +9,7 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -17,6 +17,7 @@ from intarsia.codegen.lower.groups import KernelGroup, make_groups, split_tables
 from intarsia.codegen.lower.layouts import Borders, LayoutPlan, Wish, plan_layouts
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.operators import BYTES, entry_of
+from intarsia.codegen.lower.products import dots_key
 from intarsia.codegen.lower.recipes import (
     ANCHOR,
     Recipe,
@@ -63,6 +64,7 @@ def fuse_region(
     borders: Borders | None = None,
     requantise: Requantise = Requantise.ONNX,
     most_buffers: int | None = None,
+    settled: Container[str] = (),
 ) -> FusedRegion:
     """Return which operators of a region run as one.
 
@@ -72,9 +74,10 @@ def fuse_region(
         borders: Which inputs and outputs are blocked; None for none.
         requantise: How sums of codes become codes.
         most_buffers: Arrays that a kernel can be given; None for any number.
+        settled: Of what the program for all sizes has noted in which order it sums.
     """
     graph, outputs = region.graph, frozenset(region.outputs)
-    groups, wishes = group_region(region, unit, requantise, most_buffers)
+    groups, wishes = group_region(region, unit, requantise, most_buffers, settled)
     inputs = borders.inputs if borders else None
     layouts = plan_layouts(graph, groups, wishes, outputs, unit.lanes(), inputs)
     chains = find_chains(FUSED_SHAPES, graph, groups, layouts, outputs, unit)
@@ -86,13 +89,18 @@ def group_region(
     unit: CpuModel,
     requantise: Requantise = Requantise.ONNX,
     most_buffers: int | None = None,
+    settled: Container[str] = (),
 ) -> tuple[list[KernelGroup], list[Wish]]:
-    """Return the groups of a region, and what each wants of layouts."""
+    """Return the groups of a region, and what each wants of layouts; see `fuse_region`."""
     graph = region.graph
     operations = read_attention(region, read_operations(region, SPELLINGS))
     if requantise is Requantise.TFLITE:
         operations = read_fixed_point(region, operations)
-    operations = read_quantised(region, operations)
+
+    def takes_computed(product: Operation) -> bool:
+        return unit.has_byte_dots and dots_key(product) not in settled
+
+    operations = read_quantised(region, operations, takes_computed)
     operations = read_quantised_convolutions(region, operations)
     operations = read_quantised_pools(region, operations)
     operations = read_blocks(region, operations)

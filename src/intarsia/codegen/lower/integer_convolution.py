@@ -76,7 +76,7 @@ _EXACT = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
+class _ConvolutionPlaces:
     """At which inputs an operator has what is multiplied.
 
     Attributes:
@@ -90,15 +90,15 @@ class _Places:
     weights_zero: int
 
 
-_INTEGER = _Places(2, 1, 3)
-_QUANTIZED = _Places(2, 3, 5)
+_INTEGER = _ConvolutionPlaces(2, 1, 3)
+_QUANTIZED = _ConvolutionPlaces(2, 3, 5)
 _X_SCALE, _W_SCALE, _B, _B_SCALE, _B_ZERO, _Y_SCALE, _Y_ZERO = 1, 4, 6, 7, 8, 9, 10
 """Positions of inputs of the two operators that nodes mean."""
 _Q_SCALE, _Q_ZERO, _Q_B = 6, 7, 8
 """Positions of inputs of QLinearConv."""
 
 
-def _places(operation: Operation) -> _Places:
+def _places(operation: Operation) -> _ConvolutionPlaces:
     return _INTEGER if operation.op_type == "ConvInteger" else _QUANTIZED
 
 
@@ -225,14 +225,14 @@ _LARGEST = 255
 """The largest difference of codes."""
 
 
-def _zero(operation: Operation, at: _Places) -> int:
+def _zero(operation: Operation, at: _ConvolutionPlaces) -> int:
     """Return the known zero point of the input."""
     if operation.value(at.zero) is None:
         return 0
     return int(operation.array(at.zero).reshape(()))
 
 
-def _centred(operation: Operation, at: _Places) -> Array:
+def _centred(operation: Operation, at: _ConvolutionPlaces) -> Array:
     """Return the weights without their zero points, in the least dtype that holds them."""
     weights = operation.array(at.weights).astype(np.int16)
     if operation.value(at.weights_zero) is not None:
@@ -485,7 +485,7 @@ def _append(
 
 
 def _before(
-    operation: Operation, at: _Places, reading: _Reading, bias: Array | None
+    operation: Operation, at: _ConvolutionPlaces, reading: _Reading, bias: Array | None
 ) -> Array | None:
     """Return what is added to the sums of each channel, int32; None for nothing."""
     before: Array | None = None if bias is None else bias.astype(np.int32)

@@ -8,6 +8,10 @@ from the sums. So it is where a CPU multiplies bytes but adds their products in 
 all weights are small enough for that (`kernels/gemm/small_pairs.py`). Where not, a copy of it as
 int16 is made without its zero point, and pairs of that are multiplied: so nothing is to be split in
 the loop.
+
+A right operand that is computed is packed by a kernel (`kernels/code_panels.py`). Its zero point,
+times the sums of the left operand's rows, is then taken from the sums as well, or it goes when that
+kernel makes int16.
 """
 
 from __future__ import annotations
@@ -22,17 +26,26 @@ import numpy as np
 from intarsia.arrays import Array
 from intarsia.codegen.body import Apply, Body
 from intarsia.codegen.kernels import gemm
+from intarsia.codegen.kernels.code_panels import TOP, CodePanels
 from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.kernels.gemm import Gemm, Panels
 from intarsia.codegen.lower.assembler import Assembler
+from intarsia.codegen.lower.computed_codes import (
+    as_zero_point,
+    of_columns,
+    of_rows,
+    pack_codes,
+    right_codes,
+)
 from intarsia.codegen.lower.conversions import convert_step
 from intarsia.codegen.lower.fixed_point import Steps, bias_of, factors_of
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import ANCHOR, Recipe, Source, fuse, operand, over
-from intarsia.codegen.lower.tiles import tiled_product
+from intarsia.codegen.lower.tiles import append_tiled_batch, tile_panels, tiled_product
 from intarsia.codegen.lower.views import View
 from intarsia.codegen.unit import CpuModel
+from intarsia.extents import is_free
 
 BYTES = frozenset(("int8", "uint8"))
 """Codes that are multiplied."""
@@ -51,8 +64,8 @@ class _Places:
     Attributes:
         a: The left operand.
         a_zero: Its zero point.
-        b: The right operand, a constant.
-        b_zero: Its zero point, a constant.
+        b: The right operand.
+        b_zero: Its zero point; a constant if that is one.
     """
 
     a: int
@@ -81,7 +94,7 @@ def refuse_qlinear_matmul(operation: Operation) -> str | None:
     dtypes = {operation.inputs[position].dtype for position in (1, 4, 6)}
     if dtypes != {"float32"}:
         return f"its scales are {', '.join(sorted(dtypes))}"
-    return operation.why_computed({4: "b_scale is"})
+    return None if _is_one(operation, 4) else operation.why_computed({4: "b_scale is"})
 
 
 def _refuse(operation: Operation, at: _Places) -> str | None:
@@ -91,7 +104,13 @@ def _refuse(operation: Operation, at: _Places) -> str | None:
         return f"its right operand is {b.dtype}"
     if not _is_one(operation, at.a_zero):
         return "its left operand has a zero point for each row"
-    return operation.why_computed({at.b: "right operand is", at.b_zero: "right zero point is"})
+    if operation.is_constant(at.b):
+        return operation.why_computed({at.b_zero: "right zero point is"})
+    if is_free(b.shape or ()):
+        return "its right operand is not constant, and of free size"
+    if not _is_one(operation, at.b_zero):
+        return "its right operand is not constant, and has a zero point for each column"
+    return None
 
 
 def _is_one(operation: Operation, position: int) -> bool:
@@ -120,14 +139,16 @@ def lower_qlinear_matmul(assembler: Assembler, group: KernelGroup) -> None:
         return len(steps) - 1
 
     scales = [operation.value(position) for position in (1, 6)]
-    b_scale = operation.array(4)
-    if all(scale is not None and scale.constant is not None for scale in scales):
+    b_scale = operation.array(4) if operation.is_constant(4) else None
+    is_known = all(scale is not None and scale.constant is not None for scale in scales)
+    if is_known and b_scale is not None:
         a_scale, y_scale = (operation.array(position).reshape(()) for position in (1, 6))
         factor = (a_scale * b_scale / y_scale).astype(np.float32).astype(wide)
         sources.append((f"{name}/factor", _along_columns(factor)))
     else:
         sources += [scale.id for scale in scales if scale is not None]
-        sources.append((f"{name}/b_scale", _along_columns(b_scale)))
+        known = None if b_scale is None else (f"{name}/b_scale", _along_columns(b_scale))
+        sources.append(known or operation.node.inputs[4])
     zero = operation.value(7)
     if zero is not None:
         sources.append(zero.id)
@@ -203,15 +224,17 @@ def _along_columns(array: Array) -> Array:
 def _append(assembler: Assembler, group: KernelGroup, at: _Places, first: Recipe) -> None:
     """Append a product whose sums are what a recipe begins with."""
     operation, name = group.anchor, group.anchor.node.name
+    if not operation.is_constant(at.b):
+        _append_computed(assembler, group, at, first)
+        return
     a_value = operation.inputs[at.a]
     weights, kept = _centred(operation, at)
     is_row, is_column = len(a_value.shape or ()) == 1, weights.ndim == 1
     weights = weights[:, None] if is_column else weights
     form = _form(assembler.unit, weights, kept)
-    zero = operation.value(at.a_zero)
-    is_moved = zero is not None and not _is_zero(operation, at.a_zero)
-    turn = _TOP if form is _Form.SMALL_PAIRS and a_value.dtype == "int8" else 0
-    if form is not _Form.WORDS and (is_moved or turn):
+    is_moved = _is_moved(operation, at.a_zero)
+    turn = TOP if form is _LeftForm.SMALL_PAIRS and a_value.dtype == "int8" else 0
+    if form is not _LeftForm.WORDS and (is_moved or turn):
         sums = weights.astype(np.int32).sum(-2, dtype=np.int32)
         sums = sums[..., 0] if is_column else sums if is_row else sums[..., None, :]
         first = _less(first, operation, at.a_zero, sums, turn)
@@ -229,7 +252,7 @@ def _append(assembler: Assembler, group: KernelGroup, at: _Places, first: Recipe
         n,
         k,
         a.layout if k > 1 else _dense_along_k(a).layout,
-        Panels(kept, weights.shape[:-2], 0 if form is _Form.SMALL_PAIRS else None),
+        Panels(kept, weights.shape[:-2], 0 if form is _LeftForm.SMALL_PAIRS else None),
         c.layout,
         tuple(batch),
         over(fused, views[1:]),
@@ -237,7 +260,7 @@ def _append(assembler: Assembler, group: KernelGroup, at: _Places, first: Recipe
     )
     b_value = operation.value(at.b)
     assert b_value is not None
-    if form is _Form.BYTES and assembler.unit.has_byte_tiles:
+    if form is _LeftForm.BYTES and assembler.unit.has_byte_tiles:
         centred = f"{b_value.name}/less {name}/"
         tiled = tiled_product(assembler, spec, a, weights, centred, name)
         if tiled is not None:
@@ -246,7 +269,7 @@ def _append(assembler: Assembler, group: KernelGroup, at: _Places, first: Recipe
             assembler.call(product, (rows, packed, c, *views[1:]), group.names, note)
             return
     spec = assembler.choose(spec)
-    if form is _Form.SMALL_PAIRS:
+    if form is _LeftForm.SMALL_PAIRS:
         split = gemm.count_split(spec, weights)
         spec = replace(spec, b=Panels(kept, weights.shape[:-2], split))
     key = f"{b_value.name}/less {name}/{gemm.packing(spec)}"
@@ -255,7 +278,7 @@ def _append(assembler: Assembler, group: KernelGroup, at: _Places, first: Recipe
     assembler.call(spec, (a, b, c, *views[1:]), group.names, note)
 
 
-class _Form(Enum):
+class _LeftForm(Enum):
     """As what the left operand is read."""
 
     BYTES = "bytes"  # as it is
@@ -263,17 +286,13 @@ class _Form(Enum):
     WORDS = "words"  # as int16
 
 
-_TOP = 128
-"""What a byte differs by as a signed and as an unsigned number if its top bit is turned."""
-
-
-def _form(unit: CpuModel, weights: Array, kept: str) -> _Form:
+def _form(unit: CpuModel, weights: Array, kept: str) -> _LeftForm:
     if kept != "int8":
-        return _Form.WORDS
+        return _LeftForm.WORDS
     if unit.has_byte_dots:
-        return _Form.BYTES
+        return _LeftForm.BYTES
     is_fast = unit.has_byte_pairs and gemm.pays(weights, unit.lanes(_SUM))
-    return _Form.SMALL_PAIRS if is_fast else _Form.WORDS
+    return _LeftForm.SMALL_PAIRS if is_fast else _LeftForm.WORDS
 
 
 def _dense_along_k(view: View) -> View:
@@ -311,50 +330,129 @@ def _less(first: Recipe, operation: Operation, position: int, sums: Array, turn:
         sums: Of the weights of each column.
         turn: What is added to the zero point.
     """
-    zero, name = operation.value(position), operation.node.name
+    zero, name, count = operation.value(position), operation.node.name, len(first.sources)
     if zero is None or zero.constant is not None:
         moved_by = turn + (0 if zero is None else int(operation.array(position).item()))
-        sources: tuple[Source, ...] = (*first.sources, (f"{name}/columns", sums * moved_by))
-        count = len(sources)
-        steps = [Apply("Sub", (0, count - 1), (), _SUM)]
-    else:
-        sources = (*first.sources, zero.id, (f"{name}/columns", sums))
-        if turn:
-            sources = (*sources, (f"{name}/turn", np.full((1,) * sums.ndim, turn, np.int32)))
-        count = len(sources)
-        steps = [convert_step(len(first.sources), zero.dtype, _SUM)]
-        if turn:
-            steps.append(Apply("Add", (count, count - 1), (), _SUM))
-        place = count + len(steps) - 1
-        steps.append(Apply("Mul", (place, len(first.sources) + 1), (), _SUM))
-        steps.append(Apply("Sub", (0, place + 1), (), _SUM))
-    moved = count + len(steps)
-    before = len(first.sources)
+        steps = [Apply("Sub", (0, count), (), _SUM)]
+        return _behind(first, [(f"{name}/columns", sums * moved_by)], steps)
+    sources: list[Source] = [zero.id, (f"{name}/columns", sums)]
+    if turn:
+        sources.append((f"{name}/turn", np.full((1,) * sums.ndim, turn, np.int32)))
+    place = count + len(sources)
+    steps = [convert_step(count, zero.dtype, _SUM)]
+    if turn:
+        steps.append(Apply("Add", (place, place - 1), (), _SUM))
+        place += 1
+    steps.append(Apply("Mul", (place, count + 1), (), _SUM))
+    steps.append(Apply("Sub", (0, place + 1), (), _SUM))
+    return _behind(first, sources, steps)
+
+
+def _behind(first: Recipe, more: Sequence[Source], steps: Sequence[Apply]) -> Recipe:
+    """Return a recipe of what is done with the result of steps, which takes the anchor's place.
+
+    Args:
+        first: What is done then.
+        more: Sources behind those of `first`.
+        steps: They number these sources, the anchor as 0, and each other.
+    """
+    before, sources = len(first.sources), (*first.sources, *more)
+    moved = len(sources) + len(steps)
 
     def number(argument: int) -> int:
         if argument == 0:
             return moved - 1
         return argument if argument < before else argument - before + moved
 
-    steps += [replace(step, arguments=tuple(map(number, step.arguments))) for step in first.steps]
-    return Recipe(sources, tuple(steps))
+    last = (replace(step, arguments=tuple(map(number, step.arguments))) for step in first.steps)
+    return Recipe(sources, (*steps, *last))
+
+
+def _append_computed(assembler: Assembler, group: KernelGroup, at: _Places, first: Recipe) -> None:
+    """Append a product with a computed right operand; see `_append`."""
+    operation, unit = group.anchor, assembler.unit
+    a_value, b_value = operation.inputs[at.a], operation.value(at.b)
+    assert b_value is not None
+    is_row, is_column = len(a_value.shape or ()) == 1, len(b_value.shape or ()) == 1
+    form = _LeftForm.BYTES if unit.has_byte_dots else _LeftForm.WORDS
+    target = assembler.target(group.result)
+    c = _as_matrix(target, is_row, is_column)
+    a = _left(assembler, operation, at, form, is_moved=_is_moved(operation, at.a_zero))
+    a = a.unsqueezed(0) if is_row else a
+    rows = a
+    *batch, m, n = c.shape
+    k = a.shape[-1]
+    a = a.expanded((*batch, m, k))
+    b = assembler.read(b_value.id)
+    b = b.unsqueezed(-1) if is_column else b
+    b = right_codes(assembler, b.permuted((1, 0)) if operation.attribute("transB", 0) else b)
+    kept, own = "int8" if form is _LeftForm.BYTES else "int16", b.shape[:-2]
+    layout = a.layout if k > 1 else _dense_along_k(a).layout
+    spec = Gemm(m, n, k, layout, Panels(kept, own), c.layout, tuple(batch), unit=unit)
+    plan = gemm.schedule(spec)
+    tiled = tile_panels(spec, b) if form is _LeftForm.BYTES else None
+    panels = tiled or CodePanels(own, k, n, b.layout, kept, plan.vectors, unit=unit)
+    if form is _LeftForm.BYTES:
+        sums = assembler.scratch(_SUM, (*own, panels.vectors * panels.lanes))
+        packed = pack_codes(assembler, panels, (b,), (sums,))
+        left = as_zero_point(assembler, operation, at.a_zero)
+        right = as_zero_point(assembler, operation, at.b_zero, is_turned=b.dtype == "uint8")
+        terms = [of_rows(assembler, rows, right)]
+        terms.append(of_columns(assembler, sums.part(len(own), 0, n), k, left, right))
+        for term in terms:
+            if term is not None:
+                first = _less_memory(first, operation, _as_result(term, is_row, is_column))
+    else:
+        zero = []
+        if _is_moved(operation, at.b_zero):
+            panels = replace(panels, has_zero=True)
+            zero.append(assembler.read(operation.node.inputs[at.b_zero]))
+        packed = pack_codes(assembler, panels, (b, *zero), ())
+    fused, operands = fuse(assembler, group, _SUM, first)
+    others = [_as_matrix(view, is_row, is_column) for view in operands]
+    spec = replace(spec, epilogue=over(fused, others), schedule=plan)
+    if tiled is not None:
+        append_tiled_batch(assembler, spec, panels, (a, packed), (c, *others), group.names)
+        return
+    note = f"{a.dtype} times {kept}"
+    assembler.call(spec, (a, packed, c, *others), group.names, note)
+
+
+def _is_moved(operation: Operation, position: int) -> bool:
+    """Tell whether codes have a zero point that may be another number than 0."""
+    return operation.value(position) is not None and not _is_zero(operation, position)
+
+
+def _as_result(term: View, is_row: bool, is_column: bool) -> View:
+    """Return numbers of rows or columns without the dimensions that a result leaves out."""
+    rank = len(term.shape)
+    left_out = {rank - 2} if is_row else set()
+    left_out |= {rank - 1} if is_column else set()
+    kept = [dim for dim in range(rank) if dim not in left_out]
+    return term.permuted(kept)
+
+
+def _less_memory(first: Recipe, operation: Operation, term: View) -> Recipe:
+    """Return a recipe that begins with sums from which what lies in memory is taken."""
+    name = f"{operation.node.name}/zero points {len(first.sources)}"
+    return _behind(first, [(name, term)], [Apply("Sub", (0, len(first.sources)), (), _SUM)])
 
 
 def _left(
-    assembler: Assembler, operation: Operation, at: _Places, form: _Form, *, is_moved: bool
+    assembler: Assembler, operation: Operation, at: _Places, form: _LeftForm, *, is_moved: bool
 ) -> View:
     """Return the left operand as the kernel reads it."""
     value, zero = operation.inputs[at.a], operation.value(at.a_zero)
     view = assembler.read(value.id)
-    if form is not _Form.WORDS and (form is _Form.BYTES or value.dtype == "uint8"):
+    if form is not _LeftForm.WORDS and (form is _LeftForm.BYTES or value.dtype == "uint8"):
         if view.strides[-1] == 1 or view.shape[-1] == 1:
             return view
         return assembler.read_dense(value.id)
     wide = "int16"
     views = [view]
     steps = [convert_step(0, value.dtype, wide)]
-    if form is _Form.SMALL_PAIRS:
-        top = assembler.constant("the top bit", np.full(1, _TOP, wide))
+    if form is _LeftForm.SMALL_PAIRS:
+        top = assembler.constant("the top bit", np.full(1, TOP, wide))
         views.append(top.reshaped(()).expanded(view.shape))
         steps = [replace(steps[0], arguments=(0,)), Apply("Add", (2, 1), (), wide)]
         steps.append(convert_step(3, wide, "uint8"))
@@ -363,7 +461,7 @@ def _left(
         views.append(operand(assembler, zero.id, view.shape, 0))
         steps = [replace(steps[0], arguments=(0,)), convert_step(1, zero.dtype, wide)]
         steps.append(Apply("Sub", (2, 3), (), wide))
-    copy = assembler.scratch("uint8" if form is _Form.SMALL_PAIRS else wide, view.shape)
+    copy = assembler.scratch("uint8" if form is _LeftForm.SMALL_PAIRS else wide, view.shape)
     body = Body(tuple(item.dtype for item in views), tuple(steps), (len(views) + len(steps) - 1,))
     layouts = tuple(item.layout for item in views)
     spec = Elementwise(copy.domain, layouts, (copy.layout,), body, assembler.unit)

@@ -42,7 +42,7 @@ def refuse_multi_head(operation: Operation) -> str | None:
     past = [operation.value(_PAST + number) for number in range(2)]
     if (past[0] is None) != (past[1] is None):
         return "it has a past key or value without the other"
-    are_split = _form(operation) is not _Form.SEQUENCES
+    are_split = _form(operation) is not _HeadsForm.SEQUENCES
     if are_split and operation.value(_BIAS) is not None:
         return "its operands have heads already and a bias"
     if are_split and (past[0] is not None or output_of(operation, _PRESENT_KEY) >= 0):
@@ -51,7 +51,7 @@ def refuse_multi_head(operation: Operation) -> str | None:
     return why or _refuse_multi_head_shapes(operation)
 
 
-class _Form(Enum):
+class _HeadsForm(Enum):
     """How queries, keys and values come."""
 
     SEQUENCES = "each (batch, length, heads * size)"
@@ -60,16 +60,16 @@ class _Form(Enum):
     TRIPLES = "all together (batch, length, heads, 3, size)"
 
 
-_APART = (_Form.SEQUENCES, _Form.SPLIT)
+_APART = (_HeadsForm.SEQUENCES, _HeadsForm.SPLIT)
 """The forms in which there are three inputs."""
 
 
-def _form(operation: Operation) -> _Form:
+def _form(operation: Operation) -> _HeadsForm:
     if operation.value(1) is None:
-        return _Form.TRIPLES
+        return _HeadsForm.TRIPLES
     if operation.value(2) is None:
-        return _Form.PAIRS
-    return _Form.SPLIT if len(operation.shape(1)) == _SPLIT_RANK else _Form.SEQUENCES
+        return _HeadsForm.PAIRS
+    return _HeadsForm.SPLIT if len(operation.shape(1)) == _SPLIT_RANK else _HeadsForm.SEQUENCES
 
 
 def refuse_dtypes(operation: Operation, count: int, mask_at: int) -> str | None:
@@ -85,12 +85,12 @@ def refuse_dtypes(operation: Operation, count: int, mask_at: int) -> str | None:
 def _refuse_multi_head_shapes(operation: Operation) -> str | None:
     form, heads = _form(operation), operation.attribute("num_heads")
     shapes = [operation.shape(position) for position in range(3 if form in _APART else 1)]
-    parts = {_Form.TRIPLES: (0, 3), _Form.PAIRS: (1, 2)}.get(form)
+    parts = {_HeadsForm.TRIPLES: (0, 3), _HeadsForm.PAIRS: (1, 2)}.get(form)
     if parts is not None and operation.shape(parts[0])[2:4] != (heads, parts[1]):
         return "its packed operands do not have its heads"
-    if form is not _Form.TRIPLES and len(shapes[0]) != _SEQUENCES:
+    if form is not _HeadsForm.TRIPLES and len(shapes[0]) != _SEQUENCES:
         return "its queries are not of three dimensions"
-    if form is _Form.SEQUENCES and any(len(shape) != _SEQUENCES for shape in shapes):
+    if form is _HeadsForm.SEQUENCES and any(len(shape) != _SEQUENCES for shape in shapes):
         return "its operands are not of three dimensions"
     sizes = _head_sizes(form, operation, heads)
     if sizes is None:
@@ -100,15 +100,15 @@ def _refuse_multi_head_shapes(operation: Operation) -> str | None:
     return refuse_mask(operation.value(_KEY_MASK), shapes[0][0])
 
 
-def _head_sizes(form: _Form, operation: Operation, heads: int) -> tuple[int, int] | None:
+def _head_sizes(form: _HeadsForm, operation: Operation, heads: int) -> tuple[int, int] | None:
     """Return the entries of a key and of a value; None if they do not fit the queries."""
     widths = [operation.shape(position)[-1] for position in range(3 if form in _APART else 1)]
-    if form is _Form.TRIPLES:
+    if form is _HeadsForm.TRIPLES:
         return widths[0], widths[0]
-    if form is _Form.PAIRS:
+    if form is _HeadsForm.PAIRS:
         size = operation.shape(1)[-1]
         return (size, size) if widths[0] == heads * size else None
-    if form is _Form.SPLIT:
+    if form is _HeadsForm.SPLIT:
         are_heads = all(operation.shape(position)[1] == heads for position in (1, 2))
         return (widths[1], widths[2]) if are_heads and widths[0] == heads * widths[1] else None
     if any(width % heads for width in widths) or widths[0] != widths[1]:
@@ -146,11 +146,11 @@ def _operands(assembler: Assembler, group: KernelGroup) -> list[View]:
     operation, heads = group.anchor, group.anchor.attribute("num_heads")
     form = _form(operation)
     views = [assembler.read(value) for value in operation.node.inputs[:3] if value >= 0]
-    if form is _Form.TRIPLES:
+    if form is _HeadsForm.TRIPLES:
         return [_of_packed(views[0], number) for number in range(3)]
-    if form is _Form.PAIRS:
+    if form is _HeadsForm.PAIRS:
         return [as_heads(views[0], heads), *(_of_packed(views[1], number) for number in range(2))]
-    if form is _Form.SPLIT:
+    if form is _HeadsForm.SPLIT:
         return [as_heads(views[0], heads), *views[1:]]
     return split_heads(assembler, group, views, _BIAS)
 
@@ -317,7 +317,7 @@ def lower_packed(assembler: Assembler, group: KernelGroup) -> None:
     weights = operation.value(_WEIGHTS)
     assert weights is not None
     x = assembler.read(operation.node.inputs[0])
-    joined = append_linear(assembler, x, weights, operation.value(_WEIGHTS + 1), group.names)
+    joined = append_linear(assembler, group, x, weights, operation.value(_WEIGHTS + 1))
     views, begin = [], 0
     for width in _widths(operation):
         views.append(as_heads(joined.part(2, begin, width), heads))

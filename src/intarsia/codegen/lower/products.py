@@ -24,7 +24,7 @@ from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import ANCHOR, Recipe, Source, fuse, over
-from intarsia.codegen.lower.tiles import tiled_product
+from intarsia.codegen.lower.tiles import reader_key, tiled_product
 from intarsia.codegen.lower.views import View
 from intarsia.codegen.unit import GpuModel
 from intarsia.extents import Expression, Size, UndecidedError, is_free, most
@@ -84,7 +84,7 @@ def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
         b = assembler.read(b_value.id).permuted(b_order)
         if is_column:
             b = b.unsqueezed(-1)
-        key = f"dots of {operation.node.name}"
+        key = dots_key(operation)
         b = _by_columns(assembler, b, group, key).expanded((*batch, k, n))
         b = _in_halves(assembler, b, b_value, (m, n, k))
         product = choose_product(assembler, replace(spec, b=b.layout), key)
@@ -92,17 +92,29 @@ def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
     assembler.call(product, (a, b, c, *views[1:]), group.names, note)
 
 
+def dots_key(operation: Operation, part: str = "") -> str:
+    """Return what a product of two computed operands notes its order under: see `settle`.
+
+    No two products have one key: names of nodes are unique, and quoted.
+
+    Args:
+        operation: Whose product it is.
+        part: Which of its products, if there are several.
+    """
+    return f"dots of {operation.node.name!r}{part}"
+
+
 def append_linear(
-    assembler: Assembler, x: View, weights: Value, bias: Value | None, names: Sequence[str]
+    assembler: Assembler, group: KernelGroup, x: View, weights: Value, bias: Value | None
 ) -> View:
     """Append `x @ weights + bias`, and return where it lies.
 
     Args:
         assembler: Of the program.
+        group: What it is a part of; the only such product of its anchor.
         x: `[batch, rows, k]`.
         weights: `[k, n]`.
         bias: `[n]`; None for none.
-        names: Of the nodes that are computed.
     """
     k, n = weights.shape or (0, 0)
     c = assembler.scratch(x.dtype, (*x.shape[:-1], n))
@@ -124,12 +136,12 @@ def append_linear(
     if weights.constant is None:
         b = assembler.read(weights.id)
         spec = replace(spec, b=b.expanded((*c.shape[:-2], k, n)).layout)
-        product = choose_product(assembler, spec, f"dots of {'/'.join((*names, weights.name))}")
+        product = choose_product(assembler, spec, dots_key(group.anchor))
     else:
         array, half = constant_array(weights), assembler.halves.get(weights.id, "")
-        name, reader = f"{weights.name}/", "/".join(names)
+        name, reader = f"{weights.name}/", group.anchor.node.name
         product, x, b, note = pack_weights(assembler, spec, x, array, name, half, reader)
-    assembler.call(product, (x, b, c, *added), names, note)
+    assembler.call(product, (x, b, c, *added), group.names, note)
     return c
 
 
@@ -271,7 +283,7 @@ def pack_weights(
         half: What they are in the model, if that is halves.
         reader: The name of the node that multiplies by them: others may do so otherwise.
     """
-    note, key = "", f"{name} by {reader}"
+    note, key = "", reader_key(name, reader)
     if half in ("", FLOAT16) and isinstance(assembler.machine, GpuModel):
         rows = View(0, spec.a.dtype, weights.shape, row_major(weights.shape), half=half)
         rows = rows.expanded((*spec.batch, spec.k, spec.n))
@@ -370,7 +382,7 @@ def lower_gemm(assembler: Assembler, group: KernelGroup) -> None:
             b = b.permuted((1, 0))
         b = _in_halves(assembler, b, b_value, (m, n, a.shape[1]))
         spec = replace(spec, b=b.layout)
-        product = choose_product(assembler, spec, f"dots of {operation.node.name}")
+        product = choose_product(assembler, spec, dots_key(operation))
         product, a, b = _as_halves(assembler, product, a, b)
     assembler.call(product, (a, b, c, *operands), group.names, note)
 

@@ -38,8 +38,9 @@ from intarsia.graph.graph import Graph
 from intarsia.graph.ops import names_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Source: TypeAlias = "int | tuple[str, Array]"
-"""An operand: the id of a value, or a named array that is made when compiling."""
+Source: TypeAlias = "int | tuple[str, Array | View]"
+"""An operand: the id of a value, or, with a name, an array that is made when compiling or memory
+that some kernel writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +257,7 @@ def make_chain(
             if isinstance(source, int):
                 dtypes.append(storage_of(graph.values[source].dtype))
             else:
-                dtypes.append(source[1].dtype.name)
+                dtypes.append(np.dtype(source[1].dtype).name)
     steps: list[Apply] = []
     for value, item in items:
         keys = [source if isinstance(source, int) else source[0] for source in item.sources]
@@ -291,7 +292,7 @@ def _without_round_trips(body: Body, sources: Sequence[Source | None]) -> Body:
     def is_same(one: int, other: int) -> bool:
         items = [sources[i] if 0 <= i < count else None for i in (one, other)]
         known = [source[1] for source in items if isinstance(source, tuple)]
-        singles = [array.item() for array in known if array.size == 1]
+        singles = [item.item() for item in known if not isinstance(item, View) and item.size == 1]
         return one == other or (len(singles) == len(items) and singles[0] == singles[1])
 
     for number in range(len(steps)):
@@ -326,6 +327,9 @@ def operand(assembler: Assembler, source: Source, shape: Sequence[int], block: i
         if block and (has_channels or (is_full and shape[CHANNELS] == 1)):
             return _broadcast(assembler.read(source, block), shape)
         view = assembler.read(source)
+    elif isinstance(source[1], View):
+        assert not block, f"{source[0]} lies in no blocks"
+        return source[1].expanded(shape)
     else:
         return _constant(assembler, source[0], source[1], shape, block)
     if block and len(own_shape) >= len(shape) - CHANNELS and shape[CHANNELS] % block:

@@ -13,11 +13,11 @@ from intarsia.codegen.body import Apply, Body, Fused, identity
 from intarsia.codegen.kernels import recurrence
 from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.kernels.gemm import Gemm, Panels
-from intarsia.codegen.kernels.recurrence import GATES, Activation, Recurrence
+from intarsia.codegen.kernels.recurrence import GATES, GateFunction, Recurrence
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
-from intarsia.codegen.lower.products import choose_product, pack_weights
+from intarsia.codegen.lower.products import choose_product, dots_key, pack_weights
 from intarsia.codegen.lower.views import View
 from intarsia.graph.graph import ABSENT, Value
 
@@ -42,7 +42,7 @@ def _ways(operation: Operation) -> int:
     return 2 if operation.attribute("direction", "forward") == "bidirectional" else 1
 
 
-def _activations(operation: Operation) -> list[tuple[Activation, ...]]:
+def _activations(operation: Operation) -> list[tuple[GateFunction, ...]]:
     """Return the activations of each direction.
 
     Raises:
@@ -60,7 +60,7 @@ def _activations(operation: Operation) -> list[tuple[Activation, ...]]:
         if name in _WITHOUT_DEFAULT and None in numbers.values():
             raise ValueError(f"its activation {name} lacks a number")
         items = tuple((key, number) for key, number in numbers.items() if number is not None)
-        made.append(Activation(name, items))
+        made.append(GateFunction(name, items))
     size = len(defaults)
     if len(made) != size * _ways(operation):
         raise ValueError(f"it has {len(made)} activations")
@@ -194,7 +194,7 @@ class _Network:
         else:
             b = self.assembler.read(weights.id).permuted((0, 2, 1)).unsqueezed(1)
             b = b.expanded((ways, outer, depth, width))
-            key = f"dots of {self.operation.node.name}"
+            key = dots_key(self.operation)
             product = choose_product(self.assembler, replace(spec, b=b.layout), key)
         self.assembler.call(product, (a, b, c, *operands), self.names, f"inputs {note}".strip())
         order = (0, 2, 1, 3, 4) if self.is_batch_first else (0, 1, 2, 3, 4)

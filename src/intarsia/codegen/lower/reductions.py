@@ -29,6 +29,7 @@ from intarsia.codegen.kernels.rows import sum_order as rows_order
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.conversions import convert_step
 from intarsia.codegen.lower.fixed_point import limits_of
+from intarsia.codegen.lower.grid import shared_reduction, shared_rows
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.layouts import Wish
 from intarsia.codegen.lower.operation import Operation
@@ -146,7 +147,9 @@ def lower_reduction(assembler: Assembler, group: KernelGroup) -> None:
             unit=assembler.unit,
         )
         spec = in_settled_order(assembler, spec, operation.node.name)
-        assembler.call(spec, (data, y, *operands), group.names, guard=guard)
+        # A guard leaves turns out, and all work-items of a block have to come to its barriers.
+        kernel = shared_reduction(assembler, spec) if guard is None else spec
+        assembler.call(kernel, (data, y, *operands), group.names, guard=guard)
 
 
 _Summing = TypeVar("_Summing", Reduction, Rows)
@@ -350,7 +353,7 @@ def lower_softmax(assembler: Assembler, group: KernelGroup) -> None:
         unit=assembler.unit,
     )
     spec = in_settled_order(assembler, spec, operation.node.name)
-    assembler.call(spec, (x, y, *operands), group.names)
+    assembler.call(shared_rows(assembler, spec), (x, y, *operands), group.names)
 
 
 def refuse_softmax(operation: Operation) -> str | None:
@@ -637,7 +640,7 @@ def append_normalization(
     spec = in_settled_order(assembler, spec, operation.node.name)
     constants = [view for view in (scale, bias) if view is not None]
     views = (x, *constants, y, *statistics, *operands, *added, *totals)
-    assembler.call(spec, views, group.names)
+    assembler.call(shared_rows(assembler, spec), views, group.names)
 
 
 def _sum_of(dtype: str, count: int) -> Body:
@@ -663,7 +666,7 @@ def lower_lp_normalization(assembler: Assembler, group: KernelGroup) -> None:
         unit=assembler.unit,
     )
     reduction = in_settled_order(assembler, reduction, operation.node.name)
-    assembler.call(reduction, (x, norm), group.names)
+    assembler.call(shared_reduction(assembler, reduction), (x, norm), group.names)
     wide, y = norm.expanded(x.shape), assembler.target(group.result)
     # A comparison and a choice, not a maximum with a small number: ONNX adds no epsilon.
     zero = assembler.constant("zero", np.zeros(1, x.dtype))

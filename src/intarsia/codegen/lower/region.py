@@ -25,7 +25,7 @@ from intarsia.codegen.lower.program import Program
 from intarsia.codegen.lower.schedules import HEURISTICS, Chooser
 from intarsia.codegen.patterns.codes import read_codes
 from intarsia.codegen.patterns.float_layers import keep_floats
-from intarsia.codegen.unit import Accuracy, CpuModel, GpuModel, Requantise, WinogradMode
+from intarsia.codegen.unit import CpuModel, GpuModel, LoweringOptions, Requantise
 from intarsia.graph.graph import Graph, Node
 from intarsia.graph.region import Region
 
@@ -49,14 +49,9 @@ def refuse_node(graph: Graph, node: Node) -> tuple[str, str] | None:
 
 def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the run
     region: Region,
-    machine: CpuModel | GpuModel,
-    winograd: WinogradMode = WinogradMode.OFF,
+    machine: CpuModel | GpuModel | LoweringOptions,
     announce: Callable[[Function], None] = ignore,
     *,
-    half_weights: bool = False,
-    accuracy: Accuracy = Accuracy.MODEL,
-    is_bf16: bool = False,
-    requantise: Requantise = Requantise.ONNX,
     chooser: Chooser = HEURISTICS,
     threads: int = 1,
     borders: Borders | None = None,
@@ -68,13 +63,8 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
 
     Args:
         region: What to lower.
-        machine: What kernels are shaped for.
-        winograd: Which convolutions may be computed by Winograd's transforms.
+        machine: What kernels are shaped for, with what else its target says if it says anything.
         announce: Told each kernel as soon as it is made.
-        half_weights: Whether large weights of products with few rows may be kept as float16.
-        accuracy: What products with weights of few bits do with activations.
-        is_bf16: Whether products and convolutions of float32 may take bfloat16.
-        requantise: How sums of codes become codes.
         chooser: Says how kernels run that have a choice.
         threads: Of a run; they decide how kernels are cut, and no result.
         borders: Which inputs and outputs are blocked, by as many channels as the unit has lanes;
@@ -85,7 +75,11 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
         most_buffers: Arrays that a kernel can be given; None for any number.
     """
     borders = borders or Borders()
-    unit = machine.item if isinstance(machine, GpuModel) else machine
+    if isinstance(machine, LoweringOptions):
+        options, machine = machine, machine.unit
+    else:
+        options = LoweringOptions(machine.item if isinstance(machine, GpuModel) else machine)
+    unit = options.unit
     halves = halves_of(region.graph)
     region = Region(in_singles(region.graph), region.bits)
     nominal = region.graph
@@ -95,20 +89,20 @@ def lower_region(  # noqa: PLR0913 - each is one fact of the target or of the ru
         nominal = with_sizes(nominal)
     else:
         region = read_codes(region)
-        if requantise is Requantise.ONNX and not is_bf16:
-            region, in_floats = keep_floats(region, winograd, chooser)
+        if options.requantise is Requantise.ONNX and not options.is_bf16:
+            region, in_floats = keep_floats(region, options.winograd, chooser)
         nominal = region.graph
-    fused = fuse_region(region, unit, borders, requantise, most_buffers)
+    fused = fuse_region(region, unit, borders, options.requantise, most_buffers, settled or {})
     assembler = Assembler(
         graph=region.graph,
         region=region,
         machine=machine,
         plan=fused.layouts,
-        winograd=winograd,
+        winograd=options.winograd,
         announce=announce,
-        half_weights=half_weights,
-        accuracy=accuracy,
-        is_bf16=is_bf16,
+        half_weights=options.half_weights,
+        accuracy=options.accuracy,
+        is_bf16=options.is_bf16,
         chooser=chooser,
         threads=threads,
         outputs=borders.outputs,

@@ -16,7 +16,7 @@ from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.indices import dense_target
 from intarsia.codegen.lower.operation import Operation
-from intarsia.codegen.lower.products import choose_product
+from intarsia.codegen.lower.products import choose_product, dots_key
 from intarsia.codegen.lower.views import View
 from intarsia.codegen.scalar_ops.operator import FLOATS
 from intarsia.graph.indices import find_outside
@@ -250,7 +250,7 @@ def lower_deform_conv(assembler: Assembler, group: KernelGroup) -> None:
             epilogue,
             assembler.unit,
         )
-        chosen = choose_product(assembler, product, f"dots of {operation.node.name}")
+        chosen = choose_product(assembler, product, dots_key(operation))
         assembler.call(chosen, (a, columns, y, *operands), group.names)
 
 

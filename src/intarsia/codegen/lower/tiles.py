@@ -20,6 +20,7 @@ from intarsia.codegen.body import Fused, Layout
 from intarsia.codegen.halves import rounded
 from intarsia.codegen.ir import TILE_ROWS, row_major
 from intarsia.codegen.kernels import tile_product
+from intarsia.codegen.kernels.code_panels import CodePanels
 from intarsia.codegen.kernels.gemm import Gemm, merged
 from intarsia.codegen.kernels.tile_product import Taps, TileProduct
 from intarsia.codegen.kernels.tile_rows import NARROW_ROW, PIECE, TileRows, row_of
@@ -45,6 +46,10 @@ _LEAST_ROWS = 8
 _MOST_STRIDE = 4
 _FEW_SETS = 512
 """Rows a multiple of so many numbers apart share few sets of the first cache."""
+_MOST_ITEMS = 64
+"""Calls of a product of two computed operands at most: each is of the last dimension of a batch."""
+_PAIR = 2
+"""Blocks of columns that products of tiles take together."""
 _TILES, _VECTORS = "tiles", "vectors"
 _FEW_CHANNELS = 4
 """Of an image at most, whose taps along a row lie side by side in a row of a tile."""
@@ -55,6 +60,16 @@ _LEAST_CHANNELS = 16
 def _spare(dtype: str) -> int:
     """Return how many elements behind an operand tiles may read: of positions beyond the last."""
     return TILE_ROWS * row_of(dtype) * _MOST_STRIDE
+
+
+def reader_key(name: str, reader: str) -> str:
+    """Say which node multiplies by which weights, of no other two names the same: see `settle`.
+
+    Args:
+        name: Of the weights.
+        reader: Of the node.
+    """
+    return f"{name!r} by {reader!r}"
 
 
 def tiled_product(
@@ -87,7 +102,7 @@ def tiled_product(
     def own() -> str:
         return _TILES if typical(product.m) >= _LEAST_ROWS else _VECTORS
 
-    if (assembler.settle(f"tiles of {name} by {reader}", own) or own()) != _TILES:
+    if (assembler.settle(f"tiles of {reader_key(name, reader)}", own) or own()) != _TILES:
         return None
     x = _rows_of(assembler, a, dtype, pitch)
     operands = [_in_blocks(layout) for layout in product.epilogue.operands]
@@ -110,6 +125,105 @@ def tiled_product(
     return tiled, x, _packed(assembler, tiled, weights.reshape(k, n).T, name)
 
 
+def tile_panels(spec: Gemm, b: View) -> CodePanels | None:
+    """Return how products of tiles read a computed right operand of codes; None where none do.
+
+    Args:
+        spec: The product.
+        b: The operand, `[*its batch, k, n]`, ones where the batch of the product shares it.
+    """
+    *outer, inner = (1, *spec.batch)
+    unit, *own = spec.unit, *b.shape[:-2]
+    if is_free((*spec.batch, spec.m, spec.n, spec.k)) or prod(outer) > _MOST_ITEMS:
+        return None
+    is_fit = unit.has_byte_tiles and unit.lanes() == TILE_ROWS and inner == (own or [1])[-1]
+    is_fit = is_fit and spec.k > 0 and spec.k % PIECE == 0 and typical(spec.m) >= _LEAST_ROWS
+    if not is_fit or spec.a.strides[-1] != 1:
+        return None
+    return CodePanels(
+        tuple(own), int(spec.k), int(spec.n), b.layout, width=_PAIR, rows=TILE_ROWS, unit=unit
+    )
+
+
+def append_tiled_batch(
+    assembler: Assembler,
+    spec: Gemm,
+    panels: CodePanels,
+    operands: Sequence[View],
+    views: Sequence[View],
+    names: Sequence[str],
+) -> None:
+    """Append products of tiles of two computed operands.
+
+    Args:
+        assembler: Of the program.
+        spec: The product of codes.
+        panels: See `tile_panels`.
+        operands: The left one, `[*batch, m, k]`, and the right one, packed.
+        views: The result, and the operands of what is done with sums.
+        names: Of the nodes.
+    """
+    a, packed = operands
+    x = _rows_of_codes(assembler, a)
+    if not spec.batch:
+        x, *views = (view.unsqueezed(0) for view in (x, *views))
+    *outer, inner = spec.batch or (1,)
+    own = (1,) * (len(outer) + 1 - len(panels.batch)) + panels.batch
+    for index in np.ndindex(*outer):
+        at = (*index, 0, 0, 0)
+        part, *others = (view.at(at) for view in (x, *views))
+        y, *fused = (_in_blocks(replace(v.layout, strides=v.strides[-3:])) for v in others)
+        item = 0
+        for number, extent in zip((*index, 0), own, strict=True):
+            item = item * extent + (number if extent > 1 else 0)
+        tiled = TileProduct(
+            inner,
+            panels.steps * panels.group,
+            panels.n,
+            1,
+            spec.m,
+            (x.strides[-3], row_of(x.dtype), 0, x.strides[-2]),
+            assembler.elements_from(part),
+            (Taps(), Taps()),
+            y,
+            is_cut=True,
+            epilogue=spec.epilogue.over(fused),
+            unit=spec.unit,
+            x_dtype=x.dtype,
+            w_dtype=panels.dtype,
+            has_own=True,
+        )
+        weights = packed.at((item * panels.item,))
+        note = f"{x.dtype} times {panels.dtype}, tiles"
+        assembler.call(tiled, (part, weights, *others), names, note)
+
+
+def _rows_of_codes(assembler: Assembler, a: View) -> View:
+    """Return a left operand of codes as rows of tiles, over the same dimensions; k is filled up."""
+    row = row_of(a.dtype)
+    once = tuple(1 if step == 0 else n for n, step in zip(a.shape, a.strides, strict=True))
+    *rows, k = once
+    whole, rest = divmod(k, row)
+    length = -(-k // row) * row
+    pitch = length if length % (_FEW_SETS * row // row_of(_DTYPE)) else length + row
+    x = assembler.scratch(a.dtype, (prod(rows) * pitch,), spare=TILE_ROWS * pitch)
+    steps = tuple(step * pitch for step in row_major(tuple(rows)))
+    x = replace(x, shape=(*rows, pitch), strides=(*steps, 1))
+    for first, count, pieces in ((0, whole, row // PIECE), (whole, 1, rest // PIECE)):
+        if not count or not pieces:
+            continue
+        source, target = (view.at((*[0] * len(rows), first * row)) for view in (a, x))
+        spec = TileRows(
+            (*rows, count),
+            replace(source.layout, strides=(*a.strides[:-1], row)),
+            PIECE,
+            replace(target.layout, strides=(*steps, row)),
+            pieces,
+        )
+        assembler.call(spec, (source, target), (), "rows of tiles")
+    return x.expanded((*a.shape[:-1], pitch))
+
+
 def _packed(assembler: Assembler, tiled: TileProduct, weights: Array, name: str) -> View:
     """Return weights (out_channels, in_channels, *taps) as a product of tiles reads them."""
 
@@ -122,9 +236,10 @@ def _packed(assembler: Assembler, tiled: TileProduct, weights: Array, name: str)
 
 
 def _in_blocks(layout: Layout) -> Layout:
-    """Return a layout over rows and columns as one over positions and blocks of channels."""
-    by_row, by_column = layout.strides
-    return replace(layout, strides=(0, by_column * TILE_ROWS, 0, by_row, by_column))
+    """Return a layout over rows and columns, of items if there are any, as `TileProduct` has it."""
+    *by_item, by_row, by_column = layout.strides
+    strides = (*(by_item or [0]), by_column * TILE_ROWS, 0, by_row, by_column)
+    return replace(layout, strides=strides)
 
 
 def _rows_of(assembler: Assembler, a: View, dtype: str, pitch: int) -> View:

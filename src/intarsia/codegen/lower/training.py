@@ -16,6 +16,7 @@ from intarsia.codegen.body import Apply, Body
 from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.kernels.reduce import Reduction
 from intarsia.codegen.lower.assembler import Assembler
+from intarsia.codegen.lower.grid import shared_reduction
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.reductions import in_settled_order
@@ -110,7 +111,7 @@ def _statistics(assembler: Assembler, x: View, names: Sequence[str]) -> tuple[Vi
         if source is centered:
             wide = _by_channel(mean, x.shape)
             _append(assembler, names, [("Sub", (0, 1))], (x, wide, centered))
-        assembler.call(spec, (source, target), names, kind)
+        assembler.call(shared_reduction(assembler, spec), (source, target), names, kind)
     _append(
         assembler, names, [("Div", (0, 1))], (squares, _number(assembler, count, mean), variance)
     )

@@ -63,7 +63,7 @@ def read_codes(region: Region) -> Region:
     nodes = [graph.nodes[number] for number in region.nodes]
     if not any(node.op_type in _ENDS or read_qlinear(node) for node in nodes):
         return region
-    draft = _Draft(graph, frozenset(region.outputs), list(graph.values), nodes)
+    draft = _GraphDraft(graph, frozenset(region.outputs), list(graph.values), nodes)
     draft.spell()
     draft.dequantise_constants()
     while draft.quantise_earlier():
@@ -106,7 +106,7 @@ class _Dequantized:
 
 
 @dataclass(slots=True)
-class _Draft:
+class _GraphDraft:
     """A graph while it is rewritten: who reads and makes its values is not kept up."""
 
     graph: Graph

@@ -110,7 +110,7 @@ class _Size:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sheet:
+class _ModelSheet:
     """A model that is being written, of the tensors of a file."""
 
     file: Container
@@ -221,7 +221,7 @@ def read_gguf(path: str | os.PathLike[str]) -> ir.Model:
     """
     file = Container.open(path)
     size = _Size.read(file)
-    sheet = _Sheet(file, size)
+    sheet = _ModelSheet(file, size)
     inputs = _inputs(size)
     table = file.tensors.get("token_embd.weight")
     words = 0 if table is None else table.shape[0]
@@ -260,7 +260,7 @@ def read_gguf(path: str | os.PathLike[str]) -> ir.Model:
     return _finish(sheet, inputs, [logits, *presents], words)
 
 
-def _embed(sheet: _Sheet, table: GgufTensor, ids: ir.Value) -> ir.Value:
+def _embed(sheet: _ModelSheet, table: GgufTensor, ids: ir.Value) -> ir.Value:
     """Gather rows of the table of words; narrow ones become float32 when they are gathered."""
     name = "token_embd"
 
@@ -283,7 +283,11 @@ def _embed(sheet: _Sheet, table: GgufTensor, ids: ir.Value) -> ir.Value:
 
 
 def _attend(
-    sheet: _Sheet, number: int, x: ir.Value, pasts: Sequence[ir.Value], rest: Sequence[ir.Value]
+    sheet: _ModelSheet,
+    number: int,
+    x: ir.Value,
+    pasts: Sequence[ir.Value],
+    rest: Sequence[ir.Value],
 ) -> Sequence[ir.Value]:
     """Write attention; return its branch and both presents.
 
@@ -314,7 +318,7 @@ def _attend(
     return [sheet.linear(f"{layer}.attn_output", context, wide, size.width), *presents]
 
 
-def _feed_forward(sheet: _Sheet, layer: str, x: ir.Value) -> ir.Value:
+def _feed_forward(sheet: _ModelSheet, layer: str, x: ir.Value) -> ir.Value:
     """Write the gated layers."""
     size = sheet.size
     gate = sheet.linear(f"{layer}.ffn_gate", x, size.width, size.hidden)
@@ -332,7 +336,7 @@ def _rows_of_halves(heads: int, width: int) -> Any:
     return np.arange(width).reshape(heads, -1, 2).swapaxes(1, 2).ravel()
 
 
-def _counts(sheet: _Sheet, mask: ir.Value) -> list[ir.Value]:
+def _counts(sheet: _ModelSheet, mask: ir.Value) -> list[ir.Value]:
     """Return the position of each text's last token, and the length of the longest."""
     one, axis = sheet.keep("mask.one", np.array([1])), sheet.keep("mask.axis", np.array(1))
     count = sheet.op("ReduceSum", "mask.sum", mask, one, keepdims=1)
@@ -342,7 +346,7 @@ def _counts(sheet: _Sheet, mask: ir.Value) -> list[ir.Value]:
     return [sheet.op("Cast", name, value, to=ir.DataType.INT32) for name, value in named]
 
 
-def _tables(sheet: _Sheet) -> list[ir.Value]:
+def _tables(sheet: _ModelSheet) -> list[ir.Value]:
     """Return cosines and sines by position: float32[positions, head / 2]."""
     size, file = sheet.size, sheet.file
     base = file.setting(f"{_ARCHITECTURE}.rope.freq_base", _BASE)
@@ -380,7 +384,7 @@ def _declared(value: ir.Value, dtype: str, *shape: int | str) -> ir.Value:
 
 
 def _finish(
-    sheet: _Sheet, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], words: int
+    sheet: _ModelSheet, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], words: int
 ) -> ir.Model:
     """Return the model."""
     size = sheet.size

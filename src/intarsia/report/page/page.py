@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from intarsia.errors import SettingError
-from intarsia.files import whole_file
+from intarsia.files import whole_file, writing_hint
 from intarsia.report.page.sections import (
     difference_sections,
     explanation_sections,
@@ -90,7 +90,7 @@ def write_page(content: PageContent, file: Path) -> bool:
     except OSError as error:
         raise SettingError(
             f"cannot write {str(file)!r}: {error.strerror or error}",
-            hint="choose a writable folder",
+            hint=writing_hint(error),
         ) from error
     return program is not None
 

@@ -187,7 +187,7 @@ MENDED = (
         frozenset(("ReduceLogSumExp",)),
         partial(
             patch,
-            "intarsia.codegen.kernels.reduce._ReductionKernel._finite",
+            "intarsia.codegen.kernels.reduce.ReductionKernel._finite",
             lambda self, peak: peak,
         ),
     ),

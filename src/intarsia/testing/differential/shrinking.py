@@ -65,7 +65,7 @@ def shrink(
             model, feeds = _part(judged, range(start, start + length))
             try:
                 smaller = Judged(model, (feeds,)).judge(finding.target, finding.threads)
-            except Exception:
+            except Exception:  # this part cannot stand alone
                 continue
             if smaller.verdict == finding.verdict:
                 return model, feeds, smaller

@@ -28,6 +28,7 @@ from intarsia.place.schedule import (
     choose_layouts,
 )
 from intarsia.plan.devices import domain_text
+from intarsia.process.runner import insist
 from intarsia.target.cpu_there import RUNNER
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ class KeyMaker:
         positions = dict.fromkeys(position for position, _ in calls)
         versions = " | ".join(map(self.version, positions))
         threads = f"{self.setting.num_threads}{' shared' if is_shared else ''}"
-        machine = machines_digest([self._runner(position) for position in positions])
+        runners = [self._runner(position) for position in positions]
+        machine = insist(lambda: machines_digest(runners))
         homes = self._homes() if is_whole else []
         if len(calls) == 1 and not homes:
             return CostKey(hashes[0], texts[0], versions, machine, threads)

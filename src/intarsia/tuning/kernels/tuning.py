@@ -261,12 +261,7 @@ def _record(session: _Session) -> dict[Target, Recorder]:
         recorder = found.setdefault(target.target, Recorder(known))
         lower_region(
             candidate.region,
-            options.unit,
-            options.winograd,
-            half_weights=options.half_weights,
-            accuracy=options.accuracy,
-            is_bf16=options.is_bf16,
-            requantise=options.requantise,
+            options,
             chooser=recorder,
             threads=target_threads(target.target, setting.num_threads),
         )

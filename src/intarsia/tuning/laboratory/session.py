@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -34,6 +33,7 @@ from intarsia.place.request import quiet
 from intarsia.place.schedule import PlanDraft, make_draft
 from intarsia.place.setting import open_setting
 from intarsia.plan.plan import HOST, RegionStep, TensorStorage
+from intarsia.process.runner import insist
 from intarsia.process.workers import resident_bytes
 from intarsia.settings import Settings
 from intarsia.target import CompilationConfig, PlacedTarget
@@ -64,10 +64,6 @@ if TYPE_CHECKING:
     from intarsia.runtime.device_array import DeviceArray
     from intarsia.runtime.executor import PlanExecutable
 
-
-logger = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
 
 Calls = Sequence[tuple[int, Sequence[int]]]
 """What runs one after another: the position of a target, and node ids."""
@@ -166,7 +162,7 @@ class Session:
             return Preparation((ReasonCode.COMPILE_FAILED, error.message))
         self.mark.set(WorkerStage.RUN, probe)
         try:
-            bound = _insist(lambda: self._bind(draft, executable, is_part=is_part))
+            bound = insist(lambda: self._bind(draft, executable, is_part=is_part))
         except LinkError as error:
             return Preparation((ReasonCode.UNAVAILABLE, error.message))
         except _NoValueError as error:
@@ -339,25 +335,6 @@ class Session:
 
 class _NoValueError(IntarsiaError):
     """A border has a value that the reference run did not keep."""
-
-
-_LINK_NAPS = (0.5, 2.0, 8.0)
-"""Seconds to wait before a way to another machine is tried again."""
-
-
-def _insist(attempt: Callable[[], Result]) -> Result:
-    """Try something again while only the way to another machine fails.
-
-    Raises:
-        LinkError: It fails for long.
-    """
-    for seconds in _LINK_NAPS:
-        try:
-            return attempt()
-        except LinkError as error:
-            logger.warning("%s; trying again in %g s", error.message, seconds)
-            time.sleep(seconds)
-    return attempt()
 
 
 def _part(graph: Graph, nodes: Sequence[int]) -> Graph:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _Opened:
+class _OpenedProgram:
     """A program that can run."""
 
     executable: PlanExecutable
@@ -36,7 +36,7 @@ class _Opened:
     clock: Callable[[], float] | None
 
 
-_programs: dict[str, _Opened] = {}
+_programs: dict[str, _OpenedProgram] = {}
 
 
 def open_program(
@@ -68,7 +68,7 @@ def open_program(
     context.write_inputs([feeds[spec.name] for spec in executable.inputs])
     for _ in range(RUNS_TO_SETTLE):
         context.run()
-    _programs[file] = _Opened(executable, context, program_clock(executable))
+    _programs[file] = _OpenedProgram(executable, context, program_clock(executable))
 
 
 def time_runs(file: str, start: float, seconds: float) -> list[float]:

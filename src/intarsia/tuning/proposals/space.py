@@ -262,7 +262,7 @@ def _whole_plans(setting: Setting) -> tuple[tuple[PlanCandidate, ...], Decision]
     for position, name in enumerate(names[: len(setting.config.targets)]):
         try:
             calls = decide_single(setting, position).calls(setting.targets)
-        except (PlacementError, UnsupportedError):
+        except (PlacementError, UnsupportedError):  # this target does not take all of the model
             continue
         if any(at == position for at, _ in calls):
             plans.setdefault(calls, PlanCandidate(f"{name} alone", calls, position))

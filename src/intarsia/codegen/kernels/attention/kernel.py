@@ -115,11 +115,11 @@ class _AttentionKernel:
             turns = turns * (1 - few_turns(spec))
         with b.parallel(turns) as turn:
             *batch, number = b.unravel(turn, shape)
-            _Turn(self, batch, number).append()
+            _AttentionTurn(self, batch, number).append()
         return b.finish()
 
 
-class _Turn:
+class _AttentionTurn:
     """Makes what one turn does: some tiles of queries of one item against all keys.
 
     A block of keys and values is read for all tiles before the next one.
@@ -163,7 +163,7 @@ class _Turn:
                 else:
                     tile.block(key, size)
 
-    def _tiles(self, *, is_rest: bool = False) -> Iterator[_Tile]:
+    def _tiles(self, *, is_rest: bool = False) -> Iterator[_AttentionTile]:
         """Open blocks in which tiles are the current one."""
         kernel, blocks, lanes = self.kernel, self.kernel.blocks, self.kernel.lanes
         with ExitStack() as stack:
@@ -175,7 +175,9 @@ class _Turn:
                 if isinstance(self.spec.queries, Expression):  # vectors of a rest come one by one
                     lane = (vector - number * self.plan.vectors) * lanes
                 place = (number - self.first, lane)
-                yield _Tile(kernel, self.batch, vector * lanes, run.size, place, is_rest=is_rest)
+                yield _AttentionTile(
+                    kernel, self.batch, vector * lanes, run.size, place, is_rest=is_rest
+                )
 
     def _fetch(self, begin: Index, size: Size) -> None:
         """Bring keys and values of a block together, and ask for those of the next one."""
@@ -199,7 +201,7 @@ class _Turn:
                     b.prefetch(buffer, place, is_far=True)
 
 
-class _Tile:
+class _AttentionTile:
     """Makes what some vectors of queries do with blocks of keys.
 
     Args:

@@ -6,6 +6,7 @@ from intarsia.codegen.kernels.block_gemm.quantize import QuantizeBlocks
 from intarsia.codegen.kernels.block_gemm.spec import (
     BlockGemm,
     BlockWeights,
+    has_tiles,
     pack_codes,
     pack_numbers,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "BlockWeights",
     "QuantizeBlocks",
     "build",
+    "has_tiles",
     "pack_codes",
     "pack_numbers",
 ]

@@ -4,7 +4,7 @@
 A tile is rows times vectors of columns. It goes along k block by block, and adds the sum of a
 block, times its scales, to what it has; so the order of a sum does not depend on the tile. With one
 row each weight is read once, and memory decides. With many, the weights of some columns stay in a
-near cache while rows go by.
+near cache while rows go by; a CPU with products of tiles multiplies codes by these.
 """
 
 from __future__ import annotations
@@ -17,10 +17,16 @@ from typing import TypeAlias
 
 from intarsia.codegen.body import store_lanes
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Buffer, Function, Index, IrValue, Type
+from intarsia.codegen.ir import TILE_BYTES, TILE_ROWS, Buffer, Function, Index, IrValue, Type
 from intarsia.codegen.kernels.block_gemm import quantize
 from intarsia.codegen.kernels.block_gemm.quantize import QuantizeBlocks
-from intarsia.codegen.kernels.block_gemm.spec import GROUP, WORD_BITS, BlockGemm
+from intarsia.codegen.kernels.block_gemm.spec import (
+    GROUP,
+    LEAST_TILE_ROWS,
+    WORD_BITS,
+    BlockGemm,
+)
+from intarsia.codegen.kernels.block_gemm.tiles import MOST_ROWS, Operands, TileColumns, groups_of
 from intarsia.codegen.kernels.gemm import merged
 from intarsia.codegen.kernels.window import FreeSplit, Split, split_extent
 from intarsia.codegen.tile import mma_step
@@ -79,7 +85,7 @@ class _Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _RowsTurn:
     """What a turn of the parallel loop has of rows.
 
     Attributes:
@@ -108,13 +114,17 @@ class _BlockProduct:
         self.vectors = -(-product.n // lanes)
         blocks, size = spec.blocks, weights.size
         self.words = size // weights.per_word
-        self.left = product.a.declare(b, "a", (*front, product.k))
+        rows, columns = front, product.k
+        if spec.has_tiles:
+            rows = (-(-product.m // TILE_ROWS) * TILE_ROWS,)
+            columns = -(-columns // TILE_BYTES) * TILE_BYTES
+        self.left = product.a.declare(b, "a", (*rows, columns))
         self.left_scales: Buffer | None = None
         self.left_sums: Buffer | None = None
         if not spec.is_exact:
-            self.left_scales = b.argument("a_scales", "float32", (*front, blocks))
+            self.left_scales = b.argument("a_scales", "float32", (*rows, blocks))
             dtype = "float32" if weights.zeros else "int32"
-            self.left_sums = b.argument("a_sums", dtype, (*front, blocks))
+            self.left_sums = b.argument("a_sums", dtype, (*rows, blocks))
         dtype, count = ("uint32", lanes) if spec.is_exact else ("uint8", GROUP * lanes)
         shape = (self.vectors, blocks * self.words, count)
         self.codes = b.argument("codes", dtype, shape, align=_LINE_BYTES)
@@ -127,6 +137,13 @@ class _BlockProduct:
         domain = (*front, product.n)
         self.result = product.c.declare(b, "c", domain, is_written=True)
         self.epilogue = product.epilogue.bind(b, domain)
+        self.tiles: TileColumns | None = None
+        if spec.has_tiles:
+            assert self.left_scales is not None
+            assert self.left_sums is not None
+            codes = (self.left, self.left_scales, self.left_sums, self.codes)
+            operands = Operands(*codes, self.scales, self.zeros, self.result, self.epilogue)
+            self.tiles = TileColumns(b, spec, operands)
 
     def function(self) -> Function:
         b, product = self.b, self.product
@@ -146,6 +163,7 @@ class _BlockProduct:
         groups = Split.of(tiles, max(-(-tiles // _TURNS), _TURN_BYTES // max(1, work)))
         row_bytes = product.k * (4 if self.spec.is_exact else 1)
         near = max(1, product.unit.l2_bytes // 2 // (height * row_bytes))
+        near = min(near, MOST_ROWS // height) if self.tiles else near
         chunks = split_extent(rows.count, near)
         shape = (*product.batch, chunks.count, groups.count)
         with b.parallel(math.prod(shape)) as number:
@@ -157,14 +175,14 @@ class _BlockProduct:
             # The last columns by themselves: what is cut there is masked.
             whole = self.product.n // (self.lanes * width)
             with b.serial(first, b.smaller(last, whole)) as tile:
-                self._columns(_Turn(batch, rows, begin, end), tile * width, (None,) * width)
+                self._columns(_RowsTurn(batch, rows, begin, end), tile * width, (None,) * width)
             if whole < tiles:
                 counts = self._last_counts(whole * width)
                 with b.serial(b.larger(first, whole), last) as tile:
-                    self._columns(_Turn(batch, rows, begin, end), tile * width, counts)
+                    self._columns(_RowsTurn(batch, rows, begin, end), tile * width, counts)
         return b.finish()
 
-    def _columns(self, turn: _Turn, vector: Index, counts: tuple[int | None, ...]) -> None:
+    def _columns(self, turn: _RowsTurn, vector: Index, counts: tuple[int | None, ...]) -> None:
         """Compute the rows of a turn for some vectors of columns."""
         m = self.product.m
 
@@ -172,17 +190,37 @@ class _BlockProduct:
             for size, row in turn.rows.each(self.b, turn.begin, turn.end):
                 self._tile(_Tile(turn.batch, row, size, vector, counts, panel))
 
-        if self.panel is None:
+        def many() -> None:
+            if self.tiles:
+                self._by_tiles(self.tiles, turn, vector, counts)
+            elif self.panel:
+                self._unpack(self.panel, vector, len(counts))
+                tiles(self.panel)
+
+        if self.panel is None and self.tiles is None:
             tiles(None)
         elif isinstance(m, Expression):  # both ways have the same order of sums
-            for name, panel in (("lt", None), ("ge", self.panel)):
-                with self.b.where(self.b.compare(name, self.b.index(m), _MANY_ROWS)):
-                    if panel:
-                        self._unpack(panel, vector, len(counts))
-                    tiles(panel)
+            least = LEAST_TILE_ROWS if self.tiles else _MANY_ROWS
+            with self.b.where(self.b.compare("lt", self.b.index(m), least)):
+                tiles(None)
+            with self.b.where(self.b.compare("ge", self.b.index(m), least)):
+                many()
         else:
-            self._unpack(self.panel, vector, len(counts))
-            tiles(self.panel)
+            many()
+
+    def _by_tiles(
+        self, tiles: TileColumns, turn: _RowsTurn, vector: Index, counts: tuple[int | None, ...]
+    ) -> None:
+        """Compute the rows of a turn for some vectors of columns by products of tiles."""
+        b, m = self.b, self.product.m
+        first = turn.rows.begin(b, turn.begin)
+        end = b.smaller(turn.rows.begin(b, turn.end), m)
+        whole = sum(count is None for count in counts)
+        if whole:
+            with b.serial(vector, vector + whole) as each:
+                tiles.compute(first, end, each, None)
+        if whole < len(counts):
+            tiles.compute(first, end, vector + whole, counts[-1])
 
     def _unpack(self, panel: Buffer, vector: Index, width: int) -> None:
         """Write the weights of some vectors of columns as numbers, all but their scales."""
@@ -207,6 +245,8 @@ class _BlockProduct:
             # On Zen 3, 6 rows took a tenth longer where these lie a multiple of 4096 bytes apart:
             # then they share sets of the first cache.
             return registers // 4, width
+        if self.tiles and not isinstance(self.product.m, Expression):
+            return TILE_ROWS, 1
         width = min(2, self.vectors)
         return max(1, (registers - 3 * width - 2) // width), width
 
@@ -377,11 +417,8 @@ class _BlockProduct:
 
     def _groups(self, vector: Index, word: Index) -> list[IrValue]:
         """Return the operands of dot products that a word has."""
-        b, bits = self.b, self.weights.bits
-        value = b.load(self.codes, (vector, word, 0), GROUP * self.lanes)
-        if bits == 8:  # noqa: PLR2004 - a byte
-            return [value]
-        return [b.binary("and", value, (1 << bits) - 1), b.binary("shr", value, bits)]
+        value = self.b.load(self.codes, (vector, word, 0), GROUP * self.lanes)
+        return groups_of(self.b, value, self.weights.bits)
 
     def _scale(self, vector: Index, block: Index) -> IrValue:
         return self.b.load(self.scales, (vector, block, 0), self.lanes)

@@ -8,13 +8,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.codegen.kernels.gemm import Gemm
+from intarsia.codegen.ir import TILE_ROWS
+from intarsia.codegen.kernels.gemm import Gemm, merged
+from intarsia.codegen.unit import CpuModel
+from intarsia.extents import Size, most
 from intarsia.graph.arena import aligned_bytes
 
 WORD_BITS = 32
 """Of a lane: codes that follow each other along k."""
 GROUP = 4
 """Codes of a dot product."""
+LEAST_TILE_ROWS = 8
+"""Rows from which products of tiles are worth unpacking weights for."""
+_LARGEST_TILED = 1024
+"""Codes of a block that products of tiles take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,20 @@ class BlockGemm:
         return self.product.a.dtype == "float32"
 
     @property
+    def has_tiles(self) -> bool:
+        """Whether it is made of products of tiles where there are `LEAST_TILE_ROWS` or more.
+
+        Its left operand, with scales and sums, then has memory for rows and codes up to whole tiles
+        behind the last ones, which may hold anything.
+        """
+        product = merged(self.product)
+        return (
+            not self.is_exact
+            and has_tiles(product.m, self.weights.size, product.unit)
+            and not product.batch
+        )
+
+    @property
     def lanes(self) -> int:
         """Columns of a vector."""
         return self.product.unit.lanes()
@@ -73,6 +94,18 @@ class BlockGemm:
     def blocks(self) -> int:
         """Blocks along k."""
         return int(-(-self.product.k // self.weights.size))
+
+
+def has_tiles(rows: Size, size: int, unit: CpuModel) -> bool:
+    """Tell whether rows of codes in blocks may be multiplied by products of tiles.
+
+    Args:
+        rows: How many.
+        size: Of a block.
+        unit: What kernels are shaped for.
+    """
+    is_fit = unit.has_byte_tiles and unit.lanes() == TILE_ROWS and size <= _LARGEST_TILED
+    return is_fit and most(rows, LEAST_TILE_ROWS) == LEAST_TILE_ROWS
 
 
 def pack_codes(codes: Array, weights: BlockWeights, lanes: int) -> Array:

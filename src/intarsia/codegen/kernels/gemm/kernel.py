@@ -26,7 +26,7 @@ from intarsia.codegen.kernels.gemm.schedules import CHAIN, schedule
 from intarsia.codegen.kernels.gemm.small_pairs import DIGIT, place_bytes, split_groups
 from intarsia.codegen.kernels.gemm.spec import Gemm, GemmSchedule, Panels, PanelSource, merged
 from intarsia.codegen.kernels.lane_transpose import transpose_lanes
-from intarsia.codegen.kernels.window import FreeSplit, Run, Split, split_extent
+from intarsia.codegen.kernels.window import FreeSplit, Run, Split, panel_runs, split_extent
 from intarsia.codegen.tile import mma_step, multiply_add
 from intarsia.extents import Expression
 from intarsia.graph.arena import aligned_bytes
@@ -187,7 +187,8 @@ class _Product:
         chunks = split_extent(self.rows.count, plan.row_blocks)
         inner = (chunks.count, groups.count) if plan.is_rows_first else (groups.count, chunks.count)
         shape = (*spec.batch, *inner)
-        runs = self._panel_runs(panels)
+        # Vectors cut short are masked loads and stores: only the code of the last panel has them.
+        runs = panel_runs(spec.n, self.lanes, panels)
         with b.parallel(math.prod(shape)) as number:
             *batch, first, second = b.unravel(number, shape)
             chunk, group = (first, second) if plan.is_rows_first else (second, first)
@@ -233,17 +234,6 @@ class _Product:
             return
         for vector in run.each(self.b, turn.first_panel, turn.end_panel):
             yield vector * self.lanes
-
-    def _panel_runs(self, panels: Split) -> list[tuple[Run, bool]]:
-        """Return runs of panels, the last panel apart if its last vector is not full."""
-        # Vectors cut short are masked loads and stores: only the code of the last panel has them.
-        runs = [(run, False) for run in panels.runs]
-        if self.spec.n % self.lanes:
-            last, _ = runs.pop()
-            if last.end - last.first > 1:
-                runs.append((replace(last, end=last.end - 1), False))
-            runs.append((replace(last, first=last.end - 1), True))
-        return runs
 
     def _panel(self, place: _PanelTurn, part: _DepthRange) -> None:
         if self.copy and part.length != Index():

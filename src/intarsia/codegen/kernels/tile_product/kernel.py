@@ -79,8 +79,8 @@ class _TileKernel:
         self.b = b = Builder("tile_product")
         self.x = b.argument("x", spec.x_dtype, (spec.x_size,))
         self.tile = TILE_ROWS * spec.row
-        count = spec.blocks * spec.steps * self.tile
-        self.w = b.argument("w", spec.w_dtype, (count,), align=_LINE_BYTES)
+        count = spec.batch if spec.has_own else 1
+        self.w = b.argument("w", spec.w_dtype, (count * spec.weights,), align=_LINE_BYTES)
         self.bias: Buffer | None = None
         if spec.bias:
             self.bias = b.argument("bias", "float32", (spec.blocks * TILE_ROWS,), align=4)
@@ -157,7 +157,10 @@ class _TileKernel:
         for i in range(2):
             for j in range(size):
                 b.tile_zero(self.totals[i][j])
-        self._accumulate(starts, done, pair, size)
+        weights = pair * (2 * spec.steps * self.tile)
+        if spec.has_own:
+            weights += image * spec.weights
+        self._accumulate(starts, done, weights, size)
         for i in range(2):
             for j in range(size):
                 b.tile_store(self.totals[i][j], self.sums, (2 * i + j) * _SUMS, TILE_ROWS)
@@ -165,12 +168,11 @@ class _TileKernel:
         with b.serial(0, is_two):
             self._finish(image, places[1], 1, pair, counts)
 
-    def _accumulate(self, starts: list[Index], done: Index, pair: Index, size: int) -> None:
+    def _accumulate(self, starts: list[Index], done: Index, first: Index, size: int) -> None:
         b, spec = self.b, self.spec
         rows, columns = spec.taps
         by_group, by_column = spec.x_strides[1], spec.x_strides[3]
         groups = spec.in_channels // spec.row
-        first = pair * (2 * spec.steps * self.tile)
         with (
             b.serial(0, rows.count) as r,
             b.serial(0, columns.count) as c,

@@ -57,6 +57,7 @@ class TileProduct:
         narrow: Where results are written as bfloat16 too, for products of tiles to read: over
             images, 32 channels, rows, columns, channels; None for nowhere.
         is_kept: Whether y is written.
+        has_own: Whether each image has weights of its own, one after the other.
     """
 
     batch: Size
@@ -76,6 +77,7 @@ class TileProduct:
     w_dtype: str = "uint16"
     narrow: Layout | None = None
     is_kept: bool = True
+    has_own: bool = False
 
     def __post_init__(self) -> None:
         """Check what the kernel relies on."""
@@ -84,6 +86,7 @@ class TileProduct:
         assert self.rows == 1 or not is_free((self.columns,)), "several rows of free length"
         assert len(self.y.strides) == len(self.domain), f"{self.y}"
         assert self.is_kept or self.narrow is not None, "nothing is written"
+        assert not self.has_own or not is_free((self.batch,)), "free numbers of weights"
         is_whole = self.out_channels % NARROW_ROW == 0
         assert self.narrow is None or is_whole, f"{self.out_channels} channels"
 
@@ -106,6 +109,11 @@ class TileProduct:
     def blocks(self) -> int:
         """Blocks of output channels."""
         return -(-self.out_channels // TILE_ROWS)
+
+    @property
+    def weights(self) -> int:
+        """Packed weights that all images share, or of one that has its own."""
+        return self.blocks * self.steps * TILE_ROWS * self.row
 
     @property
     def domain(self) -> tuple[Size, ...]:
@@ -176,6 +184,6 @@ def schedule(spec: TileProduct) -> TileSchedule:
         else:
             positions = max(2, positions // (-(-wanted // have)) // 2 * 2)
     # Weights that the second cache does not keep from run to run come while those before are read.
-    is_far = w_bytes > spec.unit.l2_bytes // _FAR_PART
+    is_far = w_bytes > spec.unit.l2_bytes // _FAR_PART and not spec.has_own
     prefetch = -(-2 * TILE_ROWS // -(-min(positions, tiles) // 2)) if is_far else 0
     return TileSchedule(lines, length, positions, -(-pairs // shares), prefetch)
