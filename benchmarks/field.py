@@ -169,7 +169,7 @@ def measure(
                 facts = subject.answer(SET_UP_SECONDS)
             except EOFError as error:
                 facts = {"error": str(error)}
-            row.why = facts.get("error", "")
+            row.why = facts.get("error", "").replace(str(folder), "FOLDER")
             row.version, row.set_up_seconds = (
                 facts.get("version", ""),
                 facts.get("set_up_seconds", 0.0),

@@ -36,6 +36,14 @@ def test_a_link_stays(tmp_path):
         assert file.read_text() == text
 
 
+def test_what_was_private_stays_so(tmp_path):
+    file = tmp_path / "file"
+    write(file)
+    file.chmod(0o600)
+    write(file)
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
 @pytest.fixture(params=["pipe", "a link to it", "a device"])
 def special(tmp_path, request):
     """What has a name and is not a file; nothing of it may be lost."""

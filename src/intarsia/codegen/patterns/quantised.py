@@ -27,9 +27,9 @@ from intarsia.graph.region import Region
 
 _MATRIX = 2
 _LEAST_ROWS = 8
+"""Of a product of two computed operands: fewer do not pay for packing the right one."""
 _MOST_TERMS = (2**31 - 1) // 255**2
 """Of a sum of products of two bytes less zero points, that it surely fits into int32."""
-"""Of a product of two computed operands: fewer do not pay for packing the right one."""
 
 
 def read_quantised(
