@@ -9,7 +9,7 @@ line is what this machine reads at most: the maxima of the rows of a tensor, nat
 that of the result of `llvm` against float64, as a share of its root mean square. With `--cpu` the
 time is that of the process, which what else the machine does disturbs less; one thread runs then.
 
-    python benchmarks/narrow_blocks.py [--threads 2] [--cpu] [--rounds 15] [--only 1x4096x4096]
+    python benchmarks/narrow_blocks.py [--threads 2] [--cpu] [--rounds 15] [--only 1x4096x4096 ...]
         [--bits 4] [--level 4] [--mbytes 128] [--json]
 """
 
@@ -155,26 +155,33 @@ def measure(shape: tuple[int, int, int], options: argparse.Namespace) -> dict[st
     return {**figures, "error": float(error)}
 
 
+def _shape(text: str) -> tuple[int, int, int]:
+    """Return rows, terms and columns."""
+    m, k, n = map(int, text.split("x"))
+    return m, k, n
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--cpu", action="store_true", help="measure the time of the process")
-    parser.add_argument("--only", help="a shape, as in 1x4096x4096")
+    parser.add_argument(
+        "--only", nargs="+", type=_shape, default=SHAPES, help="these shapes, as in 1x4096x4096"
+    )
     parser.add_argument("--bits", type=int, choices=(4, 8), default=4)
     parser.add_argument("--level", type=int, choices=(0, 4), default=4)
     parser.add_argument("--mbytes", type=int, default=128, help="of all weights together")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     results = {}
-    for shape in SHAPES:
+    for shape in options.only:
         name = "x".join(map(str, shape))
-        if options.only in (None, name):
-            results[name] = figures = measure(shape, options)
-            if not options.json:
-                text = ", ".join(f"{key} {value:.4g}" for key, value in figures.items())
-                print(f"{name:14} {text}", flush=True)
+        results[name] = figures = measure(shape, options)
+        if not options.json:
+            text = ", ".join(f"{key} {value:.4g}" for key, value in figures.items())
+            print(f"{name:14} {text}", flush=True)
     if options.json:
         print(json.dumps(results, indent=1))
 
