@@ -15,7 +15,7 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.backends.arm_acl.program import NCHW, NHWC, AclCall, AclProgram, AclTensor, TensorKind
-from intarsia.backends.arm_acl.quantised import ScaledIntegers, dequantise, read_linear
+from intarsia.backends.scaled_integers import ScaledIntegers, dequantise, read_linear
 from intarsia.codegen.lower.operation import Operation
 from intarsia.errors import ReasonCode
 from intarsia.graph.extract import constant_array
@@ -317,8 +317,8 @@ class TableBuilder:
         if operation.op_type != "DequantizeLinear":
             return False
         quantised = read_linear(operation)
-        if isinstance(quantised, str):
-            raise unsupported(quantised)
+        if not isinstance(quantised, ScaledIntegers):
+            raise NotTaken(*quantised)
         held, integers = self._integers, {value.id: quantised}
         nodes, self.nodes = self.nodes, (operation.node.name,)
         try:

@@ -18,7 +18,7 @@ from intarsia.backends.arm_acl.patterns import (
     row_of,
 )
 from intarsia.backends.arm_acl.program import AclProgram
-from intarsia.backends.arm_acl.quantised import read_linear
+from intarsia.backends.scaled_integers import ScaledIntegers, read_linear
 from intarsia.backends.values import FusedGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.graph.graph import Node
@@ -130,8 +130,8 @@ def _row_lower(operation: Operation, builder: TableBuilder, act: Act) -> None:
 
 def _lower_quantize(operation: Operation, builder: TableBuilder) -> None:
     quantised = read_linear(operation)
-    if isinstance(quantised, str):
-        raise unsupported(quantised)
+    if not isinstance(quantised, ScaledIntegers):
+        raise NotTaken(*quantised)
     if quantised.axis is not None:
         raise unsupported("scales along an axis")
     layout = builder.layout_of(operation.inputs[0])

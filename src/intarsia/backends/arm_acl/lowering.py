@@ -16,7 +16,7 @@ import numpy as np
 from intarsia.arrays import Array
 from intarsia.backends.arm_acl.builder import TableBuilder, acl_axis, unsupported
 from intarsia.backends.arm_acl.program import NCHW, NHWC, AclTensor, Activation
-from intarsia.backends.arm_acl.quantised import ScaledIntegers, dequantise
+from intarsia.backends.scaled_integers import ScaledIntegers, dequantise
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.windows import WindowAttributes, read_window
 from intarsia.graph.graph import Value
@@ -319,7 +319,7 @@ def _integer_weights(
     if len(scales) > 1 or (held.axis is not None):
         if held.axis != filter_axis:
             raise unsupported("scales of weights along another axis than that of the filters")
-        if held.value.dtype != "int8" or held.zeros.any():
+        if held.value.dtype != "int8" or held.zero_points.any():
             raise unsupported("scales for each filter of uint8, or with zero points")
         return array, AclTensor("QSYMM8_PER_CHANNEL", (), scales=scales)
     if held.value.dtype not in ("int8", "uint8"):

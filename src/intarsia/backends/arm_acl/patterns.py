@@ -9,13 +9,17 @@ from dataclasses import dataclass, field
 from intarsia.backends.arm_acl import lowering
 from intarsia.backends.arm_acl.builder import NotTaken, unsupported
 from intarsia.backends.arm_acl.lowering import FUSED, Act, Lower, activation_of
-from intarsia.backends.arm_acl.quantised import ScaledIntegers, read_linear, read_parameters
+from intarsia.backends.scaled_integers import (
+    ScaledIntegers,
+    integers_of,
+    read_linear,
+    read_parameters,
+)
 from intarsia.codegen.lower.operation import Operation
 from intarsia.errors import ReasonCode
 from intarsia.graph.graph import Graph, Node, Value
 from intarsia.graph.ops import ViewKind, names_of
 from intarsia.graph.pattern import CONSTANT, SOURCE, Match, Op, Pattern, Tier
-from intarsia.graph.region import Region
 
 FLOATS = frozenset(("float32",))
 BYTES = frozenset(("int8", "uint8"))
@@ -249,7 +253,7 @@ def _quantised(match: Match) -> IntegerMatch | None:
     head, row = Operation(match.graph, before.nodes[0]), row_of(before.nodes[0])
     assert row is not None
     result = read_linear(Operation(match.graph, match.nodes[0]))
-    if isinstance(result, str) or result.axis is not None:
+    if not isinstance(result, ScaledIntegers) or result.axis is not None:
         return None
     integers = {match.source: result}
     for position, value in enumerate(head.inputs[: row.data]):
@@ -261,17 +265,6 @@ def _quantised(match: Match) -> IntegerMatch | None:
             integers[value.id] = held
     integers[head.output.id] = result
     return IntegerMatch(integers)
-
-
-def integers_of(value: Value, region: Region) -> ScaledIntegers | None:
-    """Return the integers that a value of a region stands for."""
-    if value.producer < 0 or value.producer not in region:
-        return None
-    operation = Operation(region.graph, region.graph.nodes[value.producer])
-    if operation.op_type != "DequantizeLinear":
-        return None
-    quantised = read_linear(operation)
-    return None if isinstance(quantised, str) else quantised
 
 
 def dequantising(graph: Graph, nodes: Sequence[int]) -> set[int]:
@@ -337,7 +330,7 @@ def linear_parts(operation: Operation) -> dict[int, ScaledIntegers]:
         (operation.output, 6, None),
     ):
         part = read_parameters(operation, value, scale_at, scale_at + 1, along)
-        if isinstance(part, str):
-            raise unsupported(part)
+        if not isinstance(part, ScaledIntegers):
+            raise NotTaken(*part)
         found[value.id] = part
     return found

@@ -17,16 +17,11 @@ from intarsia.backends.dnnl.lowering import aligned
 from intarsia.backends.dnnl.numbering import Numbering, OpenNumbering
 from intarsia.backends.dnnl.pointwise import BINARY, UNARY, post_of
 from intarsia.backends.dnnl.program import Post, PrimitiveCall
-from intarsia.backends.dnnl.quantised import (
-    Quantised,
-    integers_of,
-    quantising_post,
-    read_linear,
-    rounding_posts,
-)
+from intarsia.backends.dnnl.quantised import quantising_post, rounding_posts
 from intarsia.backends.dnnl.rows import refuse_part, shuffle_groups
 from intarsia.backends.dnnl.table import BYTES, FLOATS, TABLE, Follow, PrimitiveRow, entry_of
 from intarsia.backends.dnnl.words import BinaryAlgorithm, Eltwise
+from intarsia.backends.scaled_integers import ScaledIntegers, integers_of, read_linear
 from intarsia.codegen.lower.operation import Operation
 from intarsia.graph.graph import Value
 from intarsia.graph.ops import operator_of
@@ -127,7 +122,7 @@ def _residual(match: Match) -> DraftedPosts | None:
     written, read = read_linear(quantize), read_linear(floats)
     operand = _other(total, floats)
     other = operand and integers_of(operand, match.region)
-    if not (isinstance(written, Quantised) and isinstance(read, Quantised) and other):
+    if not (isinstance(written, ScaledIntegers) and isinstance(read, ScaledIntegers) and other):
         return None
     is_plain = written.axis is None and other.axis is None and _call_before(match).scalings
     if not is_plain or not written.is_same(read):
@@ -235,7 +230,7 @@ def _kept_integers(match: Match) -> dict[int, int] | None:
     assert row is not None
     if not operator_of(head.node).keeps_scale:
         return None
-    if not isinstance(written, Quantised) or written.axis is not None:
+    if not isinstance(written, ScaledIntegers) or written.axis is not None:
         return None
     operands = head.inputs[: row.data]
     parts = [integers_of(value, match.region) for value in operands]

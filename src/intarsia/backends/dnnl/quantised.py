@@ -9,12 +9,9 @@ is at most one quantum from ONNX's, where that rounds a tie the other way.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 import numpy as np
 
-from intarsia.arrays import Array
 from intarsia.backends.dnnl import products, windows
 from intarsia.backends.dnnl.lowering import (
     Ids,
@@ -28,110 +25,25 @@ from intarsia.backends.dnnl.numbering import Substituted
 from intarsia.backends.dnnl.pointwise import lower_binary
 from intarsia.backends.dnnl.program import Post, PrimitiveCall, Scaling
 from intarsia.backends.dnnl.words import Arg, Eltwise
+from intarsia.backends.scaled_integers import (
+    BYTES,
+    ScaledIntegers,
+    dequantise,
+    integers_of,
+    read_linear,
+    read_parameters,
+)
 from intarsia.codegen.lower.operation import Operation
 from intarsia.errors import ReasonCode
-from intarsia.graph.graph import Value
 from intarsia.graph.region import Region
 
-BYTES = ("int8", "uint8")
 _LOWEST, _HIGHEST = -128, 127
-
-
-@dataclass(frozen=True, eq=False)
-class Quantised:
-    """Integers and what they mean.
-
-    Attributes:
-        value: The integers.
-        scale: `f32[1]`, or one per index of the axis.
-        zero_point: `i32[n]` of the same length.
-        axis: The axis with a scale per index; None if there is one for all.
-    """
-
-    value: Value
-    scale: Array
-    zero_point: Array
-    axis: int | None
-
-    @property
-    def is_alike(self) -> bool:
-        """Whether one zero point serves all."""
-        return bool((self.zero_point == self.zero_point[0]).all())
-
-    @property
-    def zero(self) -> int:
-        """The one zero point."""
-        return int(self.zero_point[0])
-
-    def along(self, rank: int) -> tuple[int, ...]:
-        """Return the shape in which scales and zero points are broadcast to the integers."""
-        if self.axis is None:
-            return ()
-        return tuple(-1 if dim == self.axis else 1 for dim in range(rank))
-
-    def is_same(self, other: Quantised) -> bool:
-        """Tell whether both have the same dtype, axis, scale and zero point."""
-        return (
-            self.value.dtype == other.value.dtype
-            and self.axis == other.axis
-            and np.array_equal(self.scale, other.scale)
-            and np.array_equal(self.zero_point, other.zero_point)
-        )
-
-
-def read_parameters(
-    operation: Operation, value: Value, scale_at: int, zero_at: int, axis: int | None
-) -> Quantised | Problem:
-    """Return integers with the scale and zero point at two positions of a node's inputs.
-
-    Args:
-        operation: The node.
-        value: The integers.
-        scale_at: Where the scale is.
-        zero_at: Where the zero point is; it may be absent.
-        axis: The axis that scales of more than one number go along.
-    """
-    has_zero = Operation.value(operation, zero_at) is not None
-    node = Operation(operation.graph, operation.node)
-    if not node.is_constant(scale_at) or (has_zero and not node.is_constant(zero_at)):
-        return unsupported("scales or zero points that are not constant")
-    scale = node.array(scale_at)
-    if scale.dtype != np.float32:
-        return ReasonCode.UNSUPPORTED_DTYPE, f"scales of {scale.dtype}, not float32"
-    if scale.ndim > 1 and scale.size > 1:
-        return unsupported("scales of blocks")
-    scale = scale.reshape(-1)
-    zero = node.array(zero_at).reshape(-1) if has_zero else np.zeros(1, np.int32)
-    assert value.shape is not None
-    if scale.size == 1 and zero.size == 1:
-        axis = None
-    elif axis is None or value.shape[axis] != scale.size:
-        return unsupported("scales that do not run along one axis")
-    zeros = np.broadcast_to(zero.astype(np.int32), scale.shape)
-    return Quantised(value, scale, zeros, axis)
-
-
-def read_linear(operation: Operation) -> Quantised | Problem:
-    """Return the integers of a QuantizeLinear (its result) or DequantizeLinear (its operand)."""
-    is_quantize = operation.op_type == "QuantizeLinear"
-    integers = operation.output if is_quantize else operation.inputs[0]
-    floats = operation.inputs[0] if is_quantize else operation.output
-    integer_types = BYTES if is_quantize else (*BYTES, "int32")
-    if integers.dtype not in integer_types:
-        return ReasonCode.UNSUPPORTED_DTYPE, f"{integers.name!r} is of {integers.dtype}, not int8"
-    if floats.dtype != "float32":
-        return ReasonCode.UNSUPPORTED_DTYPE, f"{floats.name!r} is of {floats.dtype}, not float32"
-    if operation.attribute("block_size", 0):
-        return unsupported("scales of blocks")
-    rank = len(operation.shape())
-    axis = operation.attribute("axis", 1)
-    return read_parameters(operation, integers, 1, 2, axis % rank if rank else None)
 
 
 def lower_quantize(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a conversion to integers."""
     quantised = read_linear(operation)
-    if not isinstance(quantised, Quantised):
+    if not isinstance(quantised, ScaledIntegers):
         return quantised
     if not quantised.is_alike:
         return unsupported("zero points that differ along an axis")
@@ -141,7 +53,7 @@ def lower_quantize(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
 def lower_dequantize(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a conversion to floats; of a constant, one that is made when compiling."""
     quantised = read_linear(operation)
-    if not isinstance(quantised, Quantised):
+    if not isinstance(quantised, ScaledIntegers):
         return quantised
     if quantised.is_alike and quantised.value.dtype != "int32":
         return _reorder(operation, quantised, ids, Arg.SRC)
@@ -152,21 +64,14 @@ def lower_dequantize(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     return node_call("view", operation, ids, inputs=(tensor,))
 
 
-def dequantise(quantised: Quantised, array: Array) -> Array:
-    """Return the floats that integers stand for, rounded as ONNX's definition rounds."""
-    shape = quantised.along(array.ndim)
-    zero, scale = quantised.zero_point.reshape(shape), quantised.scale.reshape(shape)
-    # In int32: the difference of two bytes has nine bits.
-    floats: Array = (array.astype(np.int32) - zero).astype(np.float32) * scale
-    return floats
-
-
-def _reorder(operation: Operation, quantised: Quantised, ids: Ids, argument: Arg) -> PrimitiveCall:
+def _reorder(
+    operation: Operation, quantised: ScaledIntegers, ids: Ids, argument: Arg
+) -> PrimitiveCall:
     mask = 0 if quantised.axis is None else 1 << quantised.axis
     name = operation.node.name
     scalings = [Scaling(argument, ids(operation.inputs[1].id), mask)]
     if quantised.zero:
-        zero = ids.constant(f"{name}/zero point", quantised.zero_point[:1].copy())
+        zero = ids.constant(f"{name}/zero point", quantised.zero_points[:1].copy())
         scalings.append(Scaling(argument, zero, 0, is_zero_point=True))
     call = node_call("reorder", operation, ids, inputs=first_input(operation, ids))
     return msgspec.structs.replace(call, scalings=tuple(scalings))
@@ -175,12 +80,12 @@ def _reorder(operation: Operation, quantised: Quantised, ids: Ids, argument: Arg
 def quantising_post(operation: Operation) -> Post | None:
     """Return a QuantizeLinear as what is done to a result before it becomes integers, or None."""
     quantised = read_linear(operation)
-    if not isinstance(quantised, Quantised) or quantised.axis is not None:
+    if not isinstance(quantised, ScaledIntegers) or quantised.axis is not None:
         return None
     return Post(Eltwise.LINEAR, float(1.0 / np.float64(quantised.scale[0])), float(quantised.zero))
 
 
-def rounding_posts(quantised: Quantised, unit: float) -> tuple[Post, ...]:
+def rounding_posts(quantised: ScaledIntegers, unit: float) -> tuple[Post, ...]:
     """Return quantising and dequantising as what is done to a result on the way.
 
     Args:
@@ -222,11 +127,11 @@ def _lower_qlinear(operation: Operation, ids: Ids, bias_at: int = -1) -> Primiti
     weights = read_parameters(operation, right, 4, 5, axis)
     result = read_parameters(operation, operation.output, 6, 7, None)
     for part in (source, weights, result):
-        if not isinstance(part, Quantised):
+        if not isinstance(part, ScaledIntegers):
             return part
-    assert isinstance(source, Quantised)
-    assert isinstance(weights, Quantised)
-    assert isinstance(result, Quantised)
+    assert isinstance(source, ScaledIntegers)
+    assert isinstance(weights, ScaledIntegers)
+    assert isinstance(result, ScaledIntegers)
     positions = (0, 3, bias_at) if bias_at >= 0 else (0, 3)
     seen = Selected(operation.graph, operation.node, positions=positions)
     instead = {}
@@ -258,8 +163,8 @@ def lower_integer_product(operation: Operation, ids: Ids) -> PrimitiveCall | Pro
     axis = None
     if zero.size > 1:
         axis = 0 if operation.op_type == "ConvInteger" else len(operation.shape(1)) - 1
-    weights = Quantised(right, np.broadcast_to(one, zero.shape), zero, axis)
-    source = Quantised(left, one, np.zeros(1, np.int32), None)
+    weights = ScaledIntegers(right, np.broadcast_to(one, zero.shape), zero, axis)
+    source = ScaledIntegers(left, one, np.zeros(1, np.int32), None)
     call = lower_integers(seen, source, weights, ids, {})
     shift = operation.value(2)
     if not isinstance(call, PrimitiveCall) or shift is None:
@@ -271,7 +176,11 @@ def lower_integer_product(operation: Operation, ids: Ids) -> PrimitiveCall | Pro
 
 
 def lower_integers(
-    operation: Operation, source: Quantised, weights: Quantised, ids: Ids, instead: dict[int, int]
+    operation: Operation,
+    source: ScaledIntegers,
+    weights: ScaledIntegers,
+    ids: Ids,
+    instead: dict[int, int],
 ) -> PrimitiveCall | Problem:
     """Return a convolution or matrix product of integers.
 
@@ -310,7 +219,11 @@ def lower_integers(
 
 
 def _scalings(
-    operation: Operation, call: PrimitiveCall, source: Quantised, weights: Quantised, ids: Ids
+    operation: Operation,
+    call: PrimitiveCall,
+    source: ScaledIntegers,
+    weights: ScaledIntegers,
+    ids: Ids,
 ) -> tuple[Scaling, ...]:
     """Return the scale of a product's result as that of its weights, and the zero points."""
     name = operation.node.name
@@ -326,41 +239,32 @@ def _scalings(
     if operation.output.dtype == "int32":  # exact sums
         scalings.clear()
     if source.zero:
-        zero = ids.constant(f"{name}/zero point", source.zero_point.copy())
+        zero = ids.constant(f"{name}/zero point", source.zero_points.copy())
         scalings.append(Scaling(Arg.SRC, zero, 0, is_zero_point=True))
     if weights.value.constant is None and weights.zero:
-        zero = ids.constant(f"{name}/zero point of weights", weights.zero_point.copy())
+        zero = ids.constant(f"{name}/zero point of weights", weights.zero_points.copy())
         scalings.append(Scaling(Arg.WEIGHTS, zero, 0, is_zero_point=True))
     return tuple(scalings)
 
 
-def _prepare_weights(weights: Quantised, name: str, ids: Ids, *, is_conv: bool) -> int | Problem:
+def _prepare_weights(
+    weights: ScaledIntegers, name: str, ids: Ids, *, is_conv: bool
+) -> int | Problem:
     """Return the tensor of weights as int8 without a zero point, where they are constant."""
     if weights.value.constant is None:
         if is_conv or weights.axis is not None or weights.value.dtype != "int8":
             return unsupported("uint8 weights, or scales along an axis, that are not constant")
         return ids(weights.value.id)
-    if weights.value.dtype == "int8" and not weights.zero_point.any():
+    if weights.value.dtype == "int8" and not weights.zero_points.any():
         return ids(weights.value.id)
     from intarsia.graph.extract import constant_array
 
     array = constant_array(weights.value).astype(np.int32)
-    array -= weights.zero_point.reshape(weights.along(array.ndim))
+    array -= weights.zero_points.reshape(weights.along(array.ndim))
     # A convolution of oneDNN has no zero point of weights; uint8 around 128 always fits.
     if array.min() < _LOWEST or array.max() > _HIGHEST:
         return unsupported("weights that are not int8 once their zero points are subtracted")
     return ids.constant(f"{name}/weights", array.astype(np.int8))
-
-
-def integers_of(value: Value | None, region: Region) -> Quantised | None:
-    """Return the integers that a value of a region stands for, if it has them."""
-    if value is None or value.producer < 0 or value.producer not in region:
-        return None
-    node = region.graph.nodes[value.producer]
-    if node.op_type != "DequantizeLinear":
-        return None
-    parameters = read_linear(Operation(region.graph, node))
-    return parameters if isinstance(parameters, Quantised) else None
 
 
 def integer_product(operation: Operation, region: Region, ids: Ids) -> PrimitiveCall | None:

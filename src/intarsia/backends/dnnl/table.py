@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
+from intarsia.backends import scaled_integers
 from intarsia.backends.dnnl import pointwise, products, quantised, rows, windows
 from intarsia.backends.dnnl.chains import chains_of
 from intarsia.backends.dnnl.lowering import Ids, Problem
@@ -38,7 +39,7 @@ class Follow(StrEnum):
 
 
 FLOATS = frozenset(("float32", "float16", "bfloat16"))
-BYTES = frozenset(quantised.BYTES)
+BYTES = frozenset(scaled_integers.BYTES)
 _INTEGERS = BYTES | {"int32"}
 
 
