@@ -4,12 +4,13 @@
 import numpy as np
 import onnx
 import pytest
+from tests.ptx import ON_EACH_ARCHITECTURE, count
 
 from intarsia.codegen.emit.nvptx import emit_nvptx
 from intarsia.errors import BackendError, TargetError
 from intarsia.export import Product, write_program
 from intarsia.export.region import lower_for_gpu
-from intarsia.native.ptx import compile_ptx, gpu_limits, ptx_arch
+from intarsia.native.ptx import gpu_limits, ptx_arch
 from intarsia.native.ptxas import assemble, find_ptxas
 from intarsia.place.request import Request
 from intarsia.target import Target
@@ -52,20 +53,10 @@ def kernels():
     return [emit_nvptx(kernel, limits) for kernel in program.kernels]
 
 
-@pytest.mark.parametrize(
-    "arch",
-    [
-        "sm_80",
-        pytest.param("sm_75", marks=pytest.mark.exhaustive),
-        pytest.param("sm_90", marks=pytest.mark.exhaustive),
-    ],
-)
+@ON_EACH_ARCHITECTURE
 def test_kernels_fit_their_gpu(kernels, arch):
     """Next to nothing is spilled, and several blocks fit a multiprocessor."""
-    if find_ptxas() is None:
-        pytest.skip("ptxas is not here: pip install nvidia-cuda-nvcc-cu12")
-    counted = assemble(compile_ptx(kernels, arch))
-    print(*counted, sep="\n")
+    counted, _ = count(kernels, arch)
     assert {kernel.name for kernel in counted} == {kernel.name for kernel in kernels}
     names = " ".join(kernel.name for kernel in counted)
     for family in ("depthwise", "conv", "max_pool", "gemm", "rows", "reduce", "top_k"):

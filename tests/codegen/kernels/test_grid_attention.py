@@ -8,9 +8,8 @@ from tests.codegen.emit.runners import run_nvptx, run_opencl, run_wgsl
 from tests.codegen.kernels.test_attention import ADDED, KEPT, exact, layout, numbers, sketch
 from tests.codegen.kernels.test_grid_rows import interpreted
 from tests.codegen.test_grid import barriers, without
+from tests.ptx import ON_EACH_ARCHITECTURE, assembled
 
-from intarsia.codegen.emit.device_family import DeviceLimits
-from intarsia.codegen.emit.nvptx import emit_nvptx
 from intarsia.codegen.expand import expand
 from intarsia.codegen.grid_rules import shared_bytes
 from intarsia.codegen.interpreter import interpret
@@ -25,8 +24,6 @@ from intarsia.codegen.kernels.grid_attention import (
 from intarsia.codegen.unit import SSE, GpuModel
 from intarsia.errors import InternalError
 from intarsia.extents import symbol
-from intarsia.native.ptx import compile_ptx
-from intarsia.native.ptxas import assemble, find_ptxas
 
 GPU = GpuModel(SSE, shared_bytes=48 << 10)
 FEW = GpuModel(SSE, lanes=8, most_items=8)
@@ -161,32 +158,18 @@ def test_what_is_worth_it_and_fits():
     assert plan(sketch((8,), 128, 128, 64), replace(GPU, most_items=64)) is None
 
 
-@pytest.mark.parametrize(
-    "arch",
-    [
-        "sm_80",
-        pytest.param("sm_75", marks=pytest.mark.exhaustive),
-        pytest.param("sm_90", marks=pytest.mark.exhaustive),
-    ],
-)
+@ON_EACH_ARCHITECTURE
 def test_ptx_stays_in_registers(arch):
-    if find_ptxas() is None:
-        pytest.skip("ptxas is not here: pip install nvidia-cuda-nvcc-cu12")
-    limits = DeviceLimits(work_group=64, local_bytes=48 << 10)
-    kernels, memory = {}, {}
+    functions, memory = {}, {}
     for queries, keys, size, last in ((128, 128, 64, None), (200, 77, 128, 0)):
         sketched = sketch((4,), queries, keys, size, last=last)
         spec, _ = placed(sketched, *numbers(sketched))
         function = build(shared(spec, GPU, None))
-        name = f"a{len(kernels)}"
+        name = f"a{len(functions)}"
         memory[name] = shared_bytes(function) - 4 * function.work_items  # no shuffle needs it
-        kernels[name] = emit_nvptx(replace(expand(function), name=name), limits)
+        functions[name] = function
     most = {"a0": 168, "a1": 216}  # of 64 K that a multiprocessor has, for 128 work-items
-    ptx = compile_ptx(list(kernels.values()), arch)
-    bodies = {body.split("(")[0]: body for body in ptx.split(".visible .entry ")[1:]}
-    for one in assemble(ptx):
-        print(one)
-        body = bodies.pop(one.name)
+    for one, body in assembled(functions, arch).values():
         assert "shfl.sync.bfly.b32" in body
         assert "ld.shared.v4" in body
         assert "ld.global.nc.v4" in body
@@ -194,4 +177,3 @@ def test_ptx_stays_in_registers(arch):
         assert one.registers <= most[one.name], one
         assert one.spilled_bytes <= 16, one
         assert memory[one.name] - 64 <= one.shared_bytes <= memory[one.name]
-    assert not bodies

@@ -19,10 +19,9 @@ from tests.codegen.kernels.conv_cases import (
 from tests.codegen.kernels.test_grid_gemm import FEW, GPU, LARGE, MEDIUM, SMALL, TINY
 from tests.codegen.kernels.test_grid_rows import interpreted
 from tests.codegen.test_grid import barriers, without
+from tests.ptx import ON_EACH_ARCHITECTURE, assembled
 
 from intarsia.codegen.body import NOTHING, Fused, Layout
-from intarsia.codegen.emit.device_family import DeviceLimits
-from intarsia.codegen.emit.nvptx import emit_nvptx
 from intarsia.codegen.expand import expand
 from intarsia.codegen.interpreter import interpret
 from intarsia.codegen.ir import row_major
@@ -33,8 +32,6 @@ from intarsia.codegen.kernels.window import Window
 from intarsia.codegen.unit import SSE
 from intarsia.errors import InternalError
 from intarsia.extents import symbol
-from intarsia.native.ptx import compile_ptx
-from intarsia.native.ptxas import assemble, find_ptxas
 
 CASES = {
     "padded": Case((8, 20), (7, 6), pads=(1, 1, 1, 1)),
@@ -117,34 +114,20 @@ def test_what_is_worth_it():
     assert grid_conv(conv, replace(GPU, shared_bytes=1 << 10)) is None
 
 
-@pytest.mark.parametrize(
-    "arch",
-    [
-        "sm_80",
-        pytest.param("sm_75", marks=pytest.mark.exhaustive),
-        pytest.param("sm_90", marks=pytest.mark.exhaustive),
-    ],
-)
+@ON_EACH_ARCHITECTURE
 def test_ptx_stays_in_registers(arch):
-    if find_ptxas() is None:
-        pytest.skip("ptxas is not here: pip install nvidia-cuda-nvcc-cu12")
-    limits = DeviceLimits(work_group=64, local_bytes=48 << 10)
-    kernels, plans = {}, {}
+    functions, plans = {}, {}
     for case in (Case((64, 64), (28, 28), pads=(1,) * 4), Case((64, 128), (7, 7), (1, 1))):
         for plan in (LARGE, MEDIUM, SMALL):
             spec, *_ = arranged(case, schedule=plan)
-            name = f"c{len(kernels)}"
+            name = f"c{len(functions)}"
             plans[name] = plan
-            kernels[name] = emit_nvptx(replace(expand(build(spec)), name=name), limits)
-    ptx = compile_ptx(list(kernels.values()), arch)
-    bodies = {body.split("(")[0]: body for body in ptx.split(".visible .entry ")[1:]}
-    for one in assemble(ptx):
-        print(one)
-        plan, body = plans[one.name], bodies.pop(one.name)
+            functions[name] = build(spec)
+    for name, (one, body) in assembled(functions, arch).items():
+        plan = plans[name]
         assert one.registers * plan.work_items <= 64 << 10, one
         assert one.registers <= 200, one
         assert one.spilled_bytes <= 16, one
         assert plan.shared_bytes - 16 <= one.shared_bytes <= plan.shared_bytes
         assert "ld.global.nc.v4" in body
         assert body.count("bar.sync") == 2
-    assert not bodies

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from tests.codegen.emit.runners import run_nvptx, run_opencl, run_wgsl
 from tests.codegen.kernels.test_gemm import strided
 from tests.codegen.test_grid import barriers, without
+from tests.ptx import ON_EACH_ARCHITECTURE, assembled
 
 from intarsia.codegen.body import NOTHING, Apply, Body, Fused, Layout
-from intarsia.codegen.emit.device_family import DeviceLimits
-from intarsia.codegen.emit.nvptx import emit_nvptx
 from intarsia.codegen.expand import expand
 from intarsia.codegen.interpreter import interpret
 from intarsia.codegen.kernels.gemm import Gemm
@@ -28,8 +27,6 @@ from intarsia.codegen.unit import AVX2, GpuModel
 from intarsia.codegen.verifier import verify
 from intarsia.errors import InternalError
 from intarsia.extents import symbol
-from intarsia.native.ptx import compile_ptx
-from intarsia.native.ptxas import assemble, find_ptxas
 
 GPU = GpuModel(AVX2, shared_bytes=48 << 10)
 FEW = GpuModel(AVX2, lanes=8, most_items=8)
@@ -211,30 +208,16 @@ def test_schedules_follow_the_shape_and_the_machine():
     assert not fits(LARGE, replace(GPU, registers=64))
 
 
-@pytest.mark.parametrize(
-    "arch",
-    [
-        "sm_80",
-        pytest.param("sm_75", marks=pytest.mark.exhaustive),
-        pytest.param("sm_90", marks=pytest.mark.exhaustive),
-    ],
-)
+@ON_EACH_ARCHITECTURE
 def test_ptx_stays_in_registers(arch):
     """A block's registers are a multiprocessor's at most, and rows are read by fours."""
-    if find_ptxas() is None:
-        pytest.skip("ptxas is not here: pip install nvidia-cuda-nvcc-cu12")
-    limits = DeviceLimits(work_group=64, local_bytes=48 << 10)
-    kernels = {}
+    cases = {}
     for plan in (LARGE, MEDIUM, SMALL):
         for shape in ((1024, 1024, 1024), (70, 50, 37)):
-            function = replace(expand(build(product(*shape, plan))), name=f"g{len(kernels)}")
-            kernels[function.name] = plan, shape, emit_nvptx(function, limits)
-    ptx = compile_ptx([kernel for *_, kernel in kernels.values()], arch)
-    bodies = {body.split("(")[0]: body for body in ptx.split(".visible .entry ")[1:]}
-    for counted in assemble(ptx):
-        print(counted)
-        plan, shape, _ = kernels[counted.name]
-        body = bodies.pop(counted.name)
+            cases[f"g{len(cases)}"] = plan, shape
+    functions = {name: build(product(*shape, plan)) for name, (plan, shape) in cases.items()}
+    for name, (counted, body) in assembled(functions, arch).items():
+        plan, shape = cases[name]
         assert counted.registers * plan.work_items <= 64 << 10, counted
         assert counted.registers <= 168, counted
         assert counted.spilled_bytes <= 16, counted
@@ -242,4 +225,3 @@ def test_ptx_stays_in_registers(arch):
         assert "ld.shared.v4" in body
         assert ("ld.global.nc.v4" in body) == (shape[0] == 1024)
         assert body.count("bar.sync") == 2
-    assert not bodies

@@ -1,7 +1,6 @@
 """Rows that a GPU's work-items share: the same numbers on every device, without a race."""
 
 from dataclasses import replace
-from math import prod
 
 import numpy as np
 import pytest
@@ -10,10 +9,9 @@ from hypothesis import strategies as st
 from tests.codegen.emit.runners import run_nvptx, run_opencl, run_wgsl
 from tests.codegen.kernels import test_reduce, test_rows
 from tests.codegen.test_grid import barriers, without
+from tests.ptx import ON_EACH_ARCHITECTURE, assembled
 
 from intarsia.codegen.body import Apply, Body, Fused, Layout
-from intarsia.codegen.emit.device_family import DeviceLimits
-from intarsia.codegen.emit.nvptx import emit_nvptx
 from intarsia.codegen.expand import expand
 from intarsia.codegen.interpreter import interpret
 from intarsia.codegen.ir import row_major
@@ -24,8 +22,6 @@ from intarsia.codegen.kernels.rows import Rows
 from intarsia.codegen.unit import SSE, GpuModel
 from intarsia.codegen.verifier import verify
 from intarsia.errors import InternalError
-from intarsia.native.ptx import compile_ptx
-from intarsia.native.ptxas import assemble, find_ptxas
 
 GPU = GpuModel(SSE, shared_bytes=48 << 10)
 FEW = GpuModel(SSE, lanes=4, most_items=8, registers=32)
@@ -242,23 +238,13 @@ def test_how_rows_are_shared():
     assert team(1, 50000).warps == GPU.most_items // GPU.lanes
 
 
-@pytest.mark.parametrize(
-    "arch",
-    [
-        "sm_80",
-        pytest.param("sm_75", marks=pytest.mark.exhaustive),
-        pytest.param("sm_90", marks=pytest.mark.exhaustive),
-    ],
-)
+@ON_EACH_ARCHITECTURE
 def test_ptx_stays_in_registers(arch):
-    if find_ptxas() is None:
-        pytest.skip("ptxas is not here: pip install nvidia-cuda-nvcc-cu12")
-    limits = DeviceLimits(work_group=64, local_bytes=48 << 10)
-    kernels, teams = {}, {}
+    functions, teams = {}, {}
     for shape in ((4096, 128), (16, 1024), (4096, 8192), (64, 1001)):
         layout = Layout("float32", row_major(shape), 64)
         for kind in ("Softmax", "Normalize", "Mean"):
-            name = f"r{len(kernels)}"
+            name = f"r{len(functions)}"
             if kind == "Mean":
                 spec = shared_reduction(GPU, shape, (1,), kind, layout, Layout("float32", (1,)))
                 function = grid_reduce.build(spec)
@@ -268,18 +254,13 @@ def test_ptx_stays_in_registers(arch):
                 function = grid_rows.build(spec)
             verify(function, GPU)
             teams[name] = spec.teams
-            kernels[name] = emit_nvptx(replace(expand(function), name=name), limits)
-    ptx = compile_ptx(list(kernels.values()), arch)
-    bodies = {body.split("(")[0]: body for body in ptx.split(".visible .entry ")[1:]}
-    counted = assemble(ptx)
-    assert len(counted) == len(kernels)
-    for one in counted:
-        print(one, teams[one.name])
-        body, team = bodies[one.name], teams[one.name]
+            functions[name] = function
+    for name, (one, body) in assembled(functions, arch).items():
+        team = teams[name]
         assert "shfl.sync.bfly.b32" in body
         assert ("bar.sync" in body) == (team.team > 1)
         assert ("ld.global.nc.v4" in body) == (team.width == 4)
         assert one.registers <= 72, one
         assert one.spilled_bytes == 0, one
         assert one.shared_bytes <= 4 * 4 * team.warps, one
-    assert prod(kernels["r0"].local_size) == 4 * GPU.lanes
+    assert functions["r0"].work_items == 4 * GPU.lanes

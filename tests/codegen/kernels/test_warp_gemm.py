@@ -11,6 +11,7 @@ import pytest
 from tests.codegen.kernels.test_grid_gemm import operands, product
 from tests.codegen.lower.test_interpreted import run_program
 from tests.codegen.test_grid import barriers, without
+from tests.ptx import count
 
 from intarsia.codegen import ir
 from intarsia.codegen.body import Apply, Body, Fused, Layout
@@ -29,7 +30,6 @@ from intarsia.export.region import lower_for_gpu
 from intarsia.graph.load import load
 from intarsia.graph.snapshot import snapshot
 from intarsia.native.ptx import compile_ptx, gpu_limits
-from intarsia.native.ptxas import assemble, find_ptxas
 from intarsia.place.request import Request
 from intarsia.target import Target
 
@@ -113,17 +113,14 @@ def test_every_barrier_counts():
 
 @pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_90", marks=pytest.mark.exhaustive)])
 def test_ptx_has_the_instruction(arch):
-    if find_ptxas() is None:
-        pytest.skip("ptxas is not here: pip install nvidia-cuda-nvcc-cu12")
     shapes = ((1024, 1024, 1024), (70, 50, 37))
     kernels = [
         emit_nvptx(replace(checked(build(warps(*shape))), name=f"w{number}"), LIMITS)
         for number, shape in enumerate(shapes)
     ]
-    ptx = compile_ptx(kernels, arch)
+    all_counted, ptx = count(kernels, arch)
     assert ptx.count("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32") == 2 * 2 * 8
-    for counted in assemble(ptx):
-        print(counted)
+    for counted in all_counted:
         assert counted.registers <= 128, counted
         assert counted.spilled_bytes == 0, counted
         assert counted.shared_bytes <= 16 << 10, counted
