@@ -54,6 +54,8 @@ INTRODUCTIONS = {
     "zero point is added, which is one quantum away where rounding decides about a tie anyway.",
     "arm_acl": "Arm Compute Library. What it does not take, its functions say themselves "
     "(machines.md).",
+    "xnnpack": "XNNPACK, as LiteRT has it.",
+    "ncnn": "ncnn's layers of float32.",
     "openvino": "OpenVINO's CPU plug-in. `openvino_limits.py` lists types and shapes that it does "
     "not get: arithmetic on integers, empty tensors.",
     "onnxruntime": "This target computes what users of ONNX Runtime get: its own errors, and the "

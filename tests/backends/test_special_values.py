@@ -26,6 +26,8 @@ TARGETS = (
     "openvino, onnxruntime",
     "dnnl -special_values=exact, onnxruntime",
     "openvino -special_values=exact, onnxruntime",
+    "xnnpack, onnxruntime",
+    "ncnn, onnxruntime",
     "onnxruntime",
 )
 OPSET = 20

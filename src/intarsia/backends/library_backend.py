@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from intarsia.backends.artifact import Verdict, probe_nodes, tensor_spec
 from intarsia.backends.backend import ConfiguredBackend
+from intarsia.backends.defects import KnownDefect, refuse_defects
 from intarsia.backends.device import Device, HostDevice, ThreadOptions
 from intarsia.backends.values import (
     Artifact,
@@ -48,12 +49,14 @@ class LibraryBackend(ConfiguredBackend, ABC):
     Attributes:
         runtime: The library.
         modules: Ours that decide what it is given.
+        defects: What the library is known to get wrong.
     """
 
     name: ClassVar[str]
     kinds: ClassVar[tuple[str, ...]]
     runtime: ClassVar[PythonRuntime]
     modules: ClassVar[tuple[str, ...]]
+    defects: ClassVar[tuple[KnownDefect, ...]]
     is_default: ClassVar[bool] = False
 
     @abstractmethod
@@ -109,7 +112,8 @@ class LibraryBackend(ConfiguredBackend, ABC):
                 problem = error.message
             return (ReasonCode.UNSUPPORTED_OP, problem) if problem else None
 
-        return probe_nodes(graph, context, attempt)
+        refusals = probe_nodes(graph, context, attempt)
+        return {**refusals, **refuse_defects(graph, context, self.defects, self.version())}
 
     def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
         """Return nothing: whether the library takes a whole region is known when it is loaded."""

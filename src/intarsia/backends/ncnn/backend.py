@@ -15,6 +15,7 @@ import numpy as np
 
 from intarsia.backends.device import Buffer, Device, Step
 from intarsia.backends.library_backend import SHARED, LibraryBackend
+from intarsia.backends.ncnn.defects import DEFECTS
 from intarsia.backends.runtimes import PythonRuntime
 from intarsia.backends.values import Artifact
 from intarsia.errors import BackendError, ExecutionError, PackageError
@@ -118,6 +119,7 @@ class NcnnBackend(LibraryBackend):
     name = "ncnn"
     kinds = ("ncnn",)
     runtime = RUNTIME
+    defects = DEFECTS
     modules = ("intarsia.backends.tflite", "intarsia.backends.ncnn", *SHARED)
 
     def problem(self, region: Region) -> str | None:

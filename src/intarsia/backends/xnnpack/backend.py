@@ -17,6 +17,7 @@ from intarsia.backends.library_backend import SHARED, LibraryBackend
 from intarsia.backends.runtimes import PythonRuntime
 from intarsia.backends.tflite.network import join
 from intarsia.backends.values import Artifact
+from intarsia.backends.xnnpack.defects import DEFECTS
 from intarsia.errors import BackendError, ExecutionError
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class XnnpackBackend(LibraryBackend):
     name = "xnnpack"
     kinds = ("xnnpack",)
     runtime = RUNTIME
+    defects = DEFECTS
     modules = ("intarsia.backends.tflite", "intarsia.backends.xnnpack", *SHARED)
 
     def problem(self, region: Region) -> str | None:
