@@ -8,6 +8,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -81,6 +82,12 @@ def options(
     """Place every piece of an ONNX model on the backend that is best for it."""
 
 
+@cache
+def _commands() -> Any:
+    """Return what parses command lines: reading all signatures takes longer than most commands."""
+    return typer.main.get_command(app)
+
+
 def run_program(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; errors become messages.
 
@@ -92,7 +99,8 @@ def run_program(arguments: Sequence[str]) -> int:
         settings = Settings.from_environment()
         is_debug = settings.debug
         with _messages(settings.log_level):
-            code = app(expand_attributes(arguments), prog_name="intarsia", standalone_mode=False)
+            given = expand_attributes(arguments)
+            code = _commands()(given, prog_name="intarsia", standalone_mode=False)
     except Exception as error:
         return _report(error, as_json="--json" in arguments, is_debug=is_debug)
     return code if isinstance(code, int) else 0
