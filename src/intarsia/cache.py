@@ -111,7 +111,7 @@ def cache_info(folder: Path) -> CacheInfo:
             if not inner and name == TAG_NAME:
                 continue
             try:
-                nbytes = (Path(path) / name).lstat().st_size
+                nbytes = os.lstat(f"{path}/{name}").st_size  # a path's own takes 3 times as long
             except FileNotFoundError:  # another process removed it
                 continue
             kinds.setdefault(inner[0] if inner else "other", []).append(nbytes)

@@ -427,9 +427,10 @@ def _overlaps(dists: Iterable[Distribution]) -> list[Clash]:
     runtimes = _runtimes()
     owners: dict[str, dict[str, set[PurePath]]] = {}
     for dist in dists:
+        name = _name(dist)  # it parses the metadata, too long for each file
         for file in dist.files or ():
             if file.parts[0] in runtimes:
-                files = owners.setdefault(file.parts[0], {}).setdefault(_name(dist), set())
+                files = owners.setdefault(file.parts[0], {}).setdefault(name, set())
                 files.add(PurePath(file))
     clashes = []
     for runtime, by_name in sorted(owners.items()):
