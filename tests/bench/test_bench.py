@@ -61,11 +61,11 @@ def test_the_way_to_another_machine_is_left_out(model_file, tmp_path, monkeypatc
     feeds = {name: np.asarray(array) for name, array in model.feeds.items()}
     facts = subject.set_up_ours(model.path, "llvm -runner=here", 1, {}, feeds)
     assert facts["is_away"]
-    assert min(subject.run_block(0.0, 3, 0.0)) < 0.05
+    # With the way in it no time would be below its 100 ms, however often it is taken.
+    assert any(min(subject.run_block(0.0, 3, 0.0)) < 0.1 for _ in range(20))
     executable = intarsia.compile(model.path, "llvm -runner=here")
-    profile = profile_kernels(executable, feeds, threads=1, rounds=3)
-    assert profile.is_away
-    assert profile.seconds < 0.05
+    profiles = (profile_kernels(executable, feeds, threads=1, rounds=3) for _ in range(20))
+    assert any(profile.is_away and profile.seconds < 0.1 for profile in profiles)
     monkeypatch.undo()
     found = compare(model, "llvm -runner=here", (), threads=1, rounds=1, streams=2)
     assert AWAY in found.notes
