@@ -392,13 +392,24 @@ def find_clashes(path: Sequence[str] | None = None) -> tuple[Clash, ...]:
     Args:
         path: Folders to look in; None means those that Python imports from.
     """
-    installed = list(distributions() if path is None else distributions(path=list(path)))
-    relevant = [dist for dist in installed if _is_relevant(_name(dist))]
+    found = distributions() if path is None else distributions(path=list(path))
+    installed = [_Installed.read(dist) for dist in found]
+    relevant = [dist for dist in installed if _is_relevant(dist.name)]
     return (*_doubles(relevant), *_overlaps(relevant), *_unmet(relevant, installed))
 
 
-def _name(dist: Distribution) -> str:
-    return canonicalize_name(dist.metadata["Name"] or "")
+@dataclass(frozen=True, slots=True)
+class _Installed:
+    """An installed distribution; a `Distribution` parses its metadata anew for each question."""
+
+    name: str
+    version: str
+    dist: Distribution
+
+    @classmethod
+    def read(cls, dist: Distribution) -> _Installed:
+        metadata = dist.metadata
+        return cls(canonicalize_name(metadata["Name"] or ""), metadata["Version"], dist)
 
 
 def _is_relevant(name: str) -> bool:
@@ -408,10 +419,10 @@ def _is_relevant(name: str) -> bool:
     )
 
 
-def _doubles(dists: Iterable[Distribution]) -> list[Clash]:
+def _doubles(dists: Iterable[_Installed]) -> list[Clash]:
     versions: dict[str, dict[str, None]] = {}
     for dist in dists:
-        versions.setdefault(_name(dist), {})[dist.version] = None
+        versions.setdefault(dist.name, {})[dist.version] = None
     return [
         Clash(
             f"{name} is installed {len(several)} times: {', '.join(several)}",
@@ -422,15 +433,14 @@ def _doubles(dists: Iterable[Distribution]) -> list[Clash]:
     ]
 
 
-def _overlaps(dists: Iterable[Distribution]) -> list[Clash]:
+def _overlaps(dists: Iterable[_Installed]) -> list[Clash]:
     """Return the runtimes whose files two distributions claim."""
     runtimes = _runtimes()
     owners: dict[str, dict[str, set[PurePath]]] = {}
     for dist in dists:
-        name = _name(dist)  # it parses the metadata, too long for each file
-        for file in dist.files or ():
+        for file in dist.dist.files or ():
             if file.parts[0] in runtimes:
-                files = owners.setdefault(file.parts[0], {}).setdefault(name, set())
+                files = owners.setdefault(file.parts[0], {}).setdefault(dist.name, set())
                 files.add(PurePath(file))
     clashes = []
     for runtime, by_name in sorted(owners.items()):
@@ -449,12 +459,12 @@ def _overlaps(dists: Iterable[Distribution]) -> list[Clash]:
     return clashes
 
 
-def _unmet(dists: Iterable[Distribution], installed: Iterable[Distribution]) -> list[Clash]:
+def _unmet(dists: Iterable[_Installed], installed: Iterable[_Installed]) -> list[Clash]:
     """Return the requirements that no installed version meets."""
-    versions = {_name(dist): dist.version for dist in installed}
+    versions = {dist.name: dist.version for dist in installed}
     clashes = []
     for dist in dists:
-        for text in dist.requires or ():
+        for text in dist.dist.requires or ():
             try:
                 requirement = Requirement(text)
             except InvalidRequirement:  # a stranger's metadata may say anything
@@ -464,7 +474,7 @@ def _unmet(dists: Iterable[Distribution], installed: Iterable[Distribution]) -> 
             version = versions.get(canonicalize_name(requirement.name))
             if version is not None and requirement.specifier.contains(version, prereleases=True):
                 continue
-            needs = f"{_name(dist)} {dist.version} needs {requirement.name}{requirement.specifier}"
+            needs = f"{dist.name} {dist.version} needs {requirement.name}{requirement.specifier}"
             state = f"{version} is installed" if version else "it is not installed"
             clashes.append(
                 Clash(
