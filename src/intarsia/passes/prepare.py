@@ -29,7 +29,7 @@ from intarsia.passes.fold_constants import fold_constants, lift_constants
 from intarsia.passes.inline_bodies import inline_bodies
 from intarsia.passes.merge_linear import merge_linear
 from intarsia.passes.provenance import device_of, hidden, makes_output, record_origins, stand_for
-from intarsia.passes.separate_dequantize import separate_dequantize
+from intarsia.passes.separate_dequantize import separate_dequantize, separate_weights
 from intarsia.target.pipeline import STANDARD_PIPELINE, Stage, split_pass
 
 if TYPE_CHECKING:
@@ -338,6 +338,7 @@ PASSES: Mapping[str, Callable[[ir.Model], object]] = {
     "eliminate-duplicates": eliminate_duplicates,
     _ON_CONSTANTS: deduplicate_initializers,
     "separate-dequantize": separate_dequantize,
+    "separate-weights": separate_weights,
 }
 """Every rewrite of a whole model that we have, by name."""
 

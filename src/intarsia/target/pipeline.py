@@ -34,6 +34,7 @@ STANDARD_PIPELINE = (
     "before placement: eliminate-duplicates",
     "before placement: remove-unused",
     "before placement: deduplicate-initializers",
+    "before placement: separate-dequantize",
     "after placement: merge-regions",
 )
 """What a kind brings that says nothing else."""

@@ -174,6 +174,26 @@ def test_a_convolution_of_integers_is_one_unit(setting_of):
     assert [len(group.units) for group in said] == [len(few.units.units) // 2] * 2
 
 
+def test_a_layer_of_codes_that_are_read_twice_is_one_unit(setting_of):
+    """A residual sum reads the same codes: neither a DequantizeLinear nor a layer is alone."""
+    model = _quantised(6)
+    make, info = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    model.graph.node.extend(
+        [
+            make("Add", ["a4", "a5"], ["sum"], "sum"),
+            make("QuantizeLinear", ["sum", "s", "u"], ["codes"], "last"),
+        ]
+    )
+    shape = [1, 16, 8, 8]
+    model.graph.output.append(info("codes", onnx.TensorProto.UINT8, shape))
+    setting = setting_of(model, "llvm, dnnl, onnxruntime")
+    names = [node.name for node in setting.graph.nodes]
+    units = [{names[node] for node in unit.nodes} for unit in make_space(setting).units.units]
+    layers = [{f"{part}{i}" for part in ("in", "weight", "conv", "relu", "out")} for i in range(6)]
+    assert all(layer in units for layer in layers), units
+    assert {"in4/2", "in5/2", "sum", "last"} in units
+
+
 def test_a_softmax_that_runs_by_itself_is_a_unit(parse_model, setting_of):
     lines = [
         f"a{i} = MatMul(x{i}, x{i}) b{i} = Add(a{i}, a{i}) "
