@@ -217,7 +217,9 @@ def test_what_is_left_there_is_read_by_another_program_and_comes_back_only_if_wa
     assert y.tolist() == [20.0] * 1000
     assert np.frombuffer(alone.read(), np.float32).tolist() == [2.0] * 1000
     assert (agent.carried_tensors, other.carried_tensors) == (2, 2)  # x and y; a factor and z
-    memory.forget()
+    memory.forget(b"/elsewhere/0")  # not the folder that is used
+    other.run(0, [alone, np.float32([5])], [both])
+    memory.forget(memory.path(alone.number))
     with pytest.raises(LinkError, match="not there any more"):
         other.run(0, [alone, np.float32([5])], [both])
     agent.run(0, [x, factor], [alone])  # in a new folder
@@ -230,4 +232,52 @@ def test_what_is_left_there_is_read_by_another_program_and_comes_back_only_if_wa
     assert memory.tensor(4).number in numbers  # a place is used again
     del memory
     wait_until(lambda: not folder.exists())
+    other.close()
+
+
+def test_what_a_machine_has_no_room_for_travels_until_there_is_room(agent, tmp_path, caplog):
+    other = Agent(agent._program, agent.runner)
+    x, z = np.ones(1000, np.float32), np.zeros(1000, np.float32)
+    memory = MachineMemory(agent.runner)
+    alone, both = memory.tensor(4000), memory.tensor(4000, z)
+    for tensor in (alone, both):
+        Path(os.fsdecode(memory.path(tensor.number))).symlink_to("/dev/full")
+    agent.run(0, [x, np.float32([2])], [alone])
+    other.run(0, [alone, np.float32([5])], [both])
+    assert z.tolist() == [10.0] * 1000
+    assert np.frombuffer(alone.read(), np.float32).tolist() == [2.0] * 1000
+    assert (agent.carried_tensors, other.carried_tensors) == (3, 3)  # both ways
+    (warning,) = caplog.messages
+    place = agent.runner.place
+    folder = Path(os.fsdecode(memory.path(alone.number))).parent
+    assert warning == (
+        f"{place} has no place for a tensor of 4000 bytes in {folder} (No space left on device): "
+        "it travels with each call"
+    )
+    agent.run(0, [x, np.float32([3])], [alone])  # what could not be written is gone: room again
+    other.run(0, [alone, np.float32([5])], [both])
+    assert z.tolist() == [15.0] * 1000
+    assert (agent.carried_tensors, other.carried_tensors) == (5, 5)
+    other.close()
+
+
+def test_what_one_program_misses_there_costs_no_other_program_its_tensors(tmp_path):
+    agent, other = (Agent(build(tmp_path), parse_runner("here")) for _ in range(2))
+    x, y = np.ones(1000, np.float32), np.empty(1000, np.float32)
+    memory = MachineMemory(agent.runner)
+    mine, theirs = memory.tensor(4000), memory.tensor(4000)
+    agent.run(0, [x, np.float32([2])], [mine])
+    with pytest.raises(LinkError, match="not there any more"):
+        other.run(0, [theirs, np.float32([5])], [y])  # nobody has written it
+    agent.run(0, [mine, np.float32([4])], [y])
+    assert y.tolist() == [8.0] * 1000
+    folder = Path(os.fsdecode(memory.path(mine.number))).parent
+    shutil.rmtree(folder)  # as somebody may who tidies up
+    agent.run(0, [x, np.float32([3])], [mine])
+    assert Path(os.fsdecode(memory.path(mine.number))).parent != folder
+    agent.run(0, [mine, np.float32([5])], [y])
+    assert y.tolist() == [15.0] * 1000
+    agent.run(0, [x, np.float32([-3])], [mine])  # in a new folder, where it stays
+    assert mine.carried is None
+    agent.close()
     other.close()

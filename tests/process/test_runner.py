@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runners: files come and go, programs run and are talked to, alike here, emulated and by SSH."""
 
+import re
 import shutil
 import subprocess
 import time
@@ -148,6 +149,23 @@ def test_every_way_carries_files_and_programs(way):
     again = RemoteFolder(runner)
     assert not Path(path).exists()
     again.close()
+
+
+def test_a_machine_without_room_for_a_file_says_so_with_the_size_and_the_room(tmp_path):
+    with RemoteFolder(parse_runner("here")) as folder:
+        part = Path(folder.path, "agent.part")
+        part.symlink_to("/dev/full")
+        with pytest.raises(LinkError) as caught:
+            folder.put("agent", bytes(100_000))
+        assert re.fullmatch(
+            r"cannot put agent \(100000 bytes\) on this machine: .*No space left on device "
+            r"\(\d+ KiB are free there\)",
+            caught.value.message,
+        )
+        assert "has room" in caught.value.hint
+        assert list(Path(folder.path).iterdir()) == []
+        folder.put("agent", b"1")
+        assert folder.get("agent") == b"1"
 
 
 def test_every_way_leads_to_a_program_that_answers_and_takes_its_folder_along(way):

@@ -13,8 +13,10 @@
             for each output its bytes and 1 if it is wanted back, 2 if it is left in a file, 3 if
             both, then inputs as they are, those in files as the bytes of the file's path and it,
             then the paths of outputs likewise
-            -> what the region returned, nanoseconds of each round, then what is wanted back;
-            or LATE, and the end; or LOST: a file cannot be read or written
+            -> what the region returned, nanoseconds of each round, then for each output, if it is
+            to be left in a file, 0 or the system's number of why it cannot, and its bytes if it is
+            wanted back or cannot be left;
+            or LATE, and the end; or LOST: a file of an input cannot be read
    BYE      -> the end
 
    It also ends when its input does, at most a second later if a region runs then.
@@ -24,6 +26,7 @@
 #ifndef _POSIX_C_SOURCE
 #define _POSIX_C_SOURCE 200809L
 #endif
+#include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdint.h>
@@ -41,7 +44,7 @@ extern const uint64_t agent_count;
 enum { KEEP = 1, RUN = 2, BYE = 3 };
 
 #define MAGIC UINT64_C(0x746e656761736e69)
-#define VERSION 3
+#define VERSION 4
 #define LATE (UINT64_C(1) << 32)
 #define LOST (UINT64_C(1) << 33)
 #define PATH_BYTES 4096
@@ -186,21 +189,23 @@ static void start_watch(uint64_t limit)
     alarm(1);
 }
 
-/* Reads the path of a file, and opens it. */
-static FILE *open_file(const char *mode)
+static void receive_path(char *path)
 {
-    char path[PATH_BYTES];
     uint64_t nbytes = number();
     if (nbytes >= PATH_BYTES)
         fail("a path is too long:", nbytes);
     receive((uint8_t *)path, nbytes);
     path[nbytes] = 0;
-    return fopen(path, mode);
 }
 
-static int read_file(FILE *file, uint8_t *data, uint64_t nbytes)
+/* Reads the path of a file, and the file. */
+static int read_file(uint8_t *data, uint64_t nbytes)
 {
+    char path[PATH_BYTES];
+    FILE *file;
     int is_whole;
+    receive_path(path);
+    file = fopen(path, "rb");
     if (file == NULL)
         return 0;
     is_whole = fread(data, 1, (size_t)nbytes, file) == (size_t)nbytes;
@@ -208,13 +213,20 @@ static int read_file(FILE *file, uint8_t *data, uint64_t nbytes)
     return is_whole;
 }
 
-static int write_file(FILE *file, const uint8_t *data, uint64_t nbytes)
+/* Returns 0, or why it cannot be written; then nothing is left of it. */
+static int write_file(const char *path, const uint8_t *data, uint64_t nbytes)
 {
-    int is_whole;
+    FILE *file = fopen(path, "wb");
+    int why;
     if (file == NULL)
-        return 0;
-    is_whole = fwrite(data, 1, (size_t)nbytes, file) == (size_t)nbytes;
-    return fclose(file) == 0 && is_whole;
+        return errno != 0 ? errno : EIO;
+    errno = 0;
+    why = fwrite(data, 1, (size_t)nbytes, file) == (size_t)nbytes ? 0 : errno != 0 ? errno : EIO;
+    if (fclose(file) != 0 && why == 0)
+        why = errno != 0 ? errno : EIO;
+    if (why != 0)
+        remove(path);
+    return why;
 }
 
 static void run(void)
@@ -225,7 +237,7 @@ static void run(void)
     uint64_t *sizes = memory_of((in_count + 1) * sizeof *sizes);
     uint64_t *out_sizes = memory_of((out_count + 1) * sizeof *out_sizes);
     uint64_t *is_wanted = memory_of((out_count + 1) * sizeof *is_wanted);
-    FILE **files = memory_of((out_count + 1) * sizeof *files);
+    char **paths = memory_of((out_count + 1) * sizeof *paths);
     const void **in_data = memory_of((in_count + 1) * sizeof *in_data);
     void **out_data = memory_of((out_count + 1) * sizeof *out_data);
     uint64_t *times = memory_of((rounds + 1) * sizeof *times);
@@ -251,16 +263,16 @@ static void run(void)
             block = block_of(&inputs, i, sizes[i]);
             if (is_kept[i] == 0)
                 receive(block->data, sizes[i]);
-            else if (!read_file(open_file("rb"), block->data, sizes[i]))
+            else if (!read_file(block->data, sizes[i]))
                 is_lost = 1;
         }
         in_data[i] = block->data;
     }
     for (i = 0; i < out_count; ++i) {
         out_data[i] = block_of(&outputs, i, out_sizes[i])->data;
-        files[i] = is_wanted[i] & 2 ? open_file("wb") : NULL;
-        if (is_wanted[i] & 2 && files[i] == NULL)
-            is_lost = 1;
+        paths[i] = is_wanted[i] & 2 ? memory_of(PATH_BYTES) : NULL;
+        if (is_wanted[i] & 2)
+            receive_path(paths[i]);
     }
     if (is_lost)
         rounds = 0;
@@ -273,16 +285,20 @@ static void run(void)
             status = returned;
     }
     alarm(0);
-    for (i = 0; i < out_count; ++i)
-        if (is_wanted[i] & 2 && !write_file(files[i], out_data[i], out_sizes[i]))
-            is_lost = 1;
     answer_number(is_lost ? LOST : (uint32_t)status);
-    for (i = 0; i < rounds && !is_lost; ++i)
+    for (i = 0; i < rounds; ++i)
         answer_number(times[i]);
-    for (i = 0; i < out_count && !is_lost; ++i)
-        if (is_wanted[i] & 1)
+    for (i = 0; i < out_count; ++i) {
+        int why = 0;
+        if (is_wanted[i] & 2 && !is_lost) {
+            why = write_file(paths[i], out_data[i], out_sizes[i]);
+            answer_number((uint64_t)why);
+        }
+        if ((is_wanted[i] & 1 || why != 0) && !is_lost)
             answer(out_data[i], out_sizes[i]);
-    free(files);
+        free(paths[i]);
+    }
+    free(paths);
     free(is_kept);
     free(sizes);
     free(out_sizes);

@@ -9,17 +9,20 @@ long it ends itself, and itself when nobody asks any more.
     Agent(program, runner).run(...) -> outputs and seconds
 
 Agents of one machine pass tensors to one another by files there (`MachineMemory`), in memory where
-the system has such: they do not travel.
+the system has such: they do not travel, unless there is no room for them.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 import struct
 import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
@@ -33,8 +36,10 @@ from intarsia.process.runner import (
     start_program,
 )
 
+logger = logging.getLogger(__name__)
+
 _SOURCE = Path(__file__).with_name("agent.c")
-_MAGIC, _VERSION = 0x746E656761736E69, 3
+_MAGIC, _VERSION = 0x746E656761736E69, 4
 _LATE, _LOST = 1 << 32, 1 << 33
 _ARRAY, _BLOCK, _FILE = 0, 1, 2
 _WANTED, _LEFT = 1, 2
@@ -99,6 +104,7 @@ class MachineMemory:
         self._free: list[int] = []
         self._count = 0
         self._lock = threading.Lock()
+        self._has_warned = False
 
     @classmethod
     def of(cls, runner: Runner) -> MachineMemory:
@@ -149,10 +155,34 @@ class MachineMemory:
             assert self._folder is not None
             return self._folder.get(str(number))
 
-    def forget(self) -> None:
-        """Remove all that is left there; what is written next makes a new folder."""
+    def forget(self, path: bytes) -> None:
+        """Give up the folder that a file was to be in, if it is still the one that is used.
+
+        What is written next makes a new one.
+        """
         with self._lock:
-            self._forget()
+            if self._folder is not None and self._folder.path == _folder_of(path):
+                self._forget()
+
+    def carry(self, tensor: LeftTensor, path: bytes, why: int) -> None:
+        """Take note that a tensor could not be left there, and travels.
+
+        Args:
+            tensor: Which one.
+            path: The file that could not be written.
+            why: The system's number of the reason there, as of Linux.
+        """
+        if why == errno.ENOENT:  # the folder is gone, with all that was in it
+            self.forget(path)
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "%s has no place for a tensor of %d bytes in %s (%s): it travels with each call",
+                self._runner.place,
+                tensor.nbytes,
+                _folder_of(path),
+                os.strerror(why),
+            )
 
     def _forget(self) -> None:
         folder, self._folder = self._folder, None
@@ -165,7 +195,7 @@ _memories: weakref.WeakValueDictionary[str, MachineMemory] = weakref.WeakValueDi
 _memories_lock = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class LeftTensor:
     """A tensor that one region leaves on its machine for others there; made by `MachineMemory`.
 
@@ -174,12 +204,14 @@ class LeftTensor:
         number: Of its file.
         nbytes: Its size.
         copy: Where it is wanted here too; None if nowhere.
+        carried: What was last written, where the machine had no room for it.
     """
 
     memory: MachineMemory
     number: int
     nbytes: int
     copy: Array | None = None
+    carried: Array | None = None
 
     def read(self) -> bytes:
         """Return it as it is there now.
@@ -187,6 +219,8 @@ class LeftTensor:
         Raises:
             LinkError: The machine is out of reach, or it is not there.
         """
+        if self.carried is not None:
+            return bytes(_bytes(self.carried))
         return self.memory.read(self.number)
 
 
@@ -253,50 +287,55 @@ class Agent:
         limit = round(self.seconds * 1e9)
         head = [_RUN, region, limit, rounds, len(inputs), len(outputs)]
         parts: list[bytes | memoryview] = []
-        left = [item for item in (*inputs, *outputs) if isinstance(item, LeftTensor)]
         sent = 0
         for item in inputs:
             if isinstance(item, Kept):
                 head += (_BLOCK, item.block)
-            elif isinstance(item, LeftTensor):
+                continue
+            if isinstance(item, LeftTensor) and item.carried is None:
                 head += (_FILE, item.nbytes)
-                parts += _path(item)
-            else:
-                head += (_ARRAY, item.nbytes)
-                parts.append(_bytes(item))
-                sent += 1
-        wanted: list[Array] = []
-        for result in outputs:
+                path = item.memory.path(item.number)
+                parts += (_numbers(len(path)), path)
+                continue
+            array = item.carried if isinstance(item, LeftTensor) else item
+            assert array is not None
+            head += (_ARRAY, array.nbytes)
+            parts.append(_bytes(array))
+            sent += 1
+        paths: dict[int, bytes] = {}
+        for position, result in enumerate(outputs):
             if isinstance(result, LeftTensor):
                 head += (result.nbytes, _LEFT | (0 if result.copy is None else _WANTED))
-                parts += _path(result)
-                if result.copy is not None:
-                    wanted.append(result.copy)
+                path = paths[position] = result.memory.path(result.number)
+                parts += (_numbers(len(path)), path)
             elif isinstance(result, int):
                 head += (result, 0)
             else:
                 head += (result.nbytes, _WANTED)
-                wanted.append(result)
         parts.insert(0, _numbers(*head))
         with self._lock:
             try:
                 talk = self._open()
                 for part in parts:
                     talk.send(part, seconds=carry_seconds(len(part)))
-                status = self._wait(talk, region, left)
+                status = self._wait(talk, region)
                 times = _read_numbers(talk, rounds, _GRACE_SECONDS)
-                for array in wanted:
-                    received = talk.receive(array.nbytes, carry_seconds(array.nbytes))
-                    _bytes_view(array)[...] = np.frombuffer(received, np.uint8)
+                received = 0
+                for position, result in enumerate(outputs):
+                    if isinstance(result, LeftTensor):
+                        received += _receive_left(talk, result, paths[position])
+                    elif not isinstance(result, int):
+                        _receive_into(talk, result)
+                        received += 1
             except BaseException:  # an answer that is still under way would be the next one's
                 self._close()
                 raise
-            self.carried_tensors += sent + len(wanted)
+            self.carried_tensors += sent + received
         return AgentRun(
             struct.unpack("<i", struct.pack("<I", status))[0], tuple(time * 1e-9 for time in times)
         )
 
-    def _wait(self, talk: Conversation, region: int, left: Sequence[LeftTensor]) -> int:
+    def _wait(self, talk: Conversation, region: int) -> int:
         """Return what a region returned.
 
         Raises:
@@ -312,11 +351,9 @@ class Agent:
                 hint="INTARSIA_CALL_SECONDS says how long a call may take there",
             )
         if status == _LOST:
-            for tensor in left:
-                tensor.memory.forget()
             raise LinkError(
                 f"what a region left on {self.runner.place} for the next one is not there any more",
-                hint="run it again: a connection broke, or there is no room for files",
+                hint="run it again: a connection broke, or somebody removed its files there",
             )
         return status
 
@@ -355,9 +392,31 @@ class Agent:
         return self._talk
 
 
-def _path(tensor: LeftTensor) -> tuple[bytes, bytes]:
-    path = tensor.memory.path(tensor.number)
-    return _numbers(len(path)), path
+def _folder_of(path: bytes) -> str:
+    return str(PurePosixPath(os.fsdecode(path)).parent)
+
+
+def _receive_into(talk: Conversation, array: Array) -> None:
+    received = talk.receive(array.nbytes, carry_seconds(array.nbytes))
+    _bytes_view(array)[...] = np.frombuffer(received, np.uint8)
+
+
+def _receive_left(talk: Conversation, tensor: LeftTensor, path: bytes) -> int:
+    """Hear whether an output was left there, and take it if it is wanted here or had no room.
+
+    Returns:
+        1 if it came here.
+    """
+    (why,) = _read_numbers(talk, 1, _GRACE_SECONDS)
+    arrived = tensor.copy
+    if why and arrived is None:
+        arrived = np.empty(tensor.nbytes, np.uint8) if tensor.carried is None else tensor.carried
+    if arrived is not None:
+        _receive_into(talk, arrived)
+    tensor.carried = arrived if why else None
+    if why:
+        tensor.memory.carry(tensor, path, why)
+    return int(arrived is not None)
 
 
 def _numbers(*values: int) -> bytes:

@@ -404,7 +404,12 @@ class RemoteFolder:
             LinkError: That failed.
         """
         path = shlex.quote(f"{self.path}/{name}")
-        script = f"cat > {path}.part && chmod 700 {path}.part && mv {path}.part {path}"
+        free = f"set -- $(df -Pk {shlex.quote(self.path)} 2>/dev/null | tail -n 1)"
+        script = (
+            f"said=$({{ cat > {path}.part && chmod 700 {path}.part && mv {path}.part {path}; }} "
+            f"2>&1) || {{ rm -f {path}.part; {free}; "
+            'echo "$said (${4:-?} KiB are free there)" >&2; false; }'
+        )
         self._shell(script, content, doing=f"put {name} ({len(content)} bytes)")
 
     def get(self, name: str) -> bytes:
@@ -781,7 +786,7 @@ def _broken(runner: Runner, what: str, said: str) -> LinkError:
         problem, hint = runner.explain(said)
     else:
         problem = _last_line(said.rpartition(_STATUS)[0]) or "its shell failed"
-        hint = "choose a folder that can be written: ssh://HOST/FOLDER"
+        hint = "choose a folder that can be written and has room: ssh://HOST/FOLDER"
     return LinkError(f"{what} {runner.place}: {problem}", hint=hint)
 
 
