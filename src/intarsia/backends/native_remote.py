@@ -51,15 +51,24 @@ _NUMBERS = {str(kind): number for number, kind in enumerate(StorageKind)}
 """Kinds of storages as `program.c` numbers them."""
 
 _TABLE = """\
+#include <stdint.h>
+
+typedef void (*program_kernel)(const uint64_t *arguments, int64_t begin, int64_t end);
+
+{declared}
+extern const program_kernel program_kernels[];
+const program_kernel program_kernels[] = {{{names}}};
+"""
+
+_PARALLEL = """\
 #define _POSIX_C_SOURCE 200809L
 #include <stdint.h>
 
 {parallel}
 typedef void (*program_kernel)(const uint64_t *arguments, int64_t begin, int64_t end);
 
-{declared}
-extern const program_kernel program_kernels[];
-const program_kernel program_kernels[] = {{{names}}};
+void program_parallel(
+    program_kernel kernel, const uint64_t *arguments, int64_t turns, int64_t chunks);
 
 void program_parallel(
     program_kernel kernel, const uint64_t *arguments, int64_t turns, int64_t chunks)
@@ -92,15 +101,25 @@ def link_program(
         f"void {name}(const uint64_t *arguments, int64_t begin, int64_t end);\n" for name in names
     )
     parallel = _ALONE if threads == 1 else pool_source(threads)
-    table = _TABLE.format(declared=declared, names=", ".join(names), parallel=parallel)
+    table = _TABLE.format(declared=declared, names=", ".join(names))
     texts = {
         **agent_sources((_NAME,)),
         "program.c": _PROGRAM.read_text(),
-        "program_kernels.c": table,
+        "program_parallel.c": _PARALLEL.format(parallel=parallel),
     }
     libraries = ("m",) if threads == 1 else ("m", "pthread")
     linker = find_linker(NativeCpu(triple), caches)
-    return _made(BinaryKind.EXECUTABLE, texts, objects, linker, _STATIC, libraries, caches)
+    # What all programs share is compiled once.
+    shared = {f"{name}.o": _compiled(name, text, linker, caches) for name, text in texts.items()}
+    return _made(
+        BinaryKind.EXECUTABLE,
+        {"program_kernels.c": table},
+        {**objects, **shared},
+        linker,
+        _STATIC,
+        libraries,
+        caches,
+    )
 
 
 def compile_c(
@@ -134,6 +153,21 @@ def cpu_flags(linker: Linker, cpu: NativeCpu) -> list[str]:
     features = filter(None, cpu.features.split(","))
     flags = (f"-m{'' if each[0] == '+' else 'no-'}{each[1:]}" for each in features)
     return [*([f"-march={cpu.name}"] if cpu.name else []), *flags]
+
+
+def _compiled(name: str, text: str, linker: Linker, caches: Path) -> bytes:
+    """Return a source of C as an object of static programs, from the cache if it is there."""
+
+    def make() -> bytes:
+        with tempfile.TemporaryDirectory(prefix="intarsia-") as work:
+            folder = Path(work)
+            (folder / name).write_text(text)
+            options = ("-O2", *_STATIC, "-c", name, "-o", "made")
+            linker.run((*linker.c, *options), f"compile {name}", folder)
+            return (folder / "made").read_bytes()
+
+    key = (generator_version(), *linker.c, *_STATIC, name, text)
+    return Entries(caches, KIND, ".bin", _LIMIT_BYTES).find_or_make(key, make)
 
 
 def _made(

@@ -189,7 +189,7 @@ def conformance(
     import pytest
 
     subject = Subject(backend, target, {**TOLERANCES, **(tolerances or {})})
-    chosen, left_out = _choose(subject, checks, cases)
+    chosen, left_out = choose_trials(subject, checks, cases)
     skipped = [
         replace(trial, act=partial(_leave_out, why=why), needs_runtime=False)
         for trial, why in left_out.items()
@@ -226,16 +226,25 @@ def examine(
         SettingError: There is no check or no backend of such a name.
     """
     subject = Subject(backend, target, {**TOLERANCES, **(tolerances or {})})
-    chosen, left_out = _choose(subject, checks, cases)
+    chosen, left_out = choose_trials(subject, checks, cases)
     verdicts = tuple(map(partial(judge, subject), chosen))
     reasons = {trial.id: why for trial, why in left_out.items()}
     return Report(subject.backend.name, verdicts, subject.runner, reasons)
 
 
-def _choose(
+def choose_trials(
     subject: Subject, checks: Sequence[str] | None, cases: Sequence[OperatorCase]
 ) -> tuple[tuple[Trial, ...], dict[Trial, str]]:
-    """Return what to try, and what does not apply because there is a runner."""
+    """Return what to try, and what does not apply because there is a runner, and why.
+
+    Args:
+        subject: What is tried.
+        checks: Names of checks; None means all that apply.
+        cases: The table of operators.
+
+    Raises:
+        SettingError: There is no check of such a name.
+    """
     if not subject.runner:
         return list_trials(checks, cases), {}
     every = list_trials((*CHECKS, RUNNER_CHECK.name) if checks is None else checks, cases)
