@@ -8,11 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from intarsia.codegen.cycles.kernel import kernel_cost
 from intarsia.codegen.cycles.program import ProgramEstimate, estimate_program
 from intarsia.codegen.ir import TileDot, walk
+from intarsia.codegen.lower.assembler import _sketched
 from intarsia.codegen.lower.program import Program
 from intarsia.codegen.lower.region import lower_region
 from intarsia.codegen.unit import TILE_FEATURES, CpuModel, LoweringOptions
@@ -164,3 +167,23 @@ def test_a_cpu_that_is_not_here_has_no_tiles_in_its_kernels(
     monkeypatch.setattr(native_target, "usable_tiles", lambda features, caches: TILE_FEATURES)
     monkeypatch.setattr(native_target, "why_not_here", lambda cpu: "it is elsewhere")
     assert lowering_options(SAPPHIRE, tmp_path).unit.tiles == ()
+
+
+def test_a_kernel_that_was_estimated_before_is_not_looked_at_again_and_costs_the_same() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        net (float[24, 40] x, float[40, 24] w) => (float[24, 24] y) {
+            a = MatMul(x, w)  y = Softmax(a) }"""
+    )
+    region, target = snapshot(load(model)).whole, Target("llvm -mcpu=znver3")
+    _sketched.cache_clear()
+    kernel_cost.cache_clear()
+    first = estimate_region(region, target)
+    looked_at = kernel_cost.cache_info().misses
+    assert looked_at == len({call.kernel for call in first.calls}) > 1
+    other = snapshot(load(model)).whole
+    assert estimate_region(other, target) == first
+    assert kernel_cost.cache_info().misses == looked_at
+    assert estimate_region(other, Target("llvm -mcpu=cascadelake")).cycles != first.cycles
+    kernel_cost.cache_clear()
+    assert estimate_region(region, target) == first

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,7 @@ def sketch_program(
     )
 
 
+@lru_cache(maxsize=16)
 def find_instructions(target: Target) -> tuple[Instructions, bool] | None:
     """Return the instruction set and core of a target, and whether it names the CPU.
 

@@ -33,9 +33,9 @@ class Slots(dict[str, float]):
             self[kind] += cycles
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Instructions:
-    """The instruction set and core that kernels are compiled for.
+    """The instruction set and core that kernels are compiled for; a key by identity.
 
     Attributes:
         core: What runs them.

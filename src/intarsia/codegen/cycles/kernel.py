@@ -18,8 +18,9 @@ Source:
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from intarsia.codegen import ir
 from intarsia.codegen.cycles.instructions import Instructions, Slots, instructions_of, throughput
@@ -40,6 +41,9 @@ _LOOP_SLOTS = 2.0
 
 _Step = tuple[ir.Operation, Slots, float]
 """An operation with its slots by class, and its latency."""
+
+_Like = tuple[type, ir.Type, int, int]
+"""What operations have in common that take the same instructions: kind, type, stride, count."""
 
 _Held = ir.IrValue | ir.TileRegister
 """What an operation may wait for."""
@@ -82,8 +86,11 @@ class KernelCost:
     traffic: tuple[Mapping[Place, float], ...]
 
 
+@lru_cache(maxsize=128)
 def kernel_cost(function: ir.Function, isa: Instructions) -> KernelCost:
     """Return what one call of a kernel takes, all turns of its parallel loop together.
+
+    Sketches of many regions have the same kernels, which are looked at once.
 
     Args:
         function: An expanded kernel; free extents are taken as typical ones.
@@ -107,7 +114,8 @@ def _add(
         for each in nest.straight
         if isinstance(each, ir.Load) and each.result.type.lanes == 1
     }
-    steps = [(each, *instructions_of(each, isa, loaded)) for each in nest.straight]
+    known: dict[_Like, tuple[Slots, float]] = {}
+    steps = [(each, *_instructions_of(each, isa, loaded, known)) for each in nest.straight]
     slots, issued = _slots(nest, steps, isa)
     memory = Slots({kind: slots[kind] for kind in ("load", "store")})
     path, carried = _latencies(nest, steps, isa)
@@ -133,6 +141,28 @@ def _add(
     for access in nest.accesses:
         words[access.buffer] += nest.executions * max(1, access.nbytes // 4)
     return inner
+
+
+def _instructions_of(
+    operation: ir.Operation,
+    isa: Instructions,
+    loaded: Collection[ir.IrValue],
+    known: dict[_Like, tuple[Slots, float]],
+) -> tuple[Slots, float]:
+    """Return what `instructions_of` does, of the most frequent kinds looked up once."""
+    match operation:
+        case ir.Fma(result=result):
+            like: _Like = ir.Fma, result.type, 0, 0
+        case ir.Load(result=result, stride=stride, count=count):
+            like = ir.Load, result.type, stride, count
+        case ir.Store(value=value, stride=stride, count=count):
+            like = ir.Store, value.type, stride, count
+        case _:
+            return instructions_of(operation, isa, loaded)
+    found = known.get(like)
+    if found is None:
+        found = known[like] = instructions_of(operation, isa)
+    return found
 
 
 def _slots(nest: Nest, steps: Sequence[_Step], isa: Instructions) -> tuple[Slots, float]:
@@ -165,12 +195,15 @@ def _latencies(nest: Nest, steps: Sequence[_Step], isa: Instructions) -> tuple[f
     since: dict[_Held, float] = {}
     if nest.loop is not None:
         since = dict.fromkeys([*nest.loop.carried, *_summed_tiles(nest)], 0.0)
-    summed, longest = isa.latency("sum"), 0.0
+    summed, longest, has_tiles = isa.latency("sum"), 0.0, _has_tiles(nest)
     for operation, _, latency in steps:
         addend = operation.addend if isinstance(operation, ir.Fma) and latency else None
         end, last = latency, -1.0
-        waits: tuple[_Held, ...] = (*ir.operands(operation), *_read_tiles(operation))
-        written: tuple[_Held, ...] = (*ir.results(operation), *_written_tiles(operation))
+        waits: tuple[_Held, ...] = ir.operands(operation)
+        written: tuple[_Held, ...] = ir.results(operation)
+        if has_tiles:
+            waits = *waits, *_read_tiles(operation)
+            written = *written, *_written_tiles(operation)
         for value in waits:
             part = min(latency, summed) if value is addend else latency
             end = max(end, ready.get(value, 0.0) + part)
@@ -191,10 +224,17 @@ def _summed_tiles(nest: Nest) -> Sequence[ir.TileRegister]:
     """Return the tiles that a turn finds as the turn before left them, and adds to."""
     begun: set[ir.TileRegister] = set()
     summed: list[ir.TileRegister] = []
-    for operation in nest.straight:
+    for operation in nest.straight if _has_tiles(nest) else ():
         summed += [tile for tile in _read_tiles(operation) if tile not in begun]
         begun.update(_written_tiles(operation))
     return summed
+
+
+def _has_tiles(nest: Nest) -> bool:
+    return any(isinstance(each, _TILE_OPERATIONS) for each in nest.straight)
+
+
+_TILE_OPERATIONS = ir.TileDot | ir.TileStore | ir.TileZero | ir.TileLoad
 
 
 def _read_tiles(operation: ir.Operation) -> tuple[ir.TileRegister, ...]:

@@ -7,6 +7,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import prod
 from typing import Any, TypeVar
 
@@ -834,8 +835,7 @@ class Assembler:
         """Return the kernel that a description means, as it is with memory of float32."""
         key = spec, number
         if key not in self._functions:
-            function = family_of(spec).build(spec)
-            self._functions[key] = function if number is None else guarded(function, number)
+            self._functions[key] = _build(spec, number)
         return self._functions[key]
 
     def _kernel(
@@ -844,20 +844,20 @@ class Assembler:
         """Return the number of the kernel that a description means, and what is free of it."""
         key = spec, number, halves
         if key not in self._by_spec:
-            function = self._built(spec, number)
-            function = with_halves(function, halves, has_half=self.unit.has_half)
-            if not self.is_sketch:
+            has_half = self.unit.has_half
+            if self.is_sketch:
+                named, printed = _sketched(spec, number, halves, has_half)
+            else:
+                function = with_halves(self._built(spec, number), halves, has_half=has_half)
                 verify(function, self.machine)
+                named, printed = _named(expand(function))
             # Descriptions may differ and kernels be the same, such as those of layouts whose
             # strides nothing reads: LLVM gets each once.
-            function = expand(function)
-            printed = fingerprint(function)
             if printed not in self._by_print:
                 self._by_print[printed] = len(self._kernels)
-                named = replace(function, name=f"{function.name}_{printed[:12]}")
                 self._kernels.append(named)
                 self.announce(named)
-            free = _FreeArguments(function.free, function.turns)
+            free = _FreeArguments(named.free, named.turns)
             self._by_spec[key] = self._by_print[printed], free
         return self._by_spec[key]
 
@@ -904,6 +904,26 @@ class Assembler:
             found,
             self.sums,
         )
+
+
+def _build(spec: Hashable, number: int | None) -> Function:
+    function = family_of(spec).build(spec)
+    return function if number is None else guarded(function, number)
+
+
+def _named(function: Function) -> tuple[Function, str]:
+    """Return an expanded kernel with a name of its own, and its fingerprint."""
+    printed = fingerprint(function)
+    return replace(function, name=f"{function.name}_{printed[:12]}"), printed
+
+
+@lru_cache(maxsize=128)
+def _sketched(
+    spec: Hashable, number: int | None, halves: tuple[str, ...], has_half: bool
+) -> tuple[Function, str]:
+    """Return a kernel as sketches have it: many regions of one network have the same ones."""
+    function = with_halves(_build(spec, number), halves, has_half=has_half)
+    return _named(expand(function))
 
 
 def _shapes(function: Function, arguments: Sequence[View]) -> str:
