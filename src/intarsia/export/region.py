@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from intarsia.compiler import read_setting
-from intarsia.errors import TargetError, UnsupportedError
+from intarsia.errors import ReasonCode, TargetError, UnsupportedError
 from intarsia.place.request import Request
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _NAMED = 5
 """How many nodes in the way a message names."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +257,7 @@ def _find_pieces(setting: Setting, request: Request, *, is_c: bool) -> list[_Pie
         natives = {piece.target for piece in pieces if _has_native_code(piece.target.target)}
         first = [piece.target for piece in pieces if piece.target in natives][:1]
         mixed = any(makers.get(piece.target) is not None for piece in pieces)
+        _tell_idle(setting, [one for one in makers if makers[one] is not None], pieces)
         away = [
             f"{graph.nodes[node].name!r} ({graph.nodes[node].op_type}) on {piece.target}"
             for piece in pieces
@@ -276,6 +280,24 @@ def _find_pieces(setting: Setting, request: Request, *, is_c: bool) -> list[_Pie
     made = {value for piece in found for value in piece.region.outputs}
     _check_outputs(graph, made, found[0].target)
     return found
+
+
+def _tell_idle(
+    setting: Setting, targets: Collection[PlacedTarget], pieces: Sequence[Piece]
+) -> None:
+    """Warn of a target that has no part in a program because sizes are free."""
+    used = {piece.target for piece in pieces}
+    for one in setting.capabilities:
+        if one.target not in targets or one.target in used:
+            continue
+        refusals = one.refusals.values()
+        free = next((each for each in refusals if each.code == ReasonCode.DYNAMIC_SHAPE), None)
+        if free is not None:
+            logger.warning(
+                "nothing of the program is on %s: %s; fix the sizes (--shape) for its library",
+                one.target,
+                free.reason,
+            )
 
 
 def _refused_together(

@@ -54,3 +54,32 @@ def test_one_program_holds_the_library_and_our_kernels(saved, tmp_path):
     assert 2 * 4 * 128 <= arena < 4096  # what passes between regions, reused
     with pytest.raises(BackendError, match="aarch64-linux-musl has not the C library"):
         export_shared(saved, tmp_path, TARGET.replace("-gnu", "-musl"))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("acl_target")
+def test_with_free_sizes_our_kernels_take_all_and_a_warning_says_so(tmp_path, caplog):
+    emulator = shutil.which("qemu-aarch64-static")
+    if emulator is None:
+        pytest.skip("qemu-aarch64-static is not here")
+    rng = np.random.default_rng(0)
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        net (float[n, 3, 9, 9] x) => (float[n, 4, 9, 9] y) {
+            c = Conv<pads = [1, 1, 1, 1]>(x, w)  e = Erf(c)  y = Relu(e) }"""
+    )
+    w = rng.standard_normal((4, 3, 3, 3)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    path = tmp_path / "net.onnx"
+    onnx.save(model, path)
+    program, _ = export_executable(path, tmp_path / "out", TARGET, shapes={"n": "1..4"})
+    (warning,) = [text for text in caplog.messages if "nothing of the program is on" in text]
+    assert "arm_acl" in warning
+    assert "--shape" in warning
+    session = onnxruntime.InferenceSession(path)
+    for size in (1, 3):
+        command = [emulator, "-L", "/usr/aarch64-linux-gnu", program, "-d", f"{size}"]
+        subprocess.run([*command, "-o", tmp_path], check=True)
+        x = seeded_input(Tensor("x", "float32", (size, 3, 9, 9)), 0, 0)
+        got = np.load(tmp_path / "y.npy")
+        np.testing.assert_allclose(got, session.run(None, {"x": x})[0], rtol=1e-4, atol=1e-5)
