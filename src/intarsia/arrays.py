@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from ctypes import addressof, c_char
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -26,7 +27,14 @@ def np_dtype(name: str) -> np.dtype[Any]:
 
 
 def address_of(array: Array) -> int:
-    """Return where the memory of an array begins; `ctypes.data` takes a few times as long."""
+    """Return where the memory of an array begins.
+
+    The way that every array has describes it in texts first, and takes three times as long as that
+    of a buffer, which those have whose dtype is numpy's own. A token of a decoder asks for dozens.
+    """
+    flags = array.flags
+    if flags.c_contiguous and flags.writeable and array.size and array.dtype.isbuiltin == 1:
+        return addressof(c_char.from_buffer(array))
     address: int = array.__array_interface__["data"][0]
     return address
 

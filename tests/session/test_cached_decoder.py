@@ -90,6 +90,15 @@ def test_steps_add_their_rows_to_what_is_there(decoder, peer):
     assert len(starts) == 1
 
 
+def test_another_view_of_a_present_is_used_where_it_lies(decoder, peer):
+    outputs = decoder.run(feeds_of(tokens(5), 0) | empty())
+    wanted = peer(feeds_of(tokens(5), 0) | empty())
+    feeds = feeds_of(tokens(1, 1), 5)
+    past = {name: array[:] for name, array in past_of(outputs).items()}
+    close(decoder.run(feeds | past), peer(feeds | past_of(wanted)))
+    assert decoder.copied_bytes == 0
+
+
 def test_a_step_calls_no_kernel_that_copies_the_past(decoder):
     """What is bound to one memory has a call less for each cache than what is not."""
     outputs = decoder.run(feeds_of(tokens(5), 0) | empty())

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,10 +31,18 @@ class _Rows:
     Attributes:
         memory: Over (room, *the other dimensions).
         count: How many of its rows are the cache's.
+        present: What was returned as these rows last, in the model's shape.
+        start: Where the memory begins.
     """
 
     memory: Array
     count: int = 0
+    present: Array | None = None
+    start: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find out where it lies."""
+        self.start = address_of(self.memory)
 
     def holds(self, rows: Array) -> bool:
         """Tell whether rows are this cache: those of an older step are not, as others follow."""
@@ -42,8 +51,12 @@ class _Rows:
             and rows.dtype == self.memory.dtype
             and rows.shape[1:] == self.memory.shape[1:]
             and rows.strides == self.memory.strides
-            and address_of(rows) == address_of(self.memory)
+            and address_of(rows) == self.start
         )
+
+    def overlaps(self, start: int, end: int) -> bool:
+        """Tell whether it has some of the bytes between two addresses."""
+        return start < self.start + self.memory.nbytes and self.start < end
 
 
 class CachedDecoder:
@@ -121,24 +134,30 @@ class CachedDecoder:
         found: dict[str, Array] = context.read_outputs(outputs)
         for cache in self.caches:
             held = self._rows[cache.present]
-            held.count = len(outputs[cache.present])
-            found[cache.present] = np.moveaxis(outputs[cache.present], 0, cache.axis)
+            rows = outputs[cache.present]
+            held.count = len(rows)
+            held.present = rows.transpose(_axes(rows.ndim, cache.axis)[1])
+            found[cache.present] = held.present
         return found
 
     def _bindable(self, value: Any) -> Array:
         """Return an array as a program reads it: contiguous, and not where caches are written."""
         array: Array = np.asarray(value, order="C")
-        is_ours = any(np.may_share_memory(array, rows.memory) for rows in self._rows.values())
+        start = address_of(array)
+        end = start + array.nbytes
+        is_ours = any(rows.overlaps(start, end) for rows in self._rows.values())
         return array.copy() if is_ours else array
 
     def _past(self, cache: GrownCache, inputs: Mapping[str, Array]) -> Array:
         """Return the rows that were fed, in memory of ours."""
         if cache.past not in inputs:
             raise InputError(f"no array is given for {cache.past!r}")
-        given = inputs[cache.past]
+        given, held = inputs[cache.past], self._rows.get(cache.present)
         if given.ndim <= cache.axis:
             raise InputError(f"{cache.past!r} has {given.ndim} dimensions, which are too few")
-        rows, held = np.moveaxis(given, cache.axis, 0), self._rows.get(cache.present)
+        if held is not None and given is held.present and given.shape[cache.axis] == held.count:
+            return held.memory[: held.count]  # the usual case: a step has dozens of caches
+        rows = given.transpose(_axes(given.ndim, cache.axis)[0])
         if held is None or not held.holds(rows):
             held = self._rows[cache.present] = _Rows(_room_for(rows, len(rows)), len(rows))
             held.memory[: len(rows)] = rows
@@ -165,6 +184,14 @@ class CachedDecoder:
         self.copied_bytes += past[: held.count].nbytes
         self._rows[cache.present] = _Rows(memory, held.count)
         return memory if is_kept else past
+
+
+@functools.cache
+def _axes(rank: int, axis: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the order of axes that puts one first, and the one that puts it back."""
+    others = [i for i in range(rank) if i != axis]
+    back = [*range(1, axis + 1), 0, *range(axis + 1, rank)]
+    return (axis, *others), tuple(back)
 
 
 def _room_for(rows: Array, count: int) -> Array:
