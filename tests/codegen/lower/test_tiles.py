@@ -84,7 +84,6 @@ MODELS = {
         "y = Conv<kernel_shape = [7, 7], pads = [3, 3, 3, 3], strides = [2, 2]>(x, w, b)",
         *((2, 3, 20, 37), (24, 3, 7, 7)),
     ),
-    "3x3 of an image": conv(CONV.format(""), (1, 3, 9, 18), (32, 3, 3, 3)),
     "4 by 4 of an image": conv(
         "y = Conv<strides = [4, 4]>(x, w, b)", (1, 3, 16, 12), (16, 3, 4, 4)
     ),
@@ -96,6 +95,20 @@ MODELS = {
         "y = Conv<kernel_shape = [8], strides = [4]>(x, w, b)", (1, 2, 70), (16, 2, 8)
     ),
     "channels that fill half a row": conv(CONV.format(""), (1, 48, 5, 7), (32, 48, 3, 3)),
+    "groups": conv("y = Conv<group = 2>(x, w, b)", (1, 64, 5, 7), (32, 32, 1, 1)),
+    "groups that are half a row": conv(
+        CONV.format(", group = 4, strides = [2, 2]"), (2, 64, 9, 8), (64, 16, 3, 3)
+    ),
+    "groups of three halves of a row": conv(
+        CONV.format(", group = 2"), (1, 96, 4, 6), (32, 48, 3, 3)
+    ),
+    "groups behind which more is done": small_model(
+        "y",
+        "h = Conv<kernel_shape = [3], pads = [1, 1], group = 2>(x, w, c)"
+        " s = Add(h, r) t = Mul(s, f) y = Relu(t)",
+        {"x": (3, 64, 19), "r": (3, 96, 19)},
+        {"w": (96, 32, 3), "c": (96,), "f": (96, 1)},
+    ),
     "one dimension": conv(
         "y = Conv<kernel_shape = [3], pads = [1, 1], strides = [2]>(x, w, b)",
         (2, 32, 37),
@@ -115,6 +128,14 @@ MODELS = {
     ),
 }
 
+PRODUCTS_OF_GROUPS = {
+    "groups": 2,
+    "groups that are half a row": 2,
+    "groups of three halves of a row": 1,
+    "groups behind which more is done": 2,
+}
+"""Two groups that have half a row each are one product."""
+
 
 CHAINS = {
     "a result that tiles alone read": (
@@ -125,6 +146,11 @@ CHAINS = {
         "h = Conv(x, w) r = Relu(h) g = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(r, v)"
         " y = Add(g, r)",
         True,
+    ),
+    "a result that groups read": (
+        "h = Conv<group = 2>(x, w) r = Relu(h)"
+        " y = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1], group = 2>(r, v)",
+        False,
     ),
     "a result with two windows": (
         "h = Conv(x, w) r = Relu(h) g = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(r, v)"
@@ -162,7 +188,8 @@ def test_what_kernels_of_tiles_compute(name):
     region = Region.of(graph, range(len(graph.nodes)))
     program = lower_region(region, LoweringOptions(TILES, is_bf16=True))
     products = [node for node in model.graph.node if node.op_type in ("Conv", "MatMul", "Gemm")]
-    assert program.summary().endswith(f"{len(products)} x bfloat16 tiles")
+    count = PRODUCTS_OF_GROUPS.get(name, len(products))
+    assert program.summary().endswith(f" {count} x bfloat16 tiles")
 
     def run(call, arrays):
         interpret(program.kernels[call.kernel], arrays)
@@ -174,7 +201,9 @@ def test_what_kernels_of_tiles_compute(name):
 def test_results_are_written_as_bfloat16_where_tiles_read_them(name):
     """Rounded once, by who makes them; kept as float32 where others read them too."""
     body, is_kept = CHAINS[name]
-    model = small_model("y", body, {"x": (2, 32, 6, 5)}, {"w": (32, 32, 1, 1), "v": (32, 32, 3, 3)})
+    groups = 2 if "group" in body else 1
+    shape, width = (2, groups * 32, 6, 5), groups * 32
+    model = small_model("y", body, {"x": shape}, {"w": (width, 32, 1, 1), "v": (width, 32, 3, 3)})
     feeds, graph = feeds_of(model), snapshot(load(model))
     region = Region.of(graph, range(len(graph.nodes)))
     program = lower_region(region, LoweringOptions(TILES, is_bf16=True))
@@ -189,10 +218,11 @@ def test_results_are_written_as_bfloat16_where_tiles_read_them(name):
 
     found = run_program(program, region, feeds, run)["y"]
     arrays = {t.name: rounded(numpy_helper.to_array(t)) for t in model.graph.initializer}
-    inner = small_model("r", "h = Conv(x, w) r = Relu(h)", {"x": (2, 32, 6, 5)}, {"w": arrays["w"]})
+    head = f"h = Conv<group = {groups}>(x, w) r = Relu(h)"
+    inner = small_model("r", head, {"x": shape}, {"w": arrays["w"]})
     between = evaluate(inner, {"x": rounded(feeds["x"])})[0].astype(np.float32)
     rest = body.partition("Relu(h)")[2]
-    tail = small_model("y", rest, {"r": (2, 32, 6, 5)}, arrays)
+    tail = small_model("y", rest, {"r": shape}, arrays)
     want = evaluate(tail, {"r": rounded(between)})[0]
     if is_kept:
         want = want - rounded(between) + between
@@ -228,6 +258,16 @@ def test_sizes_that_are_free_give_the_same_bits():
     model = sketch.model({"x": ["batch", "seq", 64]}, [value])
     sizes = [{"batch": b, "seq": n} for b, n in ((1, 1), (1, 9), (2, 16), (3, 33))]
     check(model, sizes, target="llvm -precision=bf16")
+
+
+def test_groups_of_a_free_batch_give_the_same_bits():
+    problem = why_no_tiles(Settings.from_environment().cache_folder())
+    if problem:
+        pytest.skip(f"no tiles here: {problem}")
+    sketch = Sketch()
+    value = sketch.add("Conv", "x", sketch.weight(32, 16, 3, 3, scale=0.1), group=2)
+    model = sketch.model({"x": ["batch", 32, 7, 6]}, [sketch.add("Relu", value)])
+    check(model, [{"batch": 1}, {"batch": 3}], target="llvm -precision=bf16")
 
 
 @pytest.mark.parametrize("order", [("x", "y"), ("y", "x")], ids=["free first", "row first"])
@@ -275,18 +315,28 @@ def test_others_have_no_tiles(name, unit):
         ),
         small_model("y", "y = MatMul(x, w)", {"x": (4, 96)}, {"w": (96, 32)}),
         small_model("y", "y = MatMul(x, w)", {"x": (33, 90)}, {"w": (90, 32)}),
-        conv("y = Conv<group = 2>(x, w, b)", (1, 64, 5, 7), (32, 32, 1, 1)),
+        conv("y = Conv<group = 3>(x, w, b)", (1, 48, 5, 7), (48, 16, 1, 1)),
+        conv("y = Conv<group = 4>(x, w, b)", (1, 32, 5, 7), (64, 8, 1, 1)),
+        conv("y = Conv<group = 2>(x, w, b)", (1, 64, 5, 7), (48, 32, 1, 1)),
+        conv("y = Conv<group = 130>(x, w, b)", (1, 2080, 3, 3), (2080, 16, 1, 1)),
+        conv("y = Conv<group = 64>(x, w, b)", (1, 64, 5, 7), (64, 1, 1, 1)),
         conv("y = Conv(x, w, b)", (1, 40, 5, 7), (32, 40, 1, 1)),
         conv("y = Conv(x, w, b)", (1, 3, 5, 12), (32, 3, 3, 9)),
+        conv(CONV.format(""), (1, 3, 9, 18), (32, 3, 3, 3)),
         conv("y = Conv<dilations = [2, 2]>(x, w, b)", (1, 3, 9, 12), (32, 3, 3, 3)),
     ],
     ids=[
         "weights that it does not hold",
         "few rows",
         "terms",
-        "groups",
+        "groups of which a last one is half a row",
+        "groups of few channels",
+        "groups of results that are no blocks",
+        "too many groups",
+        "depthwise",
         "channels",
         "taps of an image",
+        "three taps of an image",
         "taps of an image apart",
     ],
 )

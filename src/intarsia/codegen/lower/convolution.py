@@ -140,7 +140,8 @@ class ConvProblem:
 def lower_conv(assembler: Assembler, group: KernelGroup) -> None:
     """Append the call of a convolution with its epilogue."""
     if _takes_tiles(assembler, group):
-        is_few = reads_few(group.anchor.shape()[1], read_conv_window(group.anchor))
+        is_few = group.anchor.attribute("group", 1) == 1
+        is_few = is_few and reads_few(group.anchor.shape()[1], read_conv_window(group.anchor))
         block = 0 if is_few else assembler.lanes
         x = assembler.read(group.anchor.node.inputs[0], block, is_wide=True)
         problem = conv_problem(assembler, group, x, assembler.target(group.result))

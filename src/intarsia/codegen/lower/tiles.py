@@ -32,6 +32,7 @@ from intarsia.codegen.lower.views import CHANNELS, Pads, View, inner, padded
 from intarsia.codegen.lower.windows import WindowAttributes, read_conv_window
 from intarsia.codegen.unit import CpuModel
 from intarsia.extents import Size, is_free, typical
+from intarsia.graph.arena import aligned_bytes
 from intarsia.graph.graph import Value
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def tiled_product(
         x_dtype=dtype,
         w_dtype=_DTYPE if dtype == _DTYPE else weights.dtype.name,
     )
-    return tiled, x, _packed(assembler, tiled, weights.reshape(k, n).T, name)
+    return tiled, x, _packed(assembler, tiled, weights.reshape(k, n).T[None], name)
 
 
 def tile_panels(spec: Gemm, b: View) -> CodePanels | None:
@@ -225,14 +226,24 @@ def _rows_of_codes(assembler: Assembler, a: View) -> View:
 
 
 def _packed(assembler: Assembler, tiled: TileProduct, weights: Array, name: str) -> View:
-    """Return weights (out_channels, in_channels, *taps) as a product of tiles reads them."""
+    """Return weights (products, out_channels, in_channels, *taps) as products of tiles read them.
+
+    Those of one product follow those of the one before.
+    """
 
     def pack() -> Array:
         is_rounded = tiled.w_dtype == _DTYPE
         items = rounded(weights, "bfloat16").view(_DTYPE) if is_rounded else weights
-        return tile_product.pack(tiled, items)
+        if len(items) == 1:
+            return tile_product.pack(tiled, items[0])
+        nbytes = len(items) * tiled.weights * items.itemsize
+        packed = aligned_bytes(nbytes).view(items.dtype).reshape(len(items), -1)
+        for place, item in zip(packed, items, strict=True):
+            place[:] = tile_product.pack(tiled, item)
+        return packed.reshape(-1)
 
-    return assembler.panels(f"{name}{tile_product.packing(tiled)}", pack)
+    several = f"{len(weights)} products of " if len(weights) > 1 else ""
+    return assembler.panels(f"{name}{several}{tile_product.packing(tiled)}", pack)
 
 
 def _in_blocks(layout: Layout) -> Layout:
@@ -317,19 +328,64 @@ def _joined(layout: Layout) -> Layout:
 def fits_tiles(operation: Operation, unit: CpuModel) -> bool:
     """Tell whether a convolution with constant weights may be a product of tiles of bfloat16."""
     window, channels = read_conv_window(operation), operation.shape()[CHANNELS]
+    groups = operation.attribute("group", 1)
     has_rows = channels % PIECE == 0 or reads_few(channels, window)
+    if groups > 1:
+        has_rows = (
+            0 < _products_of(groups, channels, operation.output_shape[CHANNELS]) <= _MOST_ITEMS
+        )
     return unit.has_bf16_tiles and has_rows and _is_window_of_tiles(operation, window, unit)
 
 
+def _products_of(groups: int, channels: int, outputs: int) -> int:
+    """Return how many products of tiles the groups of a convolution are; 0 if they fit none.
+
+    Each has whole rows of channels, and whole blocks of results. Half a row is a group's where two
+    are one product, half of whose weights are zeros.
+    """
+    inside, results = channels // groups, outputs // groups
+    if inside % PIECE or results % TILE_ROWS:
+        return 0
+    joined = 1 if inside % row_of(_DTYPE) == 0 else _PAIR
+    return 0 if groups % joined else groups // joined
+
+
+def _as_products(weights: Array, groups: int, products: int) -> Array:
+    """Return weights of groups as those of products, zeros between groups that are one.
+
+    Args:
+        weights: (out_channels, in_channels / groups, *taps).
+        groups: Of channels.
+        products: That they are.
+
+    Returns:
+        (products, out_channels / products, in_channels / products, *taps).
+    """
+    together = groups // products
+    outputs, inside, *taps = weights.shape
+    parts = weights.reshape(products, together, outputs // groups, inside, *taps)
+    whole = np.zeros(
+        (products, together, outputs // groups, together, inside, *taps), weights.dtype
+    )
+    for number in range(together):
+        whole[:, number, :, number] = parts[:, number]
+    return whole.reshape(products, outputs // products, together * inside, *taps)
+
+
 def reads_few(channels: int, window: WindowAttributes | Window) -> bool:
-    """Tell whether a row of a tile of bfloat16 holds few channels of all taps along a row."""
-    return channels <= _FEW_CHANNELS and _shares_rows(channels, window, _DTYPE)
+    """Tell whether a row of a tile of bfloat16 holds few channels of all taps along a row.
+
+    It is to be filled by half at least: three taps of an image are slower so than as float32.
+    """
+    is_filled = 2 * window.kernel[-1] * _FEW_CHANNELS >= row_of(_DTYPE)
+    return channels <= _FEW_CHANNELS and is_filled and _shares_rows(channels, window, _DTYPE)
 
 
 def fits_tiles_of_codes(operation: Operation, window: WindowAttributes, unit: CpuModel) -> bool:
     """Tell whether a convolution of codes by constant int8 may be a product of tiles."""
     channels = operation.shape()[CHANNELS]
     has_rows = channels >= _LEAST_CHANNELS or _shares_rows(channels, window, "uint8")
+    has_rows = has_rows and operation.attribute("group", 1) == 1
     return unit.has_byte_tiles and has_rows and _is_window_of_tiles(operation, window, unit)
 
 
@@ -350,7 +406,6 @@ def _is_window_of_tiles(operation: Operation, window: WindowAttributes, unit: Cp
     return (
         unit.lanes() == TILE_ROWS
         and len(shape) - _SPATIAL in (1, 2)
-        and operation.attribute("group", 1) == 1
         and not is_free(spatial)
         and 0 not in (shape[CHANNELS], out[CHANNELS], *spatial)
         and max(window.strides) <= _MOST_STRIDE
@@ -366,7 +421,8 @@ def append_tiled(
     """Append a convolution that `fits_tiles`; `x` of the problem is its input without padding."""
     weights, window = problem.weights, problem.window
     assert isinstance(weights, np.ndarray)
-    if reads_few(weights.shape[1], window):
+    groups = problem.groups
+    if groups == 1 and reads_few(weights.shape[1], window):
         x = _few_numbers(assembler, group.anchor.inputs[0], problem.x, pads, window.kernel[-1])
         weights, window = _taps_as_channels(weights, window, _FEW_CHANNELS)
     else:
@@ -374,7 +430,9 @@ def append_tiled(
     biases = () if problem.bias is None else (problem.bias,)
     narrow = _narrow_result(assembler, group.result, problem.y)
     placed = TiledResult(window, problem.y, problem.epilogue, problem.operands)
-    _append(assembler, group, x, placed, weights, problem.key, biases, narrow)
+    products = _products_of(groups, groups * weights.shape[1], len(weights)) if groups > 1 else 1
+    each = _as_products(weights, groups, products)
+    _append(assembler, group, x, placed, each, problem.key, biases, narrow)
 
 
 def _taps_as_channels(weights: Array, window: Window, few: int) -> tuple[Array, Window]:
@@ -420,7 +478,7 @@ def append_tiled_codes(
         placed = replace(placed, window=window)
     else:
         x = _image_rows(assembler, value.id, assembler.read(value.id, lanes), pads, zero)
-    _append(assembler, group, x, placed, weights, key)
+    _append(assembler, group, x, placed, weights[None], key)
 
 
 def _few_channels(assembler: Assembler, value: Value, block: int, pads: Pads, zero: int) -> View:
@@ -492,19 +550,21 @@ def _append(
     biases: Sequence[View] = (),
     narrow: View | None = None,
 ) -> None:
-    """Append a product of tiles.
+    """Append a product of tiles, or one for each group of channels.
 
     Args:
         assembler: Of the program.
         group: What the convolution anchors.
         x: Its input as rows of tiles, with its padding.
         placed: What it writes.
-        weights: (out_channels, in_channels, *taps).
+        weights: (products, out_channels, in_channels, *taps).
         key: Names them.
         biases: One, or none.
         narrow: Where results are written as bfloat16 too; None for nowhere.
     """
-    y = placed.y
+    y, (products, outputs, inputs, *taps) = placed.y, weights.shape
+    if narrow is not None and outputs % NARROW_ROW:
+        narrow = None
     layouts = (y.layout, *placed.epilogue.operands)
     if narrow is not None:
         layouts = (*layouts, narrow.layout)
@@ -512,16 +572,18 @@ def _append(
     layout, *operands = at.layouts
     narrow_layout = operands.pop() if narrow is not None else None
     is_kept = narrow is None or not assembler.tiled[group.result].is_all
-    missing = -weights.shape[1] % row_of(x.dtype)
-    weights = np.pad(weights, [(0, 0), (0, missing), *[(0, 0)] * (weights.ndim - 2)])
+    row = row_of(x.dtype)
+    weights = np.pad(weights, [(0, 0), (0, 0), (0, -inputs % row), *[(0, 0)] * len(taps)])
+    by_row = inputs // row * x.strides[CHANNELS]
+    last = _moved(x, (products - 1) * by_row)
     tiled = TileProduct(
         y.shape[0],
-        weights.shape[1],
-        y.shape[CHANNELS],
+        weights.shape[2],
+        outputs,
         at.rows,
         at.columns,
         at.x_strides,
-        assembler.elements_from(x),
+        assembler.elements_from(last),
         at.taps,
         layout,
         bias=bool(biases),
@@ -534,8 +596,29 @@ def _append(
     )
     packed = _packed(assembler, tiled, weights, f"{key}/")
     note = "bfloat16 tiles" if x.dtype == _DTYPE else f"{x.dtype} times {tiled.w_dtype}, tiles"
-    written = [y] * is_kept + [item for item in (narrow,) if item is not None]
-    assembler.call(tiled, (x, packed, *biases, *written, *placed.operands), group.names, note)
+    blocks = outputs // TILE_ROWS
+    for number in range(products):
+        written = [_moved(y, number * blocks * y.strides[CHANNELS])] * is_kept
+        if narrow is not None:
+            step = outputs // NARROW_ROW * narrow.strides[CHANNELS]
+            written.append(_moved(narrow, number * step))
+        fused = [
+            _moved(view, number * blocks * over.strides[CHANNELS])
+            for view, over in zip(placed.operands, placed.epilogue.operands, strict=True)
+        ]
+        arguments = (
+            _moved(x, number * by_row),
+            packed.at((number * tiled.weights,)),
+            *(_moved(bias, number * outputs) for bias in biases),
+            *written,
+            *fused,
+        )
+        assembler.call(tiled, arguments, group.names, note)
+
+
+def _moved(view: View, elements: Size) -> View:
+    """Return a view that begins some elements further on in memory."""
+    return replace(view, offset=view.offset + elements)
 
 
 def _narrow_result(assembler: Assembler, value_id: int, y: View) -> View | None:
