@@ -47,3 +47,16 @@ def test_what_loops_share_is_touched_once() -> None:
     nest = KernelNest(b.finish())
     assert nest.footprints(nest.root, 0)[x].nbytes == 4096
     assert nest.footprints(nest.root, 0)[y].nbytes == 8192
+
+
+def test_a_place_that_a_loop_decides_twice_is_none_of_its_own() -> None:
+    """A second row of a step, which is the first one again where the last step has one row."""
+    b = Builder("pairs")
+    x = b.argument("x", "float32", (64, 1024), align=64)
+    y = b.argument("y", "float32", (7,), is_written=True, align=64)
+    with b.serial(0, 13, 2) as row:
+        second = row + b.smaller(row * -1 + 12, 1)
+        b.store(b.add(b.load(x, (row, 0)), b.load(x, (second, 0))), y, b.split(row, 2)[0])
+    nest = KernelNest(b.finish())
+    # Each of the two is a row a step; that they may be one is not seen.
+    assert nest.footprints(nest.root, 0)[x].lines == pytest.approx(14, abs=1)

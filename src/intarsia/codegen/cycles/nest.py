@@ -357,7 +357,14 @@ class KernelNest:
             shapes: dict[ir.Buffer, dict[tuple[Any, ...], set[tuple[int, int]]]] = {}
             for (buffer, terms, lanes), own in self._alike(nest).items():
                 ranges, base = list(lanes), 0
+                named = {value for value, _ in terms}
                 for value, scale in terms:
+                    # What loops of other terms decide moves with these, and adds no places.
+                    others = self._dependencies(value) - {value}
+                    deep = {each for each in others if self._depths[each] >= depth}
+                    if deep and deep <= named:
+                        base += scale * self.interval(value, _FAR)[0]
+                        continue
                     count = self._count(value, depth)
                     low, high = self.interval(value, depth)
                     if count > 1:
