@@ -34,7 +34,7 @@ def address_of(array: Array) -> int:
     """
     flags = array.flags
     if flags.c_contiguous and flags.writeable and array.size and array.dtype.isbuiltin == 1:
-        return addressof(c_char.from_buffer(array))
+        return addressof(c_char.from_buffer(array))  # type: ignore[arg-type]
     address: int = array.__array_interface__["data"][0]
     return address
 
