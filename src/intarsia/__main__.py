@@ -6,6 +6,7 @@ Nothing is imported before `main` runs, so that Ctrl-C is answered from the star
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -19,6 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments after the program's name; None means those of the process.
     """
+    _open_streams()
     try:
         from intarsia.cli.program import run_program
 
@@ -28,6 +30,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code == INTERRUPTED:  # typer's own answer is this code alone
         sys.stderr.write("interrupted\n")
     return code
+
+
+def _open_streams() -> None:
+    """Lead streams that the program was started without (`>&-`) to nowhere.
+
+    A file that is opened later would get their numbers, and what a library prints to them.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
 
 
 if __name__ == "__main__":

@@ -194,6 +194,18 @@ DEFAULTS = Settings()
 """The settings when no variable is set."""
 
 
+def is_plain(environment: Mapping[str, str] | None = None) -> bool:
+    """Tell whether the user wants text without codes of terminals, bold ones included.
+
+    Args:
+        environment: The variables; None means those of this process.
+
+    Source:
+        no-color.org: NO_COLOR counts if it is there and not empty.
+    """
+    return bool((os.environ if environment is None else environment).get("NO_COLOR"))
+
+
 def expanded(path: str, hint: str = "write the whole path") -> Path:
     """Return a path in which a home is written as its folder.
 

@@ -2,7 +2,10 @@
 """What people try first and cannot have: each message names the way out, before any work."""
 
 import errno
+import logging
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -281,3 +284,134 @@ def test_the_demo_names_all_that_it_needs_before_it_starts(call, folder, monkeyp
     answer = call("demo")
     assert answer.code == 3
     assert answer.err == "error: OpenVINO is not here\nhint: pip install 'intarsia[all]'\n"
+
+
+def test_an_attribute_outside_of_the_quotes_of_its_target_is_told(call, model):
+    answer = call("compile", model, "-t", "llvm", "-mtriple=aarch64-linux-gnu")
+    assert answer.code == 2
+    assert 'hint: quote a target that has attributes: -t "llvm -mtriple=' in answer.err
+    answer = call("compile", model, "-x")
+    assert "hint: see intarsia compile --help" in answer.err
+
+
+SHELL = "exec {python} -m intarsia {call}"
+
+
+def in_a_shell(call, **options):
+    line = SHELL.format(python=sys.executable, call=call)
+    return subprocess.run(["sh", "-c", line], text=True, check=False, **options)
+
+
+def test_a_full_standard_output_is_one_error():
+    done = in_a_shell("--version > /dev/full", stderr=subprocess.PIPE)
+    assert done.returncode == 2
+    message = "error: cannot write to standard output: No space left on device\n"
+    assert done.stderr.startswith(message + "hint: ")
+
+
+@pytest.mark.parametrize(
+    ("streams", "code", "err"),
+    [
+        (">&-", 0, ""),
+        ("2>&-", 0, ""),
+        ("<&- >&- 2>&-", 0, ""),
+        ("nowhere >&-", 2, "No such command"),
+    ],
+)
+def test_closed_streams_lead_nowhere(streams, code, err):
+    call = f"--version {streams}" if code == 0 else streams
+    done = in_a_shell(call, capture_output=True)
+    assert done.returncode == code
+    assert err in done.stderr
+
+
+def nameless(folder, model):
+    """Give a model a name of bytes that are no UTF-8, as files of other systems have."""
+    name = os.fsdecode(b"m\xff.onnx")
+    (folder / model).rename(folder / name)
+    return name
+
+
+def test_a_file_whose_name_is_no_text_is_compiled_run_and_explained(call, folder, model):
+    name = nameless(folder, model)
+    assert call("compile", name, "-t", "llvm", "-o", "out.intarsia").code == 0
+    answer = call("run", name, "-t", "llvm", "--json")
+    assert answer.code == 0
+    assert answer.json["outputs"]
+    assert call("explain", name, "-t", "llvm", "--html", "out.html").code == 0
+    assert "m\\udcff.onnx" in (folder / "out.html").read_text(encoding="utf-8")
+
+
+def test_a_file_whose_name_is_no_text_is_one_error_where_another_process_opens_it(
+    call, folder, model, own_cache
+):
+    del own_cache
+    answer = call("bench", nameless(folder, model), "-t", "llvm", "--rounds", "2")
+    assert answer.code == 2
+    assert r"'m\udcff.onnx' is not Unicode text" in answer.err
+    assert "hint: rename that file in UTF-8" in answer.err
+
+
+def test_a_cache_folder_that_may_not_be_looked_into_is_one_line(call, model, monkeypatch):
+    looked = Path.is_file
+
+    def refuse(self):
+        if self.name == "costs.sqlite":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return looked(self)
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    answer = call("explain", model, "-t", "llvm, onnxruntime")
+    assert answer.code == 0
+    assert answer.err.count("costs.sqlite' cannot be seen: Permission denied") == 1
+    answer = call("tune", model, "-t", "llvm, onnxruntime", "--budget", "1s")
+    assert answer.code == 2
+    assert "hint: set INTARSIA_CACHE_DIR to a folder of yours" in answer.err
+
+
+def test_a_cache_folder_that_is_a_file_is_said_once(call, folder, model, monkeypatch):
+    (folder / "file").write_text("no folder")
+    monkeypatch.setenv("INTARSIA_CACHE_DIR", str(folder / "file"))
+    answer = call("compile", model, "-t", "llvm")
+    assert answer.code == 0
+    assert "schedules" not in answer.err
+
+
+@pytest.fixture
+def newest_model(folder, parse_model):
+    """`newest.onnx`, whose IR version ONNX Runtime does not know."""
+    proto = parse_model("newest (float[2,4] x) => (float[2,4] y) { y = Relu(x) }")
+    proto.ir_version = onnx.IR_VERSION
+    onnx.save(proto, folder / "newest.onnx")
+    return "newest.onnx"
+
+
+def test_a_file_newer_than_a_runtime_runs_on_it(call, newest_model):
+    answer = call("compile", newest_model, "-t", "onnxruntime")
+    assert (answer.code, answer.err) == (0, "")
+    assert "1 on onnxruntime" in answer.out
+    assert call("run", "newest.intarsia").code == 0
+
+
+def test_a_file_newer_than_the_runtime_beside_says_what_to_do(newest_model, backends):
+    with pytest.raises(BackendError, match="Unsupported model IR version") as caught:
+        backends.by_name["onnxruntime"].baseline(newest_model, {}, 1)
+    assert caught.value.hint.startswith("the model is newer than this release")
+
+
+def test_what_folding_cannot_compute_is_logged_for_debugging_alone(parse_model, caplog, capfd):
+    model = parse_model("""
+        fails (float[2] x) => (float[2] y)
+        <int64[3] table = {1, 2, 3}, int64[1] index = {7}> {
+            i = Gather(table, index)
+            f = Cast<to = 1>(i)
+            y = Add(x, f)
+        }
+    """)
+    with caplog.at_level(logging.DEBUG, "intarsia"):
+        intarsia.compile(model, "reference")
+    found = [record for record in caplog.records if "Evaluation failed" in record.getMessage()]
+    assert {(record.name, record.levelname) for record in found} == {
+        ("intarsia.passes.folding", "DEBUG")
+    }
+    assert "Evaluation failed" not in capfd.readouterr().err

@@ -49,10 +49,16 @@ def typed(arguments, **variables):
 def test_no_colour_and_the_width_are_obeyed(way):
     written = typed(WAYS[way], NO_COLOR="1")
     assert written.strip()
-    assert not COLOUR.search(written)
-    lines = [ESCAPE.sub("", line).rstrip() for line in written.splitlines()]
+    assert not ESCAPE.search(written)  # bold is a code too
+    lines = [line.rstrip() for line in written.splitlines()]
     assert max(map(len, lines)) <= WIDTH
     assert any(len(line) > WIDTH // 2 for line in lines)
+
+
+def test_help_breaks_lines_where_the_terminal_ends():
+    written = typed(["run", "--help"], NO_COLOR="1", COLUMNS="400")
+    text = next(line for line in written.splitlines() if "Without --input" in line)
+    assert "is located in the run in which it comes" in text
 
 
 def test_without_it_help_has_colour():

@@ -7,6 +7,7 @@ outputs by IO binding. Attributes: `num_threads`, `graph_optimization`, `custom_
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -66,6 +67,13 @@ if TYPE_CHECKING:
 _FUSING_LEVELS = ("extended", "all")
 """Those at which it makes constant factors unsigned by itself."""
 
+
+_IS_NEWER = re.compile("Unsupported model IR version|Opset [0-9]+ is under development")
+"""What it says of a model that is newer than it is."""
+_NEWER_HINT = (
+    "the model is newer than this release: write it in an older form (ir_version of the file, "
+    "onnx.version_converter for operator sets), or compare with another (--against openvino)"
+)
 
 _COMMON = frozenset(("bool", "float32", "int32", "int64"))
 
@@ -206,9 +214,11 @@ class OnnxRuntimeBackend(ConfiguredBackend):
             session = ort.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
             return OrtBaseline(session, feeds)
         except Exception as error:
+            text = first_line(error)
             raise BackendError(
-                f"ONNX Runtime refused the model: {first_line(error)}",
+                f"ONNX Runtime refused the model: {text}",
                 backend=f"onnxruntime {self.version()}",
+                hint=_NEWER_HINT if _IS_NEWER.search(text) else None,
             ) from error
 
 

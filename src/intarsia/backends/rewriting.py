@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _AXES_ARE_INPUTS = 13
 """The operator set from which on Squeeze and Unsqueeze read their axes."""
 _ONNX = ("", "ai.onnx")
+_READ_BY_ALL = 10
+"""The newest IR version that every supported release of every library reads."""
 
 
 @dataclass
@@ -157,7 +159,7 @@ def rewrite_artifact(
         position in found or has_definition(graph, graph.nodes[node], newest_opset)
         for position, node in enumerate(region.nodes)
     )
-    if not found and not is_newer:
+    if not found and not is_newer and graph.model.ir_version <= _READ_BY_ALL:
         return artifact
     import onnx
     from onnx import helper
@@ -171,8 +173,8 @@ def rewrite_artifact(
         for imported in model.opset_import:
             if imported.domain == "":
                 imported.version = opset
-        needed = helper.find_min_ir_version_for(list(model.opset_import), ignore_unknown=True)
-        model.ir_version = min(model.ir_version, needed)
+    needed = helper.find_min_ir_version_for(list(model.opset_import), ignore_unknown=True)
+    model.ir_version = min(model.ir_version, needed if is_newer else max(needed, _READ_BY_ALL))
     _apply(model.graph, region, found, opset)
     read = set(_names_read(model.graph))
     constants = tuple(item for item in artifact.constants if item.name in read)

@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 import typer
+
+from intarsia.errors import SettingError
+from intarsia.files import writing_hint
+from intarsia.settings import is_plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,7 +29,12 @@ def show(*renderables: RenderableType) -> None:
     from rich.console import Console
 
     is_terminal = sys.stdout.isatty()
-    console = Console(width=None if is_terminal else PIPE_WIDTH, highlight=False, markup=False)
+    console = Console(
+        width=None if is_terminal else PIPE_WIDTH,
+        highlight=False,
+        markup=False,
+        color_system=None if is_plain() else "auto",
+    )
     with console.capture() as capture:
         for renderable in renderables:
             console.print(renderable)
@@ -38,8 +48,11 @@ def show_json(value: Any) -> None:
     """Print a value made of dataclasses, dictionaries, sequences and scalars as JSON."""
     import msgspec
 
-    text = msgspec.json.format(msgspec.json.encode(value), indent=2)
-    write(f"{text.decode()}\n")
+    try:
+        text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    except UnicodeEncodeError:  # a file's name that is not text: with escapes it is, in JSON
+        text = json.dumps(msgspec.to_builtins(value), indent=2)
+    write(f"{text}\n")
 
 
 def write_json_line(value: Any) -> None:
@@ -50,13 +63,28 @@ def write_json_line(value: Any) -> None:
 
 
 def write(text: str) -> None:
-    """Write to standard output; a reader that went away ends the program quietly."""
+    """Write to standard output; a reader that went away ends the program quietly.
+
+    Raises:
+        SettingError: It takes nothing more, as a full disk does.
+    """
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         raise typer.Exit(BROKEN_PIPE) from None
+    except OSError as error:
+        _drop_output()
+        raise SettingError(
+            f"cannot write to standard output: {error.strerror or error}",
+            hint=writing_hint(error, "write to a file, or to another one"),
+        ) from error
+
+
+def _drop_output() -> None:
+    """Lead standard output to nowhere: what is still in its buffer would fail again at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def note(text: str) -> None:

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import re
+import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
@@ -30,7 +33,7 @@ from intarsia.cli.serve import serve_command
 from intarsia.cli.tune import tune_command, tune_kernels_command
 from intarsia.cli.verify import reduce_command, verify_command
 from intarsia.errors import IntarsiaError
-from intarsia.settings import Settings
+from intarsia.settings import Settings, is_plain
 
 UsageError: Any = typer.BadParameter.__base__  # of typer's own click or of the installed one
 
@@ -88,6 +91,19 @@ def _commands() -> Any:
     return typer.main.get_command(app)
 
 
+def _unfold_help(of: typer.Typer) -> None:
+    """Make one line of each paragraph of the commands' help: typer keeps a docstring's breaks."""
+    for command in of.registered_commands:
+        text = command.help or inspect.getdoc(command.callback) or ""
+        command.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in text.split("\n\n"))
+    for group in of.registered_groups:
+        if group.typer_instance is not None:
+            _unfold_help(group.typer_instance)
+
+
+_unfold_help(app)
+
+
 def run_program(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; errors become messages.
 
@@ -98,15 +114,24 @@ def run_program(arguments: Sequence[str]) -> int:
     try:
         settings = Settings.from_environment()
         is_debug = settings.debug
+        _keep_help_plain()
         with _messages(settings.log_level):
             given = expand_attributes(arguments)
             code = _commands()(given, prog_name="intarsia", standalone_mode=False)
     except Exception as error:
-        return _report(error, as_json="--json" in arguments, is_debug=is_debug)
+        return _report(error, arguments, is_debug=is_debug)
     return code if isinstance(code, int) else 0
 
 
-def _report(error: Exception, *, as_json: bool, is_debug: bool) -> int:
+def _keep_help_plain() -> None:
+    """Have typer's help obey NO_COLOR whole: rich leaves out colours alone, and keeps bold."""
+    if is_plain() and sys.stdout.isatty():
+        from typer import rich_utils
+
+        rich_utils.COLOR_SYSTEM = None
+
+
+def _report(error: Exception, arguments: Sequence[str], *, is_debug: bool) -> int:
     hint, place = getattr(error, "hint", None), getattr(error, "place", None)
     if isinstance(error, IntarsiaError):
         code, kind, message = error.exit_code, type(error).__name__, error.message
@@ -120,7 +145,7 @@ def _report(error: Exception, *, as_json: bool, is_debug: bool) -> int:
         code, kind, message = int(error.exit_code), "UsageError", str(error.format_message())
         if not message.strip():  # a bare command: its help is printed already
             return code
-        hint = hint or f"see {_command_path(error)} --help"
+        hint = hint or _quotes_hint(error, arguments) or f"see {_command_path(error)} --help"
         note(f"error: {message}")
     else:
         code, kind = 4, "InternalError"
@@ -131,11 +156,22 @@ def _report(error: Exception, *, as_json: bool, is_debug: bool) -> int:
             note("".join(traceback.format_exception(error)).rstrip())
     if hint:
         note(f"hint: {hint}")
-    if as_json:
+    if "--json" in arguments:
         facts = {name: getattr(error, name, None) for name in ("node", "target")}
         facts |= {"place": place} if place is not None else {}
         show_json({"error": {"type": kind, "message": message, **facts, "hint": hint}})
     return code
+
+
+def _quotes_hint(error: Any, arguments: Sequence[str]) -> str:
+    """Return what to do where an attribute of a target came as an option: the shell split it."""
+    option = getattr(error, "option_name", None)
+    if not option:
+        return ""
+    attribute = re.compile(rf"{re.escape(option)}[\w-]*=")
+    written = next((text for text in arguments if attribute.match(text)), "")
+    is_attribute = written.startswith("-") and not written.startswith("--")
+    return f'quote a target that has attributes: -t "llvm {written}"' if is_attribute else ""
 
 
 def _command_path(error: Any) -> str:

@@ -28,6 +28,7 @@ from intarsia.cost.storage import (
     database_url,
     filesystem_type,
     is_local,
+    is_there,
     make_folder,
 )
 from intarsia.errors import CostDatabaseError
@@ -131,7 +132,7 @@ class CostStore:
         self.engine.dispose()
 
     def _prepare(self, busy_seconds: float, *, create: bool) -> None:
-        if self.file is not None and not self.file.is_file():
+        if self.file is not None and not is_there(self.file):
             if not create:
                 raise CostDatabaseError(
                     f"there is no cost database {self.name!r}",

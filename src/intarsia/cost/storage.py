@@ -36,6 +36,8 @@ NETWORK_FILESYSTEMS = frozenset((
 # fmt: on
 """Filesystem types behind which other kernels may be. So may they be behind FUSE."""
 
+_ELSEWHERE = "set INTARSIA_CACHE_DIR to a folder of yours, or name another file in INTARSIA_COSTS"
+
 _FUSE = "fuse"
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 _MIN_FIELDS = 5
@@ -78,7 +80,7 @@ def make_folder(file: Path, settings: Settings) -> None:
         raise CostDatabaseError(
             f"the folder of the cost database {str(file)!r} cannot be made: "
             f"{error.strerror or error}",
-            hint=writing_hint(error, "name another file in INTARSIA_COSTS"),
+            hint=writing_hint(error, _ELSEWHERE),
         ) from error
 
 
@@ -90,9 +92,28 @@ def database_file(url: str) -> Path | None:
 
 
 def has_database(url: str | None = None, settings: Settings = DEFAULTS) -> bool:
-    """Tell whether there is a cost database to ask; a server counts as one."""
+    """Tell whether there is a cost database to ask; a server counts as one.
+
+    Raises:
+        CostDatabaseError: Its folder may not be looked into.
+    """
     file = database_file(database_url(url, settings))
-    return file is None or file.is_file()
+    return file is None or is_there(file)
+
+
+def is_there(file: Path) -> bool:
+    """Tell whether there is a file of a database.
+
+    Raises:
+        CostDatabaseError: Its folder may not be looked into.
+    """
+    try:
+        return file.is_file()
+    except PermissionError as error:
+        raise CostDatabaseError(
+            f"whether there is a cost database {str(file)!r} cannot be seen: {error.strerror}",
+            hint=_ELSEWHERE,
+        ) from error
 
 
 def filesystem_type(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> str:

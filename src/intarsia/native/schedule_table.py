@@ -12,6 +12,7 @@ import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,6 +62,12 @@ class _File(msgspec.Struct):
     entries: dict[str, TunedSchedule]
 
 
+@cache
+def _warn_unreadable(file: Path, problem: str) -> None:
+    """Log once per process why a table counts as empty."""
+    logger.warning("tuned schedules in %s cannot be read: %s", file, problem)
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduleTable:
     """The entries for one CPU and number of threads.
@@ -101,10 +108,10 @@ class ScheduleTable:
         """Return all entries by key; none if there is no file, or it is damaged."""
         try:
             return decode_json(self.file.read_bytes(), _File).entries
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            logger.warning("tuned schedules in %s cannot be read: %s", self.file, error)
+            _warn_unreadable(self.file, str(error))
             return {}
 
     def schedules(self) -> Schedules:

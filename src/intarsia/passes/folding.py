@@ -6,6 +6,9 @@ It brings the reference evaluator and all operators with it; so without folding 
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +26,25 @@ if TYPE_CHECKING:
 _SEQUENCES = ("ConcatFromSequence", "SplitToSequence")
 
 
+logger = logging.getLogger(__name__)
+
+
+def _demote(record: logging.LogRecord) -> bool:
+    logger.debug("onnxscript: %s", record.getMessage())
+    return False
+
+
+@contextmanager
+def _library_at_debug() -> Iterator[None]:
+    """Log what the library's folding warns of in our log, at level debug."""
+    library = logging.getLogger(FoldConstantsPass.__module__)
+    library.addFilter(_demote)
+    try:
+        yield
+    finally:
+        library.removeFilter(_demote)
+
+
 class Folding(FoldConstantsPass):  # type: ignore[misc]
     """The library's pass, kept off control flow, sequences, copies and wrong results.
 
@@ -34,6 +56,11 @@ class Folding(FoldConstantsPass):  # type: ignore[misc]
     """Limit of the constants that it makes minus those that it frees."""
     has_typed_constants = True
     """Whether Constant may hold anything but floats: an output cannot be an initializer."""
+
+    def call(self, model: ir.Model) -> Any:
+        """Fold once; what cannot be computed stays as it is, which is no user's concern."""
+        with _library_at_debug():
+            return super().call(model)
 
     def process_node(self, node: ir.Node, is_function: bool) -> Any:
         """Return what replaces a node, or None; also None for nodes that it must not fold."""

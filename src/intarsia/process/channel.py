@@ -21,6 +21,7 @@ import numpy as np
 
 from intarsia.arrays import Array, np_dtype
 from intarsia.decoding import decode_msgpack
+from intarsia.errors import InputError
 
 _HEADER = struct.Struct("<QI")
 # Linux passes at most 253 in one message (SCM_MAX_FD).
@@ -79,11 +80,18 @@ def send(
     """Send a message with arrays, and with files of the caller, which stay open.
 
     Raises:
+        InputError: It has a text that is none, as the name of a file may be.
         OSError: The other side is gone.
         TypeError: The message holds what msgpack cannot.
     """
     heads = [_ArrayHead(name, data.dtype.name, data.shape) for name, data in arrays.items()]
-    body = msgspec.msgpack.encode(_Envelope(message, heads, len(given)))
+    try:
+        body = msgspec.msgpack.encode(_Envelope(message, heads, len(given)))
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{error.object!a} is not Unicode text, and cannot be handed to another process",
+            hint="rename that file in UTF-8; where the locale is not UTF-8, set PYTHONUTF8=1",
+        ) from error
     own = [_share(data) for data in arrays.values()]
     files = [*own, *given]
     try:

@@ -86,7 +86,9 @@ def write_page(content: PageContent, file: Path) -> bool:
     program = load_bundle()
     try:
         with whole_file(file) as made:
-            made.write_text(page_text(content, program), encoding="utf-8")
+            text = page_text(content, program)
+            # The name of a file may be no text.
+            made.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise SettingError(
             f"cannot write {str(file)!r}: {error.strerror or error}",
