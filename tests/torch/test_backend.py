@@ -204,3 +204,65 @@ def test_tensors_and_arrays_share_memory():
         back = backend.to_tensor(array)
         assert back.data_ptr() == address_of(array) == tensor.data_ptr()
         assert torch.equal(back, tensor)
+
+
+def causal(length):
+    return torch.nn.Transformer.generate_square_subsequent_mask(length)
+
+
+def padding(batch, length):
+    return torch.arange(length) >= torch.arange(length - batch, length)[:, None] + 1
+
+
+def said(caplog):
+    """What a user is told, such as why PyTorch runs a graph."""
+    return [one for one in caplog.records if one.name.partition(".")[0] == "intarsia"]
+
+
+LAYERS = {
+    "norms last": ({}, {}),
+    "norms first, and Gelu": ({"norm_first": True, "activation": "gelu"}, {}),
+    "a mask of scores": ({}, {"src_mask": causal(7)}),
+    "a mask of keys": ({}, {"src_key_padding_mask": padding(3, 7)}),
+    "both masks": ({}, {"src_mask": causal(7), "src_key_padding_mask": padding(3, 7)}),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_of_an_encoder_on_its_fast_path_is_exported(name, caplog):
+    options, masks = LAYERS[name]
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, **options).eval()
+    compiled = torch.compile(layer, backend="intarsia", options=OPTIONS)
+    x = torch.randn(3, 7, 16)
+    torch.testing.assert_close(compiled(x, **masks), layer(x, **masks))
+    assert not said(caplog)
+
+
+@pytest.mark.parametrize("average", [True, False, None])
+def test_attention_of_several_heads_on_its_fast_path_is_exported(average, caplog):
+    torch.manual_seed(0)
+    heads = torch.nn.MultiheadAttention(16, 4, batch_first=True).eval()
+    compiled = torch.compile(heads, backend="intarsia", options=OPTIONS)
+    x = torch.randn(3, 7, 16)
+    more = {"need_weights": average is not None, "average_attn_weights": bool(average)}
+    wanted, weights = heads(x, x, x, key_padding_mask=padding(3, 7), **more)
+    found, found_weights = compiled(x, x, x, key_padding_mask=padding(3, 7), **more)
+    torch.testing.assert_close(found, wanted)
+    if average is None:
+        assert found_weights is weights is None
+    else:
+        torch.testing.assert_close(found_weights, weights)
+    assert not said(caplog)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool], ids=str)
+def test_a_mask_of_one_dimension_is_of_keys(dtype):
+    class Masked(torch.nn.Module):
+        def forward(self, x, mask):
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x, mask)
+
+    x, mask = torch.randn(3, 5, 8), (torch.arange(5) % 2).to(dtype)
+    program = from_torch(torch.export.export(Masked(), (x, mask)), "onnxruntime")
+    (result,) = program.run({"x": x, "mask": mask}).values()
+    torch.testing.assert_close(torch.from_dlpack(result), Masked()(x, mask))

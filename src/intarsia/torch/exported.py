@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from intarsia.compiler import compile as compile_model
 from intarsia.errors import BackendError, ModelError
+from intarsia.torch.fused import fused_attention
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -78,7 +79,7 @@ def to_onnx(exported_program: ExportedProgram, dynamic_shapes: Any = None) -> ir
     try:
         with quietly():
             program = torch.onnx.export(
-                _flatten_attention(exported_program),
+                _spell_out_attention(exported_program),
                 dynamo=True,
                 optimize=False,
                 verbose=False,
@@ -103,10 +104,11 @@ def to_onnx(exported_program: ExportedProgram, dynamic_shapes: Any = None) -> ir
     return model
 
 
-def _flatten_attention(exported: ExportedProgram) -> ExportedProgram:
-    """Return a program whose attention is of four dimensions, as PyTorch's exporter wants it.
+def _spell_out_attention(exported: ExportedProgram) -> ExportedProgram:
+    """Return a program whose attention PyTorch's exporter knows: it has four dimensions.
 
-    Networks with windows (timm's Hiera) have five, single heads three.
+    Networks with windows (timm's Hiera) have five, single heads three; the fast paths of layers
+    have operators of their own.
     """
     import torch
 
@@ -147,11 +149,14 @@ def _flatten_attention(exported: ExportedProgram) -> ExportedProgram:
         for node in part.graph.find_nodes(op="call_function", target=attention)
     ]
     ranks = {each.meta["val"].dim() for node in found for each in node.args[:3]}
-    return (
-        exported
-        if ranks <= {_ATTENTION_RANK}
-        else exported.run_decompositions({attention: flattened})
-    )
+    table = {
+        operator: spelled
+        for operator, spelled in fused_attention().items()
+        if any(part.graph.find_nodes(op="call_function", target=operator) for part in graphs)
+    }
+    if not ranks <= {_ATTENTION_RANK}:
+        table[attention] = flattened
+    return exported.run_decompositions(table) if table else exported
 
 
 def tell_cause(error: BaseException) -> str:
