@@ -11,6 +11,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import intarsia
 from intarsia.errors import ModelError, PlacementError
 from intarsia.files import ModelFile
 from intarsia.graph.annotate import on_device
@@ -239,6 +240,30 @@ def test_texts_that_are_not_utf8_are_one_error(text):
     assert text in data
     damaged = data.replace(text, text[:-2] + b"\xff\xfe")
     refuse(damaged, "the model is damaged", repr(text[:-2] + b"\xff\xfe"))
+
+
+def test_what_a_program_does_not_need_may_be_other_than_utf8(tmp_path):
+    proto = model(GOOD)
+    proto.metadata_props.add(key="author", value="Jos?")
+    proto.doc_string = proto.graph.doc_string = "caf?"
+    data = proto.SerializeToString().replace(b"Jos?", b"Jos\xe9").replace(b"caf?", b"caf\xe9")
+    intarsia.compile(data, "llvm", num_threads=1).save(tmp_path / "latin.intarsia")
+    x = np.float32([-1, 2])
+    result = intarsia.load(tmp_path / "latin.intarsia").run({"x": x})["y"]
+    np.testing.assert_array_equal(result, [0, -2])
+
+
+def test_a_value_inside_may_be_declared_as_a_sequence_of_something_without_a_type():
+    """Other runtimes take such a declaration; what the values are is inferred."""
+    proto = model(
+        "s = SequenceConstruct(x, x) i = Constant<value = int64 {1}>() y = SequenceAt(s, i)"
+    )
+    declared = proto.graph.value_info.add(name="s").type
+    declared.sequence_type.SetInParent()
+    assert declared.sequence_type.elem_type.WhichOneof("value") is None
+    x = np.float32([1, 2])
+    result = intarsia.compile(proto, "reference").run({"x": x})["y"]
+    np.testing.assert_array_equal(result, x)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -63,6 +63,43 @@ def check_structure(proto: onnx.ModelProto) -> None:
     _check_data(proto)
 
 
+def mend_remarks(proto: onnx.ModelProto) -> None:
+    """Make what no program needs fit for onnx_ir, which other runtimes do not look at.
+
+    Remarks that are not UTF-8 are read as Latin-1, in which every byte is a letter; declarations of
+    inner values as sequences of something without a type go: what they are is inferred.
+
+    Args:
+        proto: Checked; it is changed.
+    """
+    graphs = list(_graphs(proto))
+    for part in (proto, *graphs):
+        part.doc_string = _text_of(part.doc_string)
+        for pair in part.metadata_props:
+            pair.value = _text_of(pair.value)
+    for name in ("producer_name", "producer_version", "domain"):
+        setattr(proto, name, _text_of(getattr(proto, name)))
+    for graph in graphs:
+        for at in reversed(range(len(graph.value_info))):
+            if _held(graph.value_info[at].type)[0].WhichOneof("value") is None:
+                del graph.value_info[at]
+
+
+def _text_of(text: str | bytes) -> str:
+    return text if isinstance(text, str) else text.decode("latin-1")
+
+
+def _held(kind: onnx.TypeProto) -> tuple[onnx.TypeProto, bool]:
+    """Return the type inside of sequences and optionals, and whether there are any around it."""
+    is_inner = False
+    while kind.WhichOneof("value") in ("sequence_type", "optional_type"):
+        is_inner = True
+        kind = (
+            kind.sequence_type if kind.HasField("sequence_type") else kind.optional_type
+        ).elem_type
+    return kind, is_inner
+
+
 def _check_texts(proto: onnx.ModelProto) -> None:
     """Refuse names that are not UTF-8, of which protobuf gives the bytes where text is expected."""
     for text in _texts(proto):
@@ -132,12 +169,7 @@ def _check_types(graph: onnx.GraphProto) -> None:
     known = onnx.TensorProto.DataType.values()
     at_border = len(graph.input) + len(graph.output)
     for at, value in enumerate((*graph.input, *graph.output, *graph.value_info)):
-        kind, is_inner = value.type, False
-        while kind.WhichOneof("value") in ("sequence_type", "optional_type"):
-            is_inner = True
-            kind = (
-                kind.sequence_type if kind.HasField("sequence_type") else kind.optional_type
-            ).elem_type
+        kind, is_inner = _held(value.type)
         if kind.HasField("map_type"):
             maker = next((node for node in graph.node if value.name in node.output), None)
             raise ModelError(

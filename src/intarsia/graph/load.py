@@ -19,7 +19,7 @@ from onnx.external_data_helper import ExternalDataInfo
 from intarsia.errors import IntarsiaError, ModelError
 from intarsia.extents import Extent, evaluate, free_symbols
 from intarsia.graph.bodies import settle_loops
-from intarsia.graph.check import check_structure, nearest
+from intarsia.graph.check import check_structure, mend_remarks, nearest
 from intarsia.graph.external import check_external_data, root_of, set_location
 from intarsia.graph.free_sizes import (
     FreeSignature,
@@ -167,6 +167,7 @@ def _parse(model: ModelLike) -> tuple[ir.Model, onnx.ModelProto]:
 
 def _from_proto(proto: onnx.ModelProto, folder: Path | None, root: Path | None = None) -> ir.Model:
     check_structure(proto)
+    mend_remarks(proto)
     files = check_external_data(proto, folder, root)
     if root is not None:
         _point_to(proto, files)
