@@ -73,7 +73,8 @@ def mend_remarks(proto: onnx.ModelProto) -> None:
         proto: Checked; it is changed.
     """
     graphs = list(_graphs(proto))
-    for part in (proto, *graphs):
+    parts: list[onnx.ModelProto | onnx.GraphProto] = [proto, *graphs]
+    for part in parts:
         part.doc_string = _text_of(part.doc_string)
         for pair in part.metadata_props:
             pair.value = _text_of(pair.value)

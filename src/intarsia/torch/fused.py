@@ -31,8 +31,8 @@ def _bound(operator: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> S
     """Return the arguments of a call under the names that the operator's schema has for them."""
     declared = operator._schema.arguments  # noqa: SLF001 - there is no other way to names
     values = {argument.name: argument.default_value for argument in declared}
-    values |= zip(values, given, strict=False)
-    return SimpleNamespace(**values | named)
+    values.update(zip(values, given, strict=False))
+    return SimpleNamespace(**{**values, **named})
 
 
 def _encoder_layer(of: SimpleNamespace) -> Any:
@@ -91,8 +91,9 @@ def _of_heads(of: SimpleNamespace) -> tuple[Any, Any]:
 def _attended(of: SimpleNamespace, rows: tuple[Any, Any, Any], heads: int) -> Any:
     from torch.nn import functional
 
+    q, k, v = _projected(of, rows, heads)
     is_open = None if of.mask is None else _open_scores(of)
-    mixed = functional.scaled_dot_product_attention(*_projected(of, rows, heads), is_open)
+    mixed = functional.scaled_dot_product_attention(q, k, v, is_open)
     return functional.linear(mixed.transpose(1, 2).flatten(2), of.proj_weight, of.proj_bias)
 
 
