@@ -32,7 +32,7 @@ DEFECTS: tuple[KnownDefect, ...] = (
     _rule("Exp", "NaN becomes 0", Values.NAN),
     _rule("Sigmoid", "of huge numbers it is NaN", Values.HUGE),
     _rule("Max Min", "NaN becomes a number", Values.NAN),
-    _rule("Sqrt", "of the largest numbers it is 1.5 times as much", Values.HUGE),
+    _rule("Sqrt", "of the largest numbers it is too large by half", Values.HUGE),
     _rule(
         "AveragePool GlobalAveragePool GlobalMaxPool MaxPool",
         "a window with NaN becomes an infinity or another of its numbers",
