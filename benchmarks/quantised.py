@@ -2,6 +2,7 @@
 """Quantised networks: in how many regions they run, how far off, and how fast.
 
     python benchmarks/quantised.py [NETWORK ...] [--threads 2] [--rounds 5] [--cpu]
+        [--native "llvm -mcpu=znver3"]
 
 Each network of the zoo is quantised by ONNX Runtime's tool (QDQ, uint8 activations, int8 weights
 for each channel, calibrated on two random inputs; needs its dependencies: pip install sympy) and
@@ -11,6 +12,10 @@ difference to the network before it was quantised; both as a part of the latter'
 A ratio is ONNX Runtime's time through the target's, paired by round: above 1 is faster. The last
 row is the network before it was quantised. With `--cpu` times are those of the process with one
 thread, which what else the machine does disturbs less.
+
+Older CPUs are tried by `--native` and a variable that limits oneDNN, in OpenVINO too:
+`ONEDNN_MAX_CPU_ISA=AVX2` beside `-mcpu=znver3`, `AVX512_CORE_VNNI` beside `-mcpu=cascadelake`.
+ONNX Runtime's own kernels have no such switch.
 """
 
 from __future__ import annotations
@@ -47,9 +52,7 @@ TARGETS = (
     "dnnl, onnxruntime",
     "openvino, onnxruntime",
     "openvino -quantize=fused, onnxruntime",
-    "llvm, onnxruntime",
 )
-FLOATS = "llvm, onnxruntime (of floats)"
 _RUNS = 6
 _OPSET = 17
 
@@ -72,13 +75,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--native", default="llvm", help="the target of our own code")
     options = parser.parse_args(arguments)
     threads = 1 if options.cpu else options.threads
     print("| network | target | regions | from the definition | from floats | ms | ratio |")
     print("|---|---|---:|---:|---:|---:|---|")
     for name in options.networks or NETWORKS:
         with tempfile.TemporaryDirectory() as folder:
-            measure(name, Path(folder), threads, options.rounds, is_cpu=options.cpu)
+            place = Path(folder)
+            measure(name, place, options.native, threads, options.rounds, is_cpu=options.cpu)
     return 0
 
 
@@ -102,15 +107,19 @@ def quantise(name: str, folder: Path) -> tuple[Path, Path, Mapping[str, Any]]:
     return plain, quantised, given[2]
 
 
-def measure(name: str, folder: Path, threads: int, rounds: int, *, is_cpu: bool) -> None:
+def measure(
+    name: str, folder: Path, native: str, threads: int, rounds: int, *, is_cpu: bool
+) -> None:
     """Print the rows of one network."""
+    own = f"{native}, onnxruntime"
+    of_floats = f"{own} (of floats)"
     plain, quantised, feeds = quantise(name, folder)
     floats, definition = (evaluate(path, feeds) for path in (plain, quantised))
     programs = {
         target: intarsia.compile(quantised, target, num_threads=threads, cache=False)
-        for target in TARGETS
+        for target in (*TARGETS, own)
     }
-    programs[FLOATS] = intarsia.compile(plain, TARGETS[-1], num_threads=threads, cache=False)
+    programs[of_floats] = intarsia.compile(plain, own, num_threads=threads, cache=False)
     errors = {target: list(program.run(feeds).values()) for target, program in programs.items()}
 
     def seconds(target: str) -> float:
