@@ -141,6 +141,14 @@ def judge(model, feeds):
     return said
 
 
+def without_subnormals(array):
+    """Return an array with zeros in the place of subnormal numbers."""
+    if array.dtype.kind != "f":
+        return array
+    is_subnormal = (array != 0) & (np.abs(array) < np.finfo(array.dtype).tiny)
+    return np.where(is_subnormal, np.copysign(array.dtype.type(0), array), array)
+
+
 def is_same(found, wanted):
     """Tell elementwise whether numbers agree, the sign of zero included."""
     if found.shape != wanted.shape:
@@ -171,6 +179,7 @@ def find_unexplained(exe, model, feeds, backends):
         for name in (node.name, *node.origins)
     }
     ours, theirs = exe.run(feeds), judge(model, feeds)
+    flushed = judge(model, {name: without_subnormals(array) for name, array in feeds.items()})
     known = {name: numpy_helper.to_array(t) for t in model.graph.initializer for name in (t.name,)}
     wrong = []
     for node in graph.nodes:
@@ -188,11 +197,21 @@ def find_unexplained(exe, model, feeds, backends):
             for rule in getattr(backend, "defects", ())
             if not rule.is_refused and rule.describes(graph, node, backend.version())
         ]
+        if any(rule.flushes for rule in rules):
+            zeros = [wanted + 0.0 for wanted in flushed[name]]  # what is flushed has any sign
+            right |= np.any([is_same(ours[name] + 0.0, wanted) for wanted in zeros], axis=0)
+            if right.all():
+                continue
+            arrays = [{**feeds, **known}[read] for read in reads] + [*theirs[name], ours[name]]
+            if node.op_type not in ROWS:
+                arrays = [a[~right] if a.shape == right.shape else a for a in arrays]
         inputs = [{**feeds, **known}[read] for read in reads]
         bounds = [rule.bound for rule in rules if rule.bound]
         near = [is_within(bound, inputs, ours[name], theirs[name]) for bound in bounds]
         is_bounded = bool(near) and bool((right | np.any(near, axis=0)).all())
-        if not is_bounded and not any(rule.values and rule.explains(arrays) for rule in rules):
+        if not is_bounded and not any(
+            rule.values and not rule.flushes and rule.explains(arrays) for rule in rules
+        ):
             wrong.append((node.name, placed[node.name], ours[name][~right][:3]))
     return wrong
 

@@ -290,6 +290,9 @@ def test_an_attribute_outside_of_the_quotes_of_its_target_is_told(call, model):
     answer = call("compile", model, "-t", "llvm", "-mtriple=aarch64-linux-gnu")
     assert answer.code == 2
     assert 'hint: quote a target that has attributes: -t "llvm -mtriple=' in answer.err
+    for written in (("-t", "cuda"), ("--target", "cuda"), ("--target=cuda",)):
+        answer = call("compile", model, *written, "-mtriple=nvptx64")
+        assert 'attributes: -t "cuda -mtriple=nvptx64"' in answer.err
     answer = call("compile", model, "-x")
     assert "hint: see intarsia compile --help" in answer.err
 
@@ -302,11 +305,30 @@ def in_a_shell(call, **options):
     return subprocess.run(["sh", "-c", line], text=True, check=False, **options)
 
 
-def test_a_full_standard_output_is_one_error():
-    done = in_a_shell("--version > /dev/full", stderr=subprocess.PIPE)
+@pytest.mark.parametrize("command", ["--version", "--help", "compile --help"])
+def test_a_full_standard_output_is_one_error(command):
+    done = in_a_shell(f"{command} > /dev/full", stderr=subprocess.PIPE)
     assert done.returncode == 2
     message = "error: cannot write to standard output: No space left on device\n"
     assert done.stderr.startswith(message + "hint: ")
+
+
+def test_an_error_that_nothing_takes_as_json_keeps_its_code():
+    done = in_a_shell("explain nothing.onnx --json > /dev/full", stderr=subprocess.PIPE)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "cannot write to standard output: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_error_that_nobody_reads_as_json_keeps_its_code():
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = in_a_shell("explain nothing.onnx --json", stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -322,7 +344,7 @@ def test_closed_streams_lead_nowhere(streams, code, err):
     call = f"--version {streams}" if code == 0 else streams
     done = in_a_shell(call, capture_output=True)
     assert done.returncode == code
-    assert err in done.stderr
+    assert err in done.stderr if err else done.stderr == ""
 
 
 def nameless(folder, model):
@@ -340,6 +362,14 @@ def test_a_file_whose_name_is_no_text_is_compiled_run_and_explained(call, folder
     assert answer.json["outputs"]
     assert call("explain", name, "-t", "llvm", "--html", "out.html").code == 0
     assert "m\\udcff.onnx" in (folder / "out.html").read_text(encoding="utf-8")
+
+
+def test_a_file_whose_name_is_no_text_is_named_with_escapes(folder, model):
+    command = [sys.executable, "-m", "intarsia", "compile", nameless(folder, model), "-t", "llvm"]
+    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run(command, env=strict, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"m\udcff" in done.stdout
 
 
 def test_a_file_whose_name_is_no_text_is_one_error_where_another_process_opens_it(

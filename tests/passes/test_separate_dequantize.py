@@ -5,6 +5,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime
+import pytest
 from onnx import numpy_helper
 
 import intarsia
@@ -74,6 +75,28 @@ def test_names_that_are_there_are_left_alone():
             names[:] = [name.replace("_", "/") for name in names]
     _, readers, _ = separated(model)
     assert readers == {"d": ["d/2"], "d/4": ["d3"]}
+
+
+@pytest.mark.parametrize("old", ["w", "t1"])
+def test_names_of_weights_and_of_bodies_are_left_alone(old):
+    body = """[d] a = DequantizeLinear(x, s, z) [v] b = DequantizeLinear(w, s, z)
+        [m] e = MatMul(a, b)
+        [i] c = If (flag) <
+            then_branch = f () => (float[2,4] t) { t1 = Abs(e) t = Neg(t1) },
+            else_branch = g () => (float[2,4] o) { o = Exp(e) }>
+        [t] t2 = Mul(a, a) [p] y = Add(c, t2)"""
+    model = model_of(body)
+    graphs = [model.graph]
+    graphs += [one.g for node in model.graph.node for one in node.attribute if one.HasField("g")]
+    for graph in graphs:
+        for node in graph.node:
+            for names in (node.input, node.output):
+                names[:] = ["a/2" if name == old else name for name in names]
+        for tensor in graph.initializer:
+            tensor.name = "a/2" if tensor.name == old else tensor.name
+    graph, readers, _ = separated(model)
+    assert readers["d/3"] == ["t"]
+    assert "a/3" in {value.name for value in graph.values}
 
 
 def test_numbers_that_others_see_stay_where_they_are():

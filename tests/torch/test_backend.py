@@ -256,6 +256,25 @@ def test_attention_of_several_heads_on_its_fast_path_is_exported(average, caplog
     assert not said(caplog)
 
 
+def test_fast_paths_are_exported_in_operators_that_llvm_has():
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()
+    compiled = torch.compile(layer, backend="intarsia", options={**OPTIONS, "target": "llvm"})
+    x = torch.randn(3, 7, 16)
+    masks = {"src_key_padding_mask": padding(3, 7)}
+    torch.testing.assert_close(compiled(x, **masks), layer(x, **masks), rtol=1e-4, atol=1e-5)
+
+
+def test_a_fast_path_has_nan_where_all_keys_are_masked():
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()
+    compiled = torch.compile(layer, backend="intarsia", options=OPTIONS)
+    x, closed = torch.randn(2, 5, 16), torch.tensor([[True], [False]]).expand(2, 5)
+    found = compiled(x, src_key_padding_mask=closed)
+    assert found[0].isnan().all()
+    torch.testing.assert_close(found[1], layer(x, src_key_padding_mask=closed)[1])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool], ids=str)
 def test_a_mask_of_one_dimension_is_of_keys(dtype):
     class Masked(torch.nn.Module):

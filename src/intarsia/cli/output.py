@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
+from errno import EDQUOT, EIO, ENOSPC
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -46,40 +47,64 @@ def show(*renderables: RenderableType) -> None:
 
 def show_json(value: Any) -> None:
     """Print a value made of dataclasses, dictionaries, sequences and scalars as JSON."""
-    import msgspec
-
-    try:
-        text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
-    except UnicodeEncodeError:  # a file's name that is not text: with escapes it is, in JSON
-        text = json.dumps(msgspec.to_builtins(value), indent=2)
-    write(f"{text}\n")
+    write(f"{_json_text(value, 2)}\n")
 
 
 def write_json_line(value: Any) -> None:
     """Print a value as one line of JSON: of a command that tells one thing after another."""
+    write(f"{_json_text(value)}\n")
+
+
+def _json_text(value: Any, indent: int | None = None) -> str:
     import msgspec
 
-    write(f"{msgspec.json.encode(value).decode()}\n")
+    try:
+        encoded = msgspec.json.encode(value)
+    except UnicodeEncodeError:  # a file's name that is not text: with escapes it is, in JSON
+        from intarsia.report.page.escaped import escaped_json
+
+        return escaped_json(value, indent)
+    return (encoded if indent is None else msgspec.json.format(encoded, indent=indent)).decode()
 
 
 def write(text: str) -> None:
     """Write to standard output; a reader that went away ends the program quietly.
 
+    What its encoding lacks, as for the name of a file that is not text, is written as escapes.
+
     Raises:
         SettingError: It takes nothing more, as a full disk does.
     """
     try:
-        sys.stdout.write(text)
+        try:
+            sys.stdout.write(text)
+        except UnicodeEncodeError:
+            encoding = sys.stdout.encoding
+            sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
         sys.stdout.flush()
     except BrokenPipeError:
         _drop_output()
         raise typer.Exit(BROKEN_PIPE) from None
     except OSError as error:
-        _drop_output()
-        raise SettingError(
-            f"cannot write to standard output: {error.strerror or error}",
-            hint=writing_hint(error, "write to a file, or to another one"),
-        ) from error
+        raise _lost_output(error) from error
+
+
+def error_of_output(error: Exception) -> Exception:
+    """Return `write`'s error where typer or rich could not print; else the error itself."""
+    if isinstance(error, OSError) and error.errno in (ENOSPC, EDQUOT, EIO):
+        *_, (frame, _) = walk_tb(error.__traceback__)
+        if frame.f_globals["__name__"].partition(".")[0] in ("click", "rich", "typer"):
+            return _lost_output(error)
+    return error
+
+
+def _lost_output(error: OSError) -> SettingError:
+    """Return the error for people, and lead standard output to nowhere."""
+    _drop_output()
+    return SettingError(
+        f"cannot write to standard output: {error.strerror or error}",
+        hint=writing_hint(error, "write to a file, or to another one"),
+    )
 
 
 def _drop_output() -> None:

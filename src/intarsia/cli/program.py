@@ -26,13 +26,13 @@ from intarsia.cli.check import check_command, doctor_command
 from intarsia.cli.compile import compile_command
 from intarsia.cli.demo import demo_command
 from intarsia.cli.explain import explain_command
-from intarsia.cli.output import note, show_json, write
+from intarsia.cli.output import error_of_output, note, show_json, write
 from intarsia.cli.quantize import quantize_command
 from intarsia.cli.run import run_command
 from intarsia.cli.serve import serve_command
 from intarsia.cli.tune import tune_command, tune_kernels_command
 from intarsia.cli.verify import reduce_command, verify_command
-from intarsia.errors import IntarsiaError
+from intarsia.errors import IntarsiaError, SettingError
 from intarsia.settings import Settings, is_plain
 
 UsageError: Any = typer.BadParameter.__base__  # of typer's own click or of the installed one
@@ -119,7 +119,7 @@ def run_program(arguments: Sequence[str]) -> int:
             given = expand_attributes(arguments)
             code = _commands()(given, prog_name="intarsia", standalone_mode=False)
     except Exception as error:
-        return _report(error, arguments, is_debug=is_debug)
+        return _report(error_of_output(error), arguments, is_debug=is_debug)
     return code if isinstance(code, int) else 0
 
 
@@ -159,8 +159,18 @@ def _report(error: Exception, arguments: Sequence[str], *, is_debug: bool) -> in
     if "--json" in arguments:
         facts = {name: getattr(error, name, None) for name in ("node", "target")}
         facts |= {"place": place} if place is not None else {}
-        show_json({"error": {"type": kind, "message": message, **facts, "hint": hint}})
+        _show_error({"type": kind, "message": message, **facts, "hint": hint})
     return code
+
+
+def _show_error(facts: dict[str, Any]) -> None:
+    """Print an error as JSON; where nothing takes it, the exit code stays that of the error."""
+    try:
+        show_json({"error": facts})
+    except typer.Exit:  # nobody reads it
+        pass
+    except SettingError as error:
+        note(f"error: {error.message}")
 
 
 def _quotes_hint(error: Any, arguments: Sequence[str]) -> str:
@@ -169,9 +179,22 @@ def _quotes_hint(error: Any, arguments: Sequence[str]) -> str:
     if not option:
         return ""
     attribute = re.compile(rf"{re.escape(option)}[\w-]*=")
-    written = next((text for text in arguments if attribute.match(text)), "")
-    is_attribute = written.startswith("-") and not written.startswith("--")
-    return f'quote a target that has attributes: -t "llvm {written}"' if is_attribute else ""
+    at = next((at for at, text in enumerate(arguments) if attribute.match(text)), None)
+    if at is None or arguments[at].startswith("--") or not arguments[at].startswith("-"):
+        return ""
+    target = _target_text(arguments[:at]) or "llvm"
+    return f'quote a target that has attributes: -t "{target} {arguments[at]}"'
+
+
+def _target_text(arguments: Sequence[str]) -> str:
+    """Return the last target that is written; nothing if there is none."""
+    target = ""
+    for option, value in zip(arguments, (*arguments[1:], ""), strict=True):
+        if option in ("-t", "--target"):
+            target = value
+        elif option.startswith("--target="):
+            target = option.removeprefix("--target=")
+    return target
 
 
 def _command_path(error: Any) -> str:

@@ -172,9 +172,9 @@ class MachineMemory:
             path: The file that could not be written.
             why: The system's number of the reason there, as of Linux.
         """
-        if why == errno.ENOENT:  # the folder is gone, with all that was in it
+        if why == errno.ENOENT:  # the folder is gone, with all that was in it; the next has room
             self.forget(path)
-        if not self._has_warned:
+        elif not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "%s has no place for a tensor of %d bytes in %s (%s): it travels with each call",
@@ -392,6 +392,10 @@ class Agent:
         return self._talk
 
 
+_LAST_ERRNO = 4095
+"""Linux gives no number above it to an error (`MAX_ERRNO`)."""
+
+
 def _folder_of(path: bytes) -> str:
     return str(PurePosixPath(os.fsdecode(path)).parent)
 
@@ -407,7 +411,10 @@ def _receive_left(talk: Conversation, tensor: LeftTensor, path: bytes) -> int:
     Returns:
         1 if it came here.
     """
-    (why,) = _read_numbers(talk, 1, _GRACE_SECONDS)
+    # It is written there before that is said.
+    (why,) = _read_numbers(talk, 1, carry_seconds(tensor.nbytes))
+    if why > _LAST_ERRNO:
+        raise LinkError(f"what came of {os.fsdecode(path)} there makes no sense: {why}")
     arrived = tensor.copy
     if why and arrived is None:
         arrived = np.empty(tensor.nbytes, np.uint8) if tensor.carried is None else tensor.carried

@@ -43,7 +43,7 @@ def _separate(model: ir.Model, is_meant: Callable[[ir.Value | None], bool]) -> i
     """Copy DequantizeLinear of some codes for its second and further readers."""
     count = 0
     graph = model.graph
-    names = {node.name for node in graph} | {v.name for node in graph for v in node.outputs}
+    names = _names_of(graph)
     for node in list(graph):
         if (node.domain, node.op_type) != ("", "DequantizeLinear") or not is_meant(node.inputs[0]):
             continue
@@ -59,6 +59,15 @@ def _separate(model: ir.Model, is_meant: Callable[[ir.Value | None], bool]) -> i
                     reader.replace_input_with(position, copy.outputs[0])
             count += 1
     return count
+
+
+def _names_of(graph: ir.Graph) -> set[str | None]:
+    """Return the names of all nodes and values of a graph and of the bodies in it."""
+    graphs = [graph, *graph.subgraphs()]
+    nodes = list(graph.all_nodes())
+    values = [value for one in graphs for value in (*one.inputs, *one.initializers.values())]
+    values += [value for node in nodes for value in node.outputs]
+    return {node.name for node in nodes} | {value.name for value in values}
 
 
 def _is_constant(value: ir.Value | None) -> bool:

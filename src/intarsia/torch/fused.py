@@ -53,7 +53,7 @@ def _encoder_layer(of: SimpleNamespace) -> Any:
         return functional.layer_norm(x, (of.embed_dim,), of.norm_weight_2, of.norm_bias_2, of.eps)
 
     def attended(x: Any) -> Any:
-        return _attended(of, (x, x, x), of.num_heads)
+        return _attended(of, (x, x, x), of.num_heads)[0]
 
     def fed(x: Any) -> Any:
         inner = functional.linear(x, of.ffn_weight_1, of.ffn_bias_1)
@@ -77,43 +77,46 @@ def _of_heads(of: SimpleNamespace) -> tuple[Any, Any]:
         aten/src/ATen/native/transformers/attention.cpp of PyTorch.
     """
     rows = (of.query, of.key, of.value)
-    attended = _attended(of, rows, of.num_head)
+    attended, weights = _attended(of, rows, of.num_head)
     if not of.need_weights:
         return attended, of.query.new_empty(0)
-    q, k, _ = _projected(of, rows, of.num_head)
-    scores = q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)
-    if of.mask is not None:
-        scores = scores.masked_fill(~_open_scores(of), float("-inf"))
-    weights = scores.softmax(-1)
     return attended, weights.mean(1) if of.average_attn_weights else weights
 
 
-def _attended(of: SimpleNamespace, rows: tuple[Any, Any, Any], heads: int) -> Any:
+def _attended(of: SimpleNamespace, rows: tuple[Any, Any, Any], heads: int) -> tuple[Any, Any]:
+    """Return what is attended, and the weights of each head.
+
+    As in the operators, a query whose keys are all masked has NaN.
+    """
     from torch.nn import functional
 
     q, k, v = _projected(of, rows, heads)
-    is_open = None if of.mask is None else _open_scores(of)
-    mixed = functional.scaled_dot_product_attention(q, k, v, is_open)
-    return functional.linear(mixed.transpose(1, 2).flatten(2), of.proj_weight, of.proj_bias)
+    scores = q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)
+    if of.mask is not None:
+        scores = scores.masked_fill(_closed_scores(of), float("-inf"))
+    weights = scores.softmax(-1)
+    mixed = (weights @ v).transpose(1, 2).flatten(2)
+    return functional.linear(mixed, of.proj_weight, of.proj_bias), weights
 
 
 def _projected(of: SimpleNamespace, rows: tuple[Any, Any, Any], heads: int) -> list[Any]:
     """Return queries, keys and values, each (batch, heads, length, width of a head)."""
     from torch.nn import functional
 
-    parts = zip(rows, of.qkv_weight.chunk(3), of.qkv_bias.chunk(3), strict=True)
+    width = of.embed_dim
+    parts = [slice(i * width, (i + 1) * width) for i in range(3)]
     return [
-        functional.linear(x, weight, bias)
-        .unflatten(-1, (heads, of.embed_dim // heads))
+        functional.linear(x, of.qkv_weight[part], of.qkv_bias[part])
+        .unflatten(-1, (heads, width // heads))
         .transpose(1, 2)
-        for x, weight, bias in parts
+        for x, part in zip(rows, parts, strict=True)
     ]
 
 
-def _open_scores(of: SimpleNamespace) -> Any:
-    """Return which scores count, to be spread over (batch, heads, queries, keys).
+def _closed_scores(of: SimpleNamespace) -> Any:
+    """Return which scores do not count, to be spread over (batch, heads, queries, keys).
 
     The mask is true, or a number other than zero, where a score does not count.
     """
     closed = of.mask.bool()
-    return ~(closed[:, None, None, :] if of.mask_type == _OF_KEYS else closed)
+    return closed[:, None, None, :] if of.mask_type == _OF_KEYS else closed

@@ -231,6 +231,37 @@ def test_results_are_written_as_bfloat16_where_tiles_read_them(name):
     assert np.mean(np.abs(found - want) > 3e-6 * np.abs(want).max()) < 0.1
 
 
+@pytest.mark.parametrize(
+    ("body", "shapes", "arrays"),
+    [
+        pytest.param(
+            "h = Conv<group = 2>(x, w) r = Relu(h) y = Conv(r, v)",
+            {"x": (2, 64, 6, 5)},
+            {"w": (96, 32, 1, 1), "v": (32, 96, 1, 1)},
+            id="groups of 48 that tiles read",
+        ),
+        pytest.param(
+            "h = Conv<group = 2>(x, w) k = Conv(z, w) y = Add(h, k)",
+            {"x": (1, 32, 5, 6), "z": (1, 16, 5, 6)},
+            {"w": (32, 16, 3, 3)},
+            id="weights of two groups and of one",
+        ),
+    ],
+)
+def test_groups_are_what_they_are_beside_others(body, shapes, arrays):
+    model = small_model("y", body, shapes, arrays)
+    feeds, graph = feeds_of(model), snapshot(load(model))
+    region = Region.of(graph, range(len(graph.nodes)))
+    program = lower_region(region, LoweringOptions(TILES, is_bf16=True))
+    assert sum("bfloat16 tiles" in call.note for call in program.calls) > 1
+
+    def run(call, memory):
+        interpret(program.kernels[call.kernel], memory)
+
+    found, want = run_program(program, region, feeds, run)["y"], evaluate(model, feeds)[0]
+    assert np.linalg.norm(found - want) < 0.01 * np.linalg.norm(want)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_what_this_cpu_computes_with_tiles(name, backends):
     problem = why_no_tiles(Settings.from_environment().cache_folder())

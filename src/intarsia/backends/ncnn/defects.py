@@ -18,13 +18,20 @@ _TRIED = "ncnn 1.0 against ONNX Runtime 1.31 without optimisations and onnx.refe
 _rule = partial(KnownDefect.of, "ncnn", _TRIED)
 
 
+def _finite(array: Array) -> Any:
+    """Return magnitudes in float64, with 0 for what is not finite: no bound explains that."""
+    magnitudes = np.abs(array.astype(np.float64))
+    return np.where(np.isfinite(magnitudes), magnitudes, 0)
+
+
 def _of_exponential(inputs: Sequence[Any], result: Array) -> Array:
-    """Return how far `exp(x) - 1` is off, in units of the largest number of the result."""
-    return np.asarray(2e-7 * max(1.0, np.nanmax(np.abs(result.astype(np.float64)), initial=0)))
+    """Return how far `alpha * (exp(x) - 1)` is off: in units of the largest, which is `alpha`."""
+    below = _finite(np.where(result < 0, result, 0))
+    return np.asarray(2e-7 * max(1.0, float(below.max(initial=0))))
 
 
 def _of_mish(inputs: Sequence[Any], result: Array) -> Array:
-    return np.asarray(3e-7 * np.maximum(1, np.abs(inputs[0].astype(np.float64))))
+    return np.asarray(3e-7 * np.maximum(1, _finite(inputs[0])))
 
 
 _NONFINITE = (Values.NAN, Values.INFINITE)

@@ -21,7 +21,8 @@ _rule = partial(KnownDefect.of, "xnnpack", _TRIED)
 
 
 def _of_exponential(inputs: Sequence[Any], result: Array) -> Array:
-    return np.asarray(5e-6 * np.abs(result.astype(np.float64)))
+    magnitudes = np.abs(result.astype(np.float64))
+    return np.asarray(5e-6 * np.where(np.isfinite(magnitudes), magnitudes, 0))
 
 
 _NONFINITE = (Values.NAN, Values.INFINITE)

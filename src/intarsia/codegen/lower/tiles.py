@@ -428,11 +428,15 @@ def append_tiled(
     else:
         x = _image_rows(assembler, group.anchor.node.inputs[0], problem.x, pads)
     biases = () if problem.bias is None else (problem.bias,)
-    narrow = _narrow_result(assembler, group.result, problem.y)
     placed = TiledResult(window, problem.y, problem.epilogue, problem.operands)
     products = _products_of(groups, groups * weights.shape[1], len(weights)) if groups > 1 else 1
     each = _as_products(weights, groups, products)
-    _append(assembler, group, x, placed, each, problem.key, biases, narrow)
+    # A product writes whole rows of tiles, or none of those who read them expects it to.
+    is_whole = each.shape[1] % NARROW_ROW == 0
+    narrow = _narrow_result(assembler, group.result, problem.y) if is_whole else None
+    # Groups that share a product are other numbers than the same weights of one group.
+    key = problem.key if groups == 1 else f"{problem.key}/{groups} groups"
+    _append(assembler, group, x, placed, each, key, biases, narrow)
 
 
 def _taps_as_channels(weights: Array, window: Window, few: int) -> tuple[Array, Window]:
@@ -560,11 +564,10 @@ def _append(
         weights: (products, out_channels, in_channels, *taps).
         key: Names them.
         biases: One, or none.
-        narrow: Where results are written as bfloat16 too; None for nowhere.
+        narrow: Where results are written as bfloat16 too, if output channels of a product are rows
+            of tiles; None for nowhere.
     """
     y, (products, outputs, inputs, *taps) = placed.y, weights.shape
-    if narrow is not None and outputs % NARROW_ROW:
-        narrow = None
     layouts = (y.layout, *placed.epilogue.operands)
     if narrow is not None:
         layouts = (*layouts, narrow.layout)
