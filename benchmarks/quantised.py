@@ -2,7 +2,7 @@
 """Quantised networks: in how many regions they run, how far off, and how fast.
 
     python benchmarks/quantised.py [NETWORK ...] [--threads 2] [--rounds 5] [--cpu]
-        [--native "llvm -mcpu=znver3"]
+        [--native "llvm -mcpu=haswell"]
 
 Each network of the zoo is quantised by ONNX Runtime's tool (QDQ, uint8 activations, int8 weights
 for each channel, calibrated on two random inputs; needs its dependencies: pip install sympy) and
@@ -14,7 +14,7 @@ row is the network before it was quantised. With `--cpu` times are those of the 
 thread, which what else the machine does disturbs less.
 
 Older CPUs are tried by `--native` and a variable that limits oneDNN, in OpenVINO too:
-`ONEDNN_MAX_CPU_ISA=AVX2` beside `-mcpu=znver3`, `AVX512_CORE_VNNI` beside `-mcpu=cascadelake`.
+`ONEDNN_MAX_CPU_ISA=AVX2` beside `-mcpu=haswell`, `AVX512_CORE_VNNI` beside `-mcpu=cascadelake`.
 ONNX Runtime's own kernels have no such switch.
 """
 
