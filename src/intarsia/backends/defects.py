@@ -225,6 +225,12 @@ class KnownDefect:
         return not self.values or any(values.occurs(remaining) for values in self.values)
 
 
+def finite_magnitudes(array: Array) -> Array:
+    """Return magnitudes in float64, with 0 for what is not finite: no bound explains that."""
+    magnitudes = np.abs(array.astype(np.float64))
+    return np.where(np.isfinite(magnitudes), magnitudes, 0)
+
+
 def draws(backend: str, source: str) -> KnownDefect:
     """Return the rule that a library draws random numbers of its own.
 

@@ -56,15 +56,9 @@ def write_json_line(value: Any) -> None:
 
 
 def _json_text(value: Any, indent: int | None = None) -> str:
-    import msgspec
+    from intarsia.report.page.json_text import json_text  # most commands print none
 
-    try:
-        encoded = msgspec.json.encode(value)
-    except UnicodeEncodeError:  # a file's name that is not text: with escapes it is, in JSON
-        from intarsia.report.page.escaped import escaped_json
-
-        return escaped_json(value, indent)
-    return (encoded if indent is None else msgspec.json.format(encoded, indent=indent)).decode()
+    return json_text(value, indent)
 
 
 def write(text: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.backends.defects import KnownDefect, Values
+from intarsia.backends.defects import KnownDefect, Values, finite_magnitudes
 
 _TRIED = "ncnn 1.0 against ONNX Runtime 1.31 without optimisations and onnx.reference 1.23"
 
@@ -18,20 +18,14 @@ _TRIED = "ncnn 1.0 against ONNX Runtime 1.31 without optimisations and onnx.refe
 _rule = partial(KnownDefect.of, "ncnn", _TRIED)
 
 
-def _finite(array: Array) -> Any:
-    """Return magnitudes in float64, with 0 for what is not finite: no bound explains that."""
-    magnitudes = np.abs(array.astype(np.float64))
-    return np.where(np.isfinite(magnitudes), magnitudes, 0)
-
-
 def _of_exponential(inputs: Sequence[Any], result: Array) -> Array:
     """Return how far `alpha * (exp(x) - 1)` is off: in units of the largest, which is `alpha`."""
-    below = _finite(np.where(result < 0, result, 0))
+    below = finite_magnitudes(np.where(result < 0, result, 0))
     return np.asarray(2e-7 * max(1.0, float(below.max(initial=0))))
 
 
 def _of_mish(inputs: Sequence[Any], result: Array) -> Array:
-    return np.asarray(3e-7 * np.maximum(1, _finite(inputs[0])))
+    return np.asarray(3e-7 * np.maximum(1, finite_magnitudes(inputs[0])))
 
 
 _NONFINITE = (Values.NAN, Values.INFINITE)

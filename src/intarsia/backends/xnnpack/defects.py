@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from intarsia.arrays import Array
-from intarsia.backends.defects import KnownDefect, Values
+from intarsia.backends.defects import KnownDefect, Values, finite_magnitudes
 
 _TRIED = (
     "XNNPACK of LiteRT 2.1 against ONNX Runtime 1.31 without optimisations and onnx.reference 1.23"
@@ -21,8 +19,7 @@ _rule = partial(KnownDefect.of, "xnnpack", _TRIED)
 
 
 def _of_exponential(inputs: Sequence[Any], result: Array) -> Array:
-    magnitudes = np.abs(result.astype(np.float64))
-    return np.asarray(5e-6 * np.where(np.isfinite(magnitudes), magnitudes, 0))
+    return 5e-6 * finite_magnitudes(result)
 
 
 _NONFINITE = (Values.NAN, Values.INFINITE)

@@ -16,11 +16,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from intarsia.errors import SettingError
 from intarsia.files import whole_file, writing_hint
-from intarsia.report.page.escaped import escaped_json
+from intarsia.report.page.json_text import json_text
 from intarsia.report.page.sections import (
     difference_sections,
     explanation_sections,
@@ -162,10 +160,7 @@ def embed_json(value: Any) -> str:
 
     `<`, `>` and `&` are written as escapes; they occur inside of strings only.
     """
-    try:
-        text = msgspec.json.encode(value).decode()
-    except UnicodeEncodeError:  # a file's name that is not text
-        text = escaped_json(value)
+    text = json_text(value)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
