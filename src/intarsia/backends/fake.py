@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import threading
 import time
 import weakref
 from collections import Counter
@@ -280,8 +281,7 @@ def _fail(fault: str) -> None:
     if fault == "run":
         raise ExecutionError("the fake device failed, as its target asks", backend="fake")
     if fault.endswith("hang"):
-        while True:
-            time.sleep(1)
+        threading.Event().wait()  # without a clock, which tests replace: a hang outlives its test
     if fault.endswith("segfault"):
         os.kill(os.getpid(), signal.SIGSEGV)
     if fault == "leak":
