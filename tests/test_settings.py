@@ -147,7 +147,7 @@ OF_OTHERS = {
     "intarsia.process.selftest": "hands all of it on to a process",
     "intarsia.process.workers": "hands all of it on to a process",
     "intarsia.report.health": "shows where a setting comes from, and what is not obeyed",
-    "intarsia.backends.amx": "oneDNN's variable",
+    "intarsia.backends.onednn_isa": "oneDNN's variable",
     "intarsia.backends.dnnl.forking": "the variables of OpenMP runtimes",
     "intarsia.backends.opencl.pocl": "PoCL's variable",
     "intarsia.quantizing.libraries": "NNCF's variable for its telemetry",

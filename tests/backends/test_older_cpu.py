@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 NUMBERS = Path(__file__).with_name("test_numbers.py")
+QUANTISED = Path(__file__).with_name("test_quantize_fused.py")
 LIMIT = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
 KERNELS = """
 import numpy as np
@@ -56,3 +57,10 @@ def test_the_numbers_are_those_of_the_reference():
     ran = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "openvino", str(NUMBERS))
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert " passed" in ran.stdout
+
+
+def test_sums_of_bytes_do_not_saturate():
+    pytest.importorskip("openvino")
+    ran = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "saturate", str(QUANTISED))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "2 passed" in ran.stdout

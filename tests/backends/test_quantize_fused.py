@@ -44,9 +44,42 @@ def network():
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+@pytest.fixture(scope="module")
+def wide():
+    """A quantised convolution whose sums of pairs of products pass 16 bits by far."""
+    rng = np.random.default_rng(0)
+    constants = {
+        "w": rng.choice(np.array([-127, 127], np.int8), (8, 64, 1, 1)),
+        "w_scale": np.full(8, 1e-3, np.float32),
+        "w_zero": np.zeros(8, np.int8),
+        "scale": np.float32(0.02),
+        "zero": np.uint8(0),
+        "y_scale": np.float32(0.05),
+        "y_zero": np.uint8(128),
+    }
+    node = helper.make_node
+    nodes = [
+        node("QuantizeLinear", ["x", "scale", "zero"], ["codes"], "q"),
+        node("DequantizeLinear", ["codes", "scale", "zero"], ["floats"], "dq"),
+        node("DequantizeLinear", ["w", "w_scale", "w_zero"], ["weights"], "w_dq", axis=0),
+        node("Conv", ["floats", "weights"], ["conv"], "conv"),
+        node("QuantizeLinear", ["conv", "y_scale", "y_zero"], ["y_codes"], "y_q"),
+        node("DequantizeLinear", ["y_codes", "y_scale", "y_zero"], ["y"], "y_dq"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 64, 12, 12])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8, 12, 12])],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
 def run(network, target):
     exe = intarsia.compile(network, target, num_threads=1, cache=False)
-    x = np.random.default_rng(1).standard_normal((1, 8, 12, 12)).astype(np.float32)
+    shape = [extent.dim_value for extent in network.graph.input[0].type.tensor_type.shape.dim]
+    x = 4 * np.random.default_rng(1).standard_normal(shape).astype(np.float32)
     settings = onnxruntime.SessionOptions()
     settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     peer = onnxruntime.InferenceSession(
@@ -74,3 +107,11 @@ def test_the_default_target_has_it_in_one_region(network):
     exe, y, expected = run(network, None)
     assert len(exe.placement.regions) == 1
     assert (np.abs(y - expected) > 0.025).mean() < 0.05
+
+
+@pytest.mark.parametrize("target", ["openvino -quantize=fused, onnxruntime", None])
+def test_sums_of_bytes_do_not_saturate(wide, target):
+    exe, y, expected = run(wide, target)
+    assert len(exe.placement.regions) == 1
+    assert np.abs(expected).max() > 3  # of 6.4 that codes can say
+    assert np.abs(y - expected).max() < 0.075  # a quantum

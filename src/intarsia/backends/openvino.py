@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.backends.amx import keep_off_broken_tiles, tile_notes
 from intarsia.backends.artifact import (
     Verdict,
     check_payload,
@@ -34,6 +33,7 @@ from intarsia.backends.artifact import (
 from intarsia.backends.backend import ConfiguredBackend
 from intarsia.backends.device import Buffer, Device, HostDevice, Step, ThreadOptions
 from intarsia.backends.index_checks import with_checks
+from intarsia.backends.onednn_isa import keep_off_broken_tiles, sums_bytes_exactly, tile_notes
 from intarsia.backends.openvino_defects import DEFECTS
 from intarsia.backends.openvino_limits import refuse_values
 from intarsia.backends.openvino_rewrites import NEWEST_OPSET, REWRITES
@@ -176,6 +176,8 @@ def _as_writable(array: Array) -> Array:
 
 _AS_FLOATS = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
 """Behind weights in blocks, activations would become int8: 2 % of a result's root mean square."""
+_WITHOUT_INTEGERS = {"LP_TRANSFORMS_MODE": False}
+"""For CPUs on which sums of bytes saturate: between Q and DQ nodes it computes in float32."""
 
 
 def compile_model(artifact: Artifact, num_threads: int, *, is_counting: bool = False) -> Any:
@@ -196,6 +198,7 @@ def compile_model(artifact: Artifact, num_threads: int, *, is_counting: bool = F
         "INFERENCE_PRECISION_HINT": fact_of(artifact, "precision"),
         "INFERENCE_NUM_THREADS": num_threads,
         **_AS_FLOATS,
+        **({} if sums_bytes_exactly() else _WITHOUT_INTEGERS),
         "NUM_STREAMS": "1",
         **({"PERF_COUNT": True} if is_counting else {}),
     }
@@ -404,10 +407,13 @@ class OpenVinoBackend(ConfiguredBackend):
         return Detection((Target("openvino"),), rank=2)
 
     def notes(self) -> Sequence[str]:
-        """Return a line if AMX is left out."""
+        """Return a line if AMX is left out, and one if products of bytes are."""
         problem = self.ready()
         RUNTIME.module()
-        return tile_notes(_TILES[0], problem)
+        lines = list(tile_notes(_TILES[0], problem))
+        if not sums_bytes_exactly():
+            lines.append("quantised layers run in float32: without VNNI its sums of bytes saturate")
+        return lines
 
     def check_target(self, target: Target) -> Sequence[str]:
         """Return the precision if this CPU lacks it: OpenVINO then computes in float32."""

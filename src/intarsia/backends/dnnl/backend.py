@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from intarsia.backends.amx import tile_notes
 from intarsia.backends.artifact import probe_nodes, refuse
 from intarsia.backends.backend import ConfiguredBackend
 from intarsia.backends.borders import blocked_border, border_specs, read_blocks
@@ -29,6 +28,7 @@ from intarsia.backends.dnnl.library import OneDnn, StatusError, driver
 from intarsia.backends.dnnl.offers import CHOOSERS
 from intarsia.backends.dnnl.program import PrimitiveProgram, decode, encode
 from intarsia.backends.dnnl.threads import openmp_runtimes, warn_of_several
+from intarsia.backends.onednn_isa import tile_notes
 from intarsia.backends.patterns import pattern_rules
 from intarsia.backends.values import (
     ABOUT,

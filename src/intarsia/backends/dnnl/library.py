@@ -15,7 +15,6 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-from intarsia.backends.amx import keep_off_broken_tiles
 from intarsia.backends.dnnl.forking import short_spins, watch_forks
 from intarsia.backends.dnnl.words import (
     ENGINE_CPU,
@@ -27,6 +26,7 @@ from intarsia.backends.dnnl.words import (
     CpuRuntime,
     LibraryStatus,
 )
+from intarsia.backends.onednn_isa import keep_off_broken_tiles
 from intarsia.errors import BackendError
 from intarsia.process.selftest import file_facts, require_library
 from intarsia.settings import Settings

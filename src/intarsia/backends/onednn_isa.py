@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps oneDNN from using AMX where its matrix products with AMX would end the process.
+"""Which instructions oneDNN uses, in the library and in OpenVINO, and where they would be wrong.
 
+Without VNNI it multiplies bytes by instructions that saturate.
 A hypervisor may show AMX in CPUID leaf 7 and no palette of tiles in leaf 1DH. oneDNN 3.2, and the
 one inside of OpenVINO 2026.4, then load a configuration of palette 0, after which the first tile
 instruction is illegal (SIGILL). A kernel may refuse tiles as well.
@@ -26,8 +27,29 @@ logger = logging.getLogger(__name__)
 VARIABLE = "ONEDNN_MAX_CPU_ISA"
 """Tells every oneDNN which instructions it may use; read once, when it first generates code."""
 
+_SATURATING = frozenset(("SSE41", "AVX", "AVX2", "AVX512_CORE"))
+"""Values of it with which oneDNN has no VNNI."""
+_X86 = ("x86_64", "AMD64")
+_VNNI = ("AVX-VNNI", "AVX-512 VNNI")
+
 WITHOUT_TILES = "AVX512_CORE_FP16"
 """The instructions that CPUs with AMX have besides AMX."""
+
+
+def sums_bytes_exactly() -> bool:
+    """Tell whether oneDNN's sums of products of bytes are exact on this CPU.
+
+    Without VNNI (AVX2, AVX-512) it takes `pmaddubsw`, which sums pairs in 16 bits and saturates:
+    a point-wise convolution of 256 channels is up to 17 quanta off, and a 3 x 3 one of large
+    activations differs in 44 per cent of its codes (`benchmarks/byte_sums.py`).
+
+    Source:
+        Intel's "oneDNN Developer Guide", section "Nuances of int8 Computations".
+    """
+    cpu = find_cpu()
+    limit = os.environ.get(VARIABLE, "").upper()  # noqa: TID251 - oneDNN's own
+    has_vnni = any(cpu.extensions.get(name, False) for name in _VNNI)
+    return cpu.architecture not in _X86 or (has_vnni and limit not in _SATURATING)
 
 
 @cache
