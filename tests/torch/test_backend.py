@@ -285,3 +285,15 @@ def test_a_mask_of_one_dimension_is_of_keys(dtype):
     program = from_torch(torch.export.export(Masked(), (x, mask)), "onnxruntime")
     (result,) = program.run({"x": x, "mask": mask}).values()
     torch.testing.assert_close(torch.from_dlpack(result), Masked()(x, mask))
+
+
+def test_parts_of_a_tensor_are_no_sequence():
+    class Parts(torch.nn.Module):
+        def forward(self, x):
+            first, second, _ = x.split(4, dim=-1)
+            return first + second
+
+    x = torch.arange(24.0).reshape(2, 12)
+    program = from_torch(torch.export.export(Parts().eval(), (x,)), target="llvm", num_threads=1)
+    (output,) = program.run({program.inputs[0].name: x.numpy()}).values()
+    assert (output == Parts()(x).numpy()).all()

@@ -30,6 +30,7 @@ from intarsia.passes.inline_bodies import inline_bodies
 from intarsia.passes.merge_linear import merge_linear
 from intarsia.passes.provenance import device_of, hidden, makes_output, record_origins, stand_for
 from intarsia.passes.separate_dequantize import separate_dequantize, separate_weights
+from intarsia.passes.split_sequences import split_sequences
 from intarsia.target.pipeline import STANDARD_PIPELINE, Stage, split_pass
 
 if TYPE_CHECKING:
@@ -329,6 +330,7 @@ PASSES: Mapping[str, Callable[[ir.Model], object]] = {
     "lift-constants": lift_constants,
     "fold-constants": fold_constants,
     "inline-bodies": inline_bodies,
+    "split-sequences": split_sequences,
     "eliminate-identities": eliminate_identities,
     "fuse-affine": fuse_affine,
     "convolve-before-resizing": convolve_before_resizing,

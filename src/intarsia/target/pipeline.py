@@ -25,6 +25,7 @@ STANDARD_PIPELINE = (
     "before placement: lift-constants",
     "before placement: fold-constants",
     "before placement: inline-bodies",
+    "before placement: split-sequences",
     "before placement: eliminate-identities",
     "before placement: fuse-affine",
     "before placement: convolve-before-resizing",
