@@ -12,7 +12,6 @@ import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,10 +61,15 @@ class _File(msgspec.Struct):
     entries: dict[str, TunedSchedule]
 
 
-@cache
+_unreadable: dict[Path, str] = {}
+"""What was warned of last, by file; forgotten when a file is read again."""
+
+
 def _warn_unreadable(file: Path, problem: str) -> None:
-    """Log once per process why a table counts as empty."""
-    logger.warning("tuned schedules in %s cannot be read: %s", file, problem)
+    """Log why a table counts as empty, once for as long as that is so."""
+    if _unreadable.get(file) != problem:
+        _unreadable[file] = problem
+        logger.warning("tuned schedules in %s cannot be read: %s", file, problem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +111,14 @@ class ScheduleTable:
     def entries(self) -> dict[str, TunedSchedule]:
         """Return all entries by key; none if there is no file, or it is damaged."""
         try:
-            return decode_json(self.file.read_bytes(), _File).entries
+            entries = decode_json(self.file.read_bytes(), _File).entries
         except (FileNotFoundError, NotADirectoryError):
-            return {}
+            entries = {}
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             _warn_unreadable(self.file, str(error))
             return {}
+        _unreadable.pop(self.file, None)
+        return entries
 
     def schedules(self) -> Schedules:
         """Return the choices that beat heuristics."""

@@ -7,6 +7,7 @@ It brings the reference evaluator and all operators with it; so without folding 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -29,20 +30,28 @@ _SEQUENCES = ("ConcatFromSequence", "SplitToSequence")
 logger = logging.getLogger(__name__)
 
 
+_thread = threading.local()
+
+
 def _demote(record: logging.LogRecord) -> bool:
+    """Log what is told by a thread that folds for us in our log instead, at level debug."""
+    if not getattr(_thread, "is_folding", False):
+        return True
     logger.debug("onnxscript: %s", record.getMessage())
     return False
 
 
 @contextmanager
 def _library_at_debug() -> Iterator[None]:
-    """Log what the library's folding warns of in our log, at level debug."""
-    library = logging.getLogger(FoldConstantsPass.__module__)
-    library.addFilter(_demote)
+    """Log what the library's folding warns of in this thread in our log, at level debug."""
+    # The filter stays: another thread may fold, and passes what others tell. One that went away
+    # while the library's logger walks its filters would make it miss the next.
+    logging.getLogger(FoldConstantsPass.__module__).addFilter(_demote)
+    _thread.is_folding = True
     try:
         yield
     finally:
-        library.removeFilter(_demote)
+        _thread.is_folding = False
 
 
 class Folding(FoldConstantsPass):  # type: ignore[misc]

@@ -295,6 +295,18 @@ def test_a_damaged_table_is_as_good_as_none(tmp_path, caplog, content):
     assert table.entries() == {"b": entry_of(None)}
 
 
+def test_a_damaged_table_is_told_once_until_it_is_read_again(tmp_path, caplog):
+    table = ScheduleTable(tmp_path / "cache", NativeCpu("", "haswell", "+avx2"), 2)
+    for _ in range(2):  # it is mended, and damaged in the same way once more
+        table.add({"a": entry_of(None)})
+        assert table.entries()
+        table.file.write_bytes(b"{")
+        caplog.clear()
+        for _ in range(3):
+            assert table.entries() == {}
+        assert caplog.text.count("cannot be read") == 1
+
+
 def test_a_table_that_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
     table = ScheduleTable(tmp_path / "cache", NativeCpu("", "haswell", "+avx2"), 2)
     table.add({"a": entry_of(None)})
