@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import socket
 import threading
-import time
 from collections import Counter
 
 import pytest
@@ -40,21 +39,45 @@ class Held:
         await send({"type": "http.response.body", "body": body})
 
 
-@contextlib.contextmanager
-def running(*, keep_alive=5, send_buffer=None, large=0, **options):
-    """Yield a server's port, its application, and why it closed connections; then stop it.
+class Ahead(asyncio.SelectorEventLoop):
+    """A loop whose clock is put forward: what a server waits for comes when a test says so."""
 
+    ahead = 0.0
+
+    def time(self):
+        return super().time() + self.ahead
+
+    def forward(self, seconds):
+        """Let time pass, as another thread asks, and return when all that was due has run."""
+
+        async def pass_on():
+            self.ahead += seconds
+            for _ in range(
+                3
+            ):  # timers run in the next turn, and what they ask for in the one after
+                await asyncio.sleep(0)
+
+        asyncio.run_coroutine_threadsafe(pass_on(), self).result(LONG)
+
+
+@contextlib.contextmanager
+def running(*, send_buffer=None, large=0, **options):
+    """Yield a server's port, its application, its loop, and why it closed connections; stop it.
+
+    It waits for no client longer than `LONG`, which passes only as its loop's clock is put forward.
     What a callback of its loop raises, which a log would be told of, fails the test.
     """
-    closed, app, failed = Counter(), Held(large), []
-    protocol = bounded_protocol(on_close=lambda reason: closed.update([reason]), **options)
+    closed, app, failed, loop = Counter(), Held(large), [], Ahead()
+    protocol = bounded_protocol(
+        on_close=lambda reason: closed.update([reason]), head_seconds=LONG, **options
+    )
     config = uvicorn.Config(
         app,
         http=protocol,
         lifespan="off",
         log_config=None,
         ws="none",
-        timeout_keep_alive=keep_alive,
+        timeout_keep_alive=LONG,
     )
     server = uvicorn.Server(config)
     taken = socket.create_server(("127.0.0.1", 0))
@@ -65,10 +88,14 @@ def running(*, keep_alive=5, send_buffer=None, large=0, **options):
         asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
         await server.serve([taken])
 
-    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    def work():
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(run())
+
+    thread = threading.Thread(target=work)
     thread.start()
     try:
-        yield taken.getsockname()[1], app, closed
+        yield taken.getsockname()[1], app, loop, closed
     finally:
         app.may_go.set()
         server.should_exit = True
@@ -100,7 +127,7 @@ def answer(client):
 
 def test_headers_that_do_not_come_in_time_end_a_connection_and_no_request_does():
     with (
-        running(most=8, head_seconds=1.5) as (port, app, closed),
+        running(most=8) as (port, app, loop, closed),
         connected(port) as silent,
         connected(port) as slow,
         connected(port, HEAD + b"\r\n") as again,
@@ -109,11 +136,13 @@ def test_headers_that_do_not_come_in_time_end_a_connection_and_no_request_does()
         told = b""
         while not told.endswith(b"here"):
             told += again.recv(1 << 16)
+        assert app.begun.acquire(timeout=LONG)
+        assert app.begun.acquire(timeout=LONG)
         again.sendall(HEAD)  # a second request, whose end does not come
         with contextlib.suppress(ConnectionError):  # each byte in time, all of them not
             for byte in HEAD * 100:
                 slow.sendall(bytes([byte]))
-                time.sleep(0.05)
+                loop.forward(LONG / 20)
         assert [answer(one) for one in (silent, slow, again)] == [b""] * 3
         assert closed == {"slow": 3}
         app.may_go.set()
@@ -121,7 +150,7 @@ def test_headers_that_do_not_come_in_time_end_a_connection_and_no_request_does()
 
 
 def test_who_has_no_request_makes_room_for_others():
-    with running(most=3, head_seconds=LONG) as (port, app, closed), contextlib.ExitStack() as stack:
+    with running(most=3) as (port, app, _, closed), contextlib.ExitStack() as stack:
         idle = [stack.enter_context(connected(port, HEAD)) for _ in range(3)]
         asked = []
         for _ in range(3):
@@ -141,7 +170,7 @@ def test_who_has_no_request_makes_room_for_others():
 
 
 def test_headers_that_never_end_are_not_kept():
-    with running(most=3, head_seconds=LONG) as (port, _, closed), connected(port, HEAD) as client:
+    with running(most=3) as (port, _, _, closed), connected(port, HEAD) as client:
         with contextlib.suppress(ConnectionError):
             for _ in range(MOST_HEAD_BYTES // 1000 + 2):
                 client.sendall(b"x: " + b"y" * 1000 + b"\r\n")
@@ -152,7 +181,7 @@ def test_headers_that_never_end_are_not_kept():
 def test_what_is_before_a_request_is_not_of_its_head():
     body = b"x" * (MOST_HEAD_BYTES + 1000)
     first = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
-    with running(most=3, head_seconds=LONG) as (port, app, closed):
+    with running(most=3) as (port, app, _, closed):
         with connected(port, first + HEAD) as client:
             assert app.begun.acquire(timeout=LONG)
             client.sendall(b"connection: close\r\n\r\n")
@@ -166,7 +195,7 @@ def test_what_is_before_a_request_is_not_of_its_head():
 
 
 def test_who_says_nothing_keeps_no_server_from_ending():
-    with running(most=8, head_seconds=LONG) as (port, _, closed), contextlib.ExitStack() as stack:
+    with running(most=8) as (port, _, _, closed), contextlib.ExitStack() as stack:
         for sent in ((), (HEAD,), (HEAD[:7],)):
             stack.enter_context(connected(port, *sent))
         with connected(port, HEAD + b"connection: close\r\n\r\n") as client:
@@ -176,7 +205,7 @@ def test_who_says_nothing_keeps_no_server_from_ending():
 
 def test_who_does_not_read_its_answer_keeps_its_place_for_a_time_only():
     with (
-        running(most=2, head_seconds=LONG, keep_alive=2, large=24 << 20) as (port, app, closed),
+        running(most=2, large=24 << 20) as (port, app, loop, closed),
         connected(port, LARGE, receive_buffer=1 << 16) as slow,
         connected(port, LARGE, receive_buffer=1 << 16),
     ):
@@ -184,10 +213,12 @@ def test_who_does_not_read_its_answer_keeps_its_place_for_a_time_only():
         assert app.begun.acquire(timeout=LONG)
         with connected(port) as late:  # both answers are complete, and not yet sent
             assert answer(late).startswith(b"HTTP/1.1 503 ")
-        nbytes, end = 0, time.monotonic() + LONG
-        while not closed["unread"] and time.monotonic() < end:
-            nbytes += len(slow.recv(1 << 16))
-            time.sleep(0.05)
+        nbytes = 0
+        for _ in range(10):
+            end = nbytes + (1 << 20)
+            while nbytes < end:
+                nbytes += len(slow.recv(1 << 16))
+            loop.forward(LONG / 5)
         assert closed == {"full": 1, "unread": 1}
         with connected(port, HEAD + b"connection: close\r\n\r\n") as late:
             assert answer(late).endswith(b"here")
@@ -199,11 +230,7 @@ def test_who_does_not_read_its_answer_keeps_its_place_for_a_time_only():
 def test_who_does_not_read_its_answer_keeps_no_server_from_ending(monkeypatch):
     monkeypatch.setattr(connections, "STOPPING_SECONDS", 0.5)
     with contextlib.ExitStack() as stack:
-        with running(most=2, head_seconds=LONG, keep_alive=LONG, large=24 << 20) as (
-            port,
-            app,
-            closed,
-        ):
+        with running(most=2, large=24 << 20) as (port, app, _, closed):
             stack.enter_context(connected(port, LARGE))
             assert app.begun.acquire(timeout=LONG)
         assert closed == {"unread": 1}

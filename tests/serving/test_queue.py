@@ -19,6 +19,8 @@ from intarsia.serving.queue import MOST_LEFT
 LONG = 120.0
 """Seconds that nothing here takes."""
 
+THREAD = "intarsia-serve-rows"
+
 
 class Gate:
     """Stands before a program of one free dimension, which runs when it is told to."""
@@ -98,6 +100,20 @@ def wait_until(tell):
             return
         threading.Event().wait(0.005)
     raise AssertionError("it never came")
+
+
+def hang(server):
+    """Ask what nobody waits for any more once it runs: its thread hangs until the gate opens."""
+    before = server.count("intarsia_hung_runs", model="rows")
+    answers = []
+    body = body_of(np.ones((1, 3), np.float32), timeout=50_000)
+
+    def is_hung():  # one that no thread took in time has left the queue
+        answers.append(server.infer("rows", body))
+        return server.count("intarsia_hung_runs", model="rows") > before
+
+    wait_until(is_hung)
+    return answers
 
 
 def draw(count):
@@ -190,11 +206,10 @@ def test_more_requests_than_may_wait_are_refused(gated):
 
 def test_a_request_that_takes_too_long_is_told_so_and_others_go_on(gated):
     server, gate = gated(queue=16)
-    short = body_of(np.ones((1, 3), np.float32), timeout=50_000)
     for _ in range(MOST_LEFT):  # each keeps its thread, and another one takes its place
-        answer = server.infer("rows", short)
-        assert answer.status_code == 504
-        assert "longer than 0.05 s" in answer.json()["error"]
+        for answer in hang(server):
+            assert answer.status_code == 504
+            assert "longer than 0.05 s" in answer.json()["error"]
     gate.open.set()
     assert server.infer("rows", body_of(np.ones((1, 3), np.float32))).status_code == 200
     assert server.count("intarsia_waiting_requests", model="rows") == 0
@@ -202,20 +217,22 @@ def test_a_request_that_takes_too_long_is_told_so_and_others_go_on(gated):
 
 def test_when_all_threads_hang_requests_are_refused_until_one_comes_back(gated):
     server, gate = gated(queue=16, workers=2)
-    short = body_of(np.ones((1, 3), np.float32), timeout=50_000)
     plain = body_of(np.ones((1, 3), np.float32))
 
     def hung():
         return server.count("intarsia_hung_runs", model="rows")
 
     for _ in range(MOST_LEFT + 1):
-        assert server.infer("rows", short).status_code == 504
+        assert {answer.status_code for answer in hang(server)} == {504}
     assert hung() == MOST_LEFT + 1
-    with ThreadPoolExecutor(2) as pool:
-        last = pool.submit(server.infer, "rows", {**short, "parameters": {"timeout": 600_000}})
-        wait_until(lambda: len(gate.rows) == MOST_LEFT + 2)
+    wait_until(lambda: len(gate.rows) == MOST_LEFT + 1)
+    queue = server.service.repository.find("rows").queue
+    last = queue.put({"x": np.ones((1, 3), np.float32)})
+    wait_until(lambda: len(gate.rows) == MOST_LEFT + 2)
+    with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(server.infer, "rows", plain)  # behind the last thread that works
-        assert last.result(LONG).status_code == 504
+        wait_until(lambda: server.count("intarsia_waiting_requests", model="rows") == 1)
+        queue.leave(last)
         told = waiting.result(LONG)
     for answer in (told, server.infer("rows", plain)):
         assert answer.status_code == 503
@@ -227,8 +244,8 @@ def test_when_all_threads_hang_requests_are_refused_until_one_comes_back(gated):
     arrays = [np.ones((1, 3), np.float32)] * 4
     assert [one.status_code for one in ask_together(server, arrays)] == [200] * 4
     assert server.client.get("/v2/models/rows/ready").status_code == 200
-    names = [thread.name for thread in threading.enumerate()]
-    assert names.count("intarsia-serve-rows") == 2  # no more than there were at first
+    # No more than there were at first, once those that ended are gone.
+    wait_until(lambda: [one.name for one in threading.enumerate()].count(THREAD) == 2)
 
 
 def test_the_servers_own_limit_holds_for_every_request(gated):
@@ -244,12 +261,12 @@ def test_a_request_that_nobody_waits_for_is_not_run(gated):
         target=server.infer, args=("rows", body_of(np.ones((1, 3), np.float32)))
     )
     first.start()
-    gate.begun.acquire()
+    assert gate.begun.acquire(timeout=LONG)
     late = body_of(np.ones((2, 3), np.float32), timeout=20_000)
     assert server.infer("rows", late).status_code == 504  # it has waited, and never began
     gate.open.set()
     first.join(LONG)
-    assert server.service.repository.close(time.monotonic() + 30)
+    assert server.service.repository.close(time.monotonic() + LONG)
     assert gate.rows == [1]
 
 
@@ -287,7 +304,9 @@ def test_a_request_whose_client_has_gone_leaves_the_queue(gated):
 
     async def receive():
         if len(told) == 1:
-            await asyncio.to_thread(gate.begun.acquire)  # it goes while the model runs
+            await asyncio.to_thread(
+                gate.begun.acquire, timeout=LONG
+            )  # it goes while the model runs
         return told.pop(0)
 
     async def send(message):

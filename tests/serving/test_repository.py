@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from tests.serving.conftest import answer_of, json_input
-from tests.serving.test_queue import LONG, Gate
+from tests.serving.test_queue import LONG, Gate, wait_until
 
 import intarsia
 from intarsia.errors import IntarsiaError, SettingError
@@ -108,11 +108,10 @@ def test_what_is_in_flight_is_answered_before_a_model_goes(start, rows_model):
     answers = []
     ask = threading.Thread(target=lambda: answers.append(server.infer("rows", BODY)))
     ask.start()
-    gates[0].begun.acquire()
+    assert gates[0].begun.acquire(timeout=LONG)
     gone = threading.Thread(target=lambda: answers.append(control(server, "rows", "unload")))
     gone.start()
-    while index_of(server)["rows"][0] != "UNLOADING":
-        threading.Event().wait(0.005)
+    wait_until(lambda: index_of(server)["rows"][0] == "UNLOADING")
     assert server.infer("rows", BODY).status_code == 503
     gates[0].open.set()
     ask.join(LONG)

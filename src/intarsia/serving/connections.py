@@ -16,7 +16,6 @@ import fcntl
 import ssl
 import sys
 import termios
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -56,7 +55,7 @@ class BoundedProtocol(HttpToolsProtocol):
         options: Of uvicorn's protocol.
 
     Attributes:
-        idle_since: When it had a request last, or was made, by `time.monotonic`.
+        idle_since: When it had a request last, or was made, by its loop's clock.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Take a connection; if there are too many, one without a request makes room."""
         self._lower = transport
         self.connections.add(self)
-        self.idle_since = time.monotonic()
+        self.idle_since = self.loop.time()
         if self._tls is None:
             self._begin(transport)
             return
@@ -215,7 +214,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Wait for the next request, or let go of the connection."""
         super().on_response_complete()
-        self.idle_since = time.monotonic()
+        self.idle_since = self.loop.time()
         self._watch()
 
     def eof_received(self) -> None:
@@ -285,7 +284,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _watch(self) -> None:
         if self._next_look is None and not self._is_gone:
-            self._unsent_since = time.monotonic()
+            self._unsent_since = self.loop.time()
             self._next_look = self.loop.call_later(_WATCH_SECONDS, self._look)
 
     def _look(self) -> None:
@@ -303,7 +302,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if self.is_idle and not self._is_closing and unsent[0] == 0:
             return
-        now, patience = time.monotonic(), float(self.timeout_keep_alive)
+        now, patience = self.loop.time(), float(self.timeout_keep_alive)
         if self._is_stopping:
             patience = min(patience, STOPPING_SECONDS)
         if unsent != self._unsent or (unsent[0] == 0 and not self._is_closing):
