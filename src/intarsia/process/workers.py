@@ -300,12 +300,21 @@ def own_seconds() -> float:
     takes as long as on an idle one. Where the system does not tell (`schedstat` of Linux), it is an
     ordinary clock.
     """
+    waited = _waited_seconds()
+    while True:
+        now, before = time.perf_counter(), waited
+        waited = _waited_seconds()
+        if waited == before:  # else it waited between the two, which only one of them knows
+            return now - waited
+
+
+def _waited_seconds() -> float:
+    """Return for how long this thread could have run and had no CPU; 0 where nobody tells."""
     try:
         with open("/proc/thread-self/schedstat", "rb") as facts:  # noqa: PTH123 - quickly
-            waited = int(facts.read().split()[1]) * 1e-9
+            return int(facts.read().split()[1]) * 1e-9
     except (OSError, ValueError, IndexError):
-        waited = 0.0
-    return time.perf_counter() - waited
+        return 0.0
 
 
 def resident_bytes(pid: int | str = "self") -> int:
