@@ -7,6 +7,7 @@ import gc
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from intarsia.backends.device import HostDevice, ThreadOptions
 from intarsia.backends.values import Artifact, ArtifactConstant
 from intarsia.errors import BackendError, IntarsiaError
 from intarsia.garbage import give_memory_back
+from intarsia.measure.timing import wait_until_idle
 from intarsia.process.workers import Limits, Worker, resident_bytes
 from intarsia.settings import Settings
 from intarsia.testing.case import OperatorCase, case, fed, problem_of, weight
@@ -108,7 +110,7 @@ _WORK = (
     case("Tanh", "work", fed(512, 512)),
     case("Add", "work", fed(1024, 1024), fed(1024, 1024)),
 )
-_WORK_RUNS = 40
+_WORK_RUNS, _WORK_LOOKS = 40, 3
 _OTHERS_SHARE, _LEAST_WORK = 0.5, 0.01
 
 
@@ -138,18 +140,23 @@ def use_one_thread(subject: Subject) -> None:
     bound.write(problem.values[0])
     caller = threading.get_native_id()
     bound.step()
-    before = _thread_seconds()
-    for _ in range(_WORK_RUNS):
-        bound.step()
-    spent = {
-        thread: seconds - before.get(thread, 0.0) for thread, seconds in _thread_seconds().items()
-    }
-    own, others = spent.pop(caller, 0.0), max(spent.values(), default=0.0)
-    if others > max(_LEAST_WORK, _OTHERS_SHARE * own):
-        raise ConformanceError(
-            f"{problem.title}: with one thread, another one computes for {others:.3f} s where the "
-            f"caller does for {own:.3f} s"
-        )
+    own = others = 0.0
+    for _ in range(_WORK_LOOKS):  # a thread of something else computes in one of them perhaps
+        wait_until_idle()
+        before = _thread_seconds()
+        for _ in range(_WORK_RUNS):
+            bound.step()
+        spent = {
+            thread: seconds - before.get(thread, 0.0)
+            for thread, seconds in _thread_seconds().items()
+        }
+        own, others = spent.pop(caller, 0.0), max(spent.values(), default=0.0)
+        if others <= max(_LEAST_WORK, _OTHERS_SHARE * own):
+            return
+    raise ConformanceError(
+        f"{problem.title}: with one thread, another one computes for {others:.3f} s where the "
+        f"caller does for {own:.3f} s"
+    )
 
 
 def _thread_seconds() -> dict[int, float]:
@@ -161,9 +168,12 @@ def _thread_seconds() -> dict[int, float]:
     found = {}
     try:
         for entry in Path("/proc/self/task").iterdir():
-            found[int(entry.name)] = int((entry / "schedstat").read_text().split()[0]) * 1e-9
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                found[int(entry.name)] = int((entry / "schedstat").read_text().split()[0]) * 1e-9
     except (OSError, ValueError, IndexError) as error:
         raise NotApplicable(f"this system does not tell the time of threads: {error}") from error
+    if not found:
+        raise NotApplicable("this system does not tell the time of threads")
     return found
 
 
