@@ -71,7 +71,7 @@ class SshServer:
         Path("/run/sshd").mkdir(exist_ok=True)  # its own account lives there
         command = (SERVER, "-D", "-f", str(self.folder / "sshd_config"))
         self._process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
-        for _ in range(500):
+        for _ in range(3000):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
                 return
             time.sleep(0.02)

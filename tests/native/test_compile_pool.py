@@ -20,7 +20,6 @@ from intarsia.native.machine import NativeCpu, compile_object, host_machine
 from intarsia.native.objects import ObjectCache
 
 HERE = host_machine()
-compile_pool._WORTH = 128 << 10  # so that few modules are worth a worker
 
 
 def module(name: str, adds: int = 2000) -> str:
@@ -31,6 +30,12 @@ def module(name: str, adds: int = 2000) -> str:
 
 
 MODULES = {f"kernel{number}": module(f"kernel{number}", 2000 + number) for number in range(8)}
+
+
+@pytest.fixture(autouse=True)
+def worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes few modules worth a worker."""
+    monkeypatch.setattr(compile_pool, "_WORTH", 128 << 10)
 
 
 KeepBusy = Callable[[CompilePool], Event]
@@ -85,7 +90,7 @@ def test_what_is_cached_starts_nothing(tmp_path: Path) -> None:
 def test_a_thread_compiles_before_all_are_there(tmp_path: Path) -> None:
     with CompilePool(HERE, ObjectCache(tmp_path), most_workers=0) as pool:
         pool.submit("kernel0", MODULES["kernel0"])
-        for _ in range(1000):
+        for _ in range(6000):
             if list(tmp_path.rglob("*.o")):
                 break
             time.sleep(0.01)
@@ -167,8 +172,8 @@ def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     script = (
         "import sys, pathlib, os; sys.path.insert(0, sys.argv[1])\n"
         "from test_compile_pool import *\n"
-        "pool = CompilePool(HERE, ObjectCache(pathlib.Path(sys.argv[2])), most_workers=1)\n"
         "compile_pool._WORTH = 0\n"
+        "pool = CompilePool(HERE, ObjectCache(pathlib.Path(sys.argv[2])), most_workers=1)\n"
         "[pool.submit(name, text) for name, text in MODULES.items()]\n"
         "print(*pool.pids, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
@@ -177,7 +182,7 @@ def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     pid = int(done.stdout)
-    for _ in range(1000):
+    for _ in range(6000):
         if is_gone(pid):
             return
         time.sleep(0.01)

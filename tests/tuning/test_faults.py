@@ -182,13 +182,16 @@ def test_an_interruption_loses_no_more_than_the_call_in_flight(chain_model, open
     assert laboratory.race([good], rounds=2).seconds[good] == pytest.approx([5.1e-3] * 2)
 
 
-def test_what_there_is_no_time_for_is_stopped_and_nobody_is_to_blame(chain_model, open_laboratory):
+def test_what_there_is_no_time_for_is_stopped_and_nobody_is_to_blame(
+    chain_model, open_laboratory, run_out_of_time
+):
     laboratory = open_laboratory(
         chain_model, f"fake {COSTS} -fault=compile-hang -fault-ops=Tanh", limits=Limits(seconds=60)
     )
     good, slow = Probe.region(0, [0]), Probe.region(0, [3])
     laboratory.prepare([good])
-    laboratory.left = lambda: 0.5
+    laboratory.left = lambda: 30.0
+    run_out_of_time(laboratory, WorkerStage.COMPILE, slow)
     with pytest.raises(OutOfTimeError, match="out of time while compiling"):
         laboratory.prepare([slow])
     laboratory.left = lambda: 0.0
