@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What many tests share: models from text, arrays for them, and numbers to compare with."""
 
+import concurrent.futures.thread
 import gc
 import logging
 import math
 import os
 import shutil
+import signal
+import sys
+import threading
+import time
 import zlib
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import hypothesis
 import numpy as np
@@ -155,6 +161,68 @@ def no_mistakes(told_mistakes, request):
     told_mistakes.clear()
     if request.node.get_closest_marker("mistakes") is None:
         assert not messages, messages
+
+
+_SIGNALS = [one for one in signal.Signals if one not in (signal.SIGKILL, signal.SIGSTOP)]
+_PATIENCE = 60.0
+
+
+def _own_state():
+    """What a test finds in its process and has to leave as it was."""
+    environment = os.environ._data.copy()  # without decoding all of it, twice for every test
+    environment.pop(b"PYTEST_CURRENT_TEST", None)
+    return {
+        "environment": environment,
+        "folder": Path.cwd(),
+        "signals": [signal.getsignal(one) for one in _SIGNALS],
+        "clocks": [time.sleep, time.time, time.monotonic, time.perf_counter, time.process_time],
+        "interpreter": [gc.isenabled(), sys.getswitchinterval(), threading.stack_size()],
+    }
+
+
+def _changes(before, after):
+    """Say what differs; variables that an import adds, as libraries do, are nobody's."""
+    for what, found in after.items():
+        if what == "environment":
+            old = before[what]
+            added = [name for name in found.keys() - old.keys() if name.startswith(b"INTARSIA")]
+            if added := [*added, *(name for name in old if found.get(name) != old[name])]:
+                yield f"environment: {b', '.join(sorted(added)).decode()}"
+        elif found != before[what]:
+            yield f"{what}: {before[what]} became {found}"
+
+
+def _is_at_work(thread):
+    """Whether a thread has not ended; one of a pool that waits for work is no harm."""
+    frame = sys._current_frames().get(thread.ident)
+    return frame is not None and frame.f_code is not _POOLED
+
+
+_POOLED = concurrent.futures.thread._worker.__code__
+
+
+def _wait_for_threads(before):
+    """Give the threads that a test has started time to end; return those that do not.
+
+    They would run in the middle of other tests, under what these have patched. Daemons may hang.
+    """
+    started = [one for one in threading.enumerate() if not one.daemon and one not in before]
+    end = time.monotonic() + _PATIENCE
+    while at_work := [one for one in started if _is_at_work(one)]:
+        if time.monotonic() > end:
+            return at_work
+        time.sleep(0.005)
+    return []
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    """No test changes its process for the next one, or leaves a thread at work in it."""
+    state, threads = _own_state(), set(threading.enumerate())
+    yield
+    left = [f"threads: {one}" for one in _wait_for_threads(threads)]
+    left += _changes(state, _own_state())
+    assert not left, left
 
 
 @pytest.fixture
