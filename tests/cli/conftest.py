@@ -3,6 +3,7 @@
 
 import contextlib
 import json
+import math
 import os
 import shutil
 from typing import NamedTuple
@@ -30,7 +31,11 @@ class Answer(NamedTuple):
 
 @pytest.fixture
 def call(capsys, monkeypatch):
-    """A function that runs one command line; no traceback may ever come out."""
+    """A function that runs one command line; no traceback may ever come out.
+
+    Nor do lines that tell of work that takes long, which a busy machine alone makes it do.
+    """
+    monkeypatch.setattr("intarsia.cli.models.QUIET_SECONDS", math.inf)
     monkeypatch.delenv("INTARSIA_DEBUG", raising=False)
     monkeypatch.delenv("INTARSIA_LOG", raising=False)
 

@@ -104,7 +104,7 @@ def test_tuning_that_is_interrupted_ships_what_is_best_so_far_and_goes_on_later(
     model, call, own_cache
 ):
     del own_cache
-    tune = ["tune", model, "-t", "llvm, onnxruntime", "--budget", "10s", "-o", "out.intarsia"]
+    tune = ["tune", model, "-t", "llvm, onnxruntime", "--budget", "30s", "-o", "out.intarsia"]
     done = subprocess.run(
         [sys.executable, "-c", AT_WORK, "intarsia.tuning.finalists:compare_plans", *tune],
         capture_output=True,

@@ -251,6 +251,6 @@ def test_cp_sat_agrees_with_elimination(seed):
     costs = [[random.uniform(5, 50) for _ in range(3)] for _ in range(count)]
     problem = graph_problem(inputs, costs, transition=8.0)
     found = solve(problem)
-    proven = solve_by_cpsat(problem, Conversions.of(problem), seconds=20, seed=0, scale=500.0)
+    proven = solve_by_cpsat(problem, Conversions.of(problem), seconds=600, seed=0, scale=500.0)
     assert price(problem, proven.chosen).seconds == pytest.approx(found.statistics["label bound"])
     assert proven.bound <= found.statistics["label bound"] + 1e-6

@@ -25,7 +25,7 @@ def test_cp_sat_excludes_cycles_of_regions_with_several_exits(problem):
     pytest.importorskip("ortools")
     from intarsia.search.cpsat import solve_by_cpsat
 
-    proven = solve_by_cpsat(problem, Conversions.of(problem), seconds=20, seed=0, scale=50.0)
+    proven = solve_by_cpsat(problem, Conversions.of(problem), seconds=600, seed=0, scale=50.0)
     best = Brute(problem).best()
     if math.isinf(best):
         assert not proven.chosen

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of small models for the laboratory's tests."""
 
+import itertools
+from functools import partial
+
 import pytest
 from tests.tuning.exact import ExactLaboratory, copies
 
@@ -8,6 +11,7 @@ from intarsia.place.machine import Machine
 from intarsia.place.request import Request
 from intarsia.place.setting import make_setting
 from intarsia.target import CompilationConfig
+from intarsia.tuning.budget import Budget
 from intarsia.tuning.laboratory.laboratory import Laboratory
 
 
@@ -40,9 +44,12 @@ def open_laboratory(setting_of):
 
 @pytest.fixture
 def exact(monkeypatch):
-    """Exact costs in this process instead of a laboratory."""
+    """Exact costs in this process instead of a laboratory, and no budget that a machine spends."""
+    ticks = itertools.count()
     for module in ("tuner", "by_sizes"):
         monkeypatch.setattr(f"intarsia.tuning.{module}.Laboratory", ExactLaboratory)
+        budget = partial(Budget, clock=lambda: 1e-6 * next(ticks))
+        monkeypatch.setattr(f"intarsia.tuning.{module}.Budget", budget)
     monkeypatch.setattr(
         "intarsia.tuning.prospector.measure_calls",
         lambda lab: {i: costs.call_seconds for i, costs in enumerate(lab.costs)},

@@ -23,8 +23,9 @@ g (float[4] x) => (float[4] y) <int64 trips = {1000000000000}, bool go = {1}> {
 
 
 @pytest.fixture
-def compile_slowly(backends, caplog):
+def compile_slowly(backends, caplog, monkeypatch):
     """Compiles for targets beside which nothing but the evaluator is there; returns the line."""
+    monkeypatch.setattr(trial, "LIMIT_SECONDS", 600.0)  # for the start of a process, too
     known = collect([backends.named(name) for name in ("llvm", "fake", "reference")])
 
     def run(model, target, **options):

@@ -6,6 +6,7 @@ import pytest
 from intarsia.cost.database import CostDatabase
 from intarsia.cost.key import Sample, new_session
 from intarsia.errors import SettingError
+from intarsia.tuning.absent import absent
 from intarsia.tuning.absent.absent import find_next_measurements, plan_without_measuring
 from intarsia.tuning.absent.outlooks import make_planner, survey
 from intarsia.tuning.objectives.objective import parse_objective
@@ -20,6 +21,11 @@ g (float[4,4] x) => (float[4,4] y) {
 """
 CHEAP = "fake:0 -cost=MatMul:1e-4,*:9e-3 -call-cost=1e-5 -estimate=1"
 EVEN = "fake:1 -cost=*:1e-3 -call-cost=1e-5 -estimate=1"
+
+
+@pytest.fixture(autouse=True)
+def time_enough(monkeypatch):
+    monkeypatch.setattr(absent, "MOST_SECONDS", 600.0)
 
 
 def plan(setting, objective="latency"):
