@@ -19,7 +19,10 @@ from intarsia.serving.queue import MOST_LEFT
 LONG = 120.0
 """Seconds that nothing here takes."""
 
-THREAD = "intarsia-serve-rows"
+
+def queue_threads():
+    """The threads that run requests to the model `rows`, of all servers."""
+    return {one for one in threading.enumerate() if one.name == "intarsia-serve-rows"}
 
 
 class Gate:
@@ -216,6 +219,7 @@ def test_a_request_that_takes_too_long_is_told_so_and_others_go_on(gated):
 
 
 def test_when_all_threads_hang_requests_are_refused_until_one_comes_back(gated):
+    before = set(threading.enumerate())
     server, gate = gated(queue=16, workers=2)
     plain = body_of(np.ones((1, 3), np.float32))
 
@@ -245,7 +249,7 @@ def test_when_all_threads_hang_requests_are_refused_until_one_comes_back(gated):
     assert [one.status_code for one in ask_together(server, arrays)] == [200] * 4
     assert server.client.get("/v2/models/rows/ready").status_code == 200
     # No more than there were at first, once those that ended are gone.
-    wait_until(lambda: [one.name for one in threading.enumerate()].count(THREAD) == 2)
+    wait_until(lambda: len(queue_threads() - before) == 2)
 
 
 def test_the_servers_own_limit_holds_for_every_request(gated):

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import pytest
 from tests.serving.conftest import json_input
-from tests.serving.test_queue import LONG, wait_until
+from tests.serving.test_queue import LONG, queue_threads, wait_until
 
 httpx = pytest.importorskip("httpx")
 
@@ -186,6 +186,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(folder, call, monkeyp
 
 
 def test_a_dry_run_says_what_would_be_served(folder, call, package_of_strangers):
+    before = queue_threads()
     answer = call(
         *("serve", folder / "rows.onnx", "-t", "onnxruntime", "--port", 0),
         *("--repository", folder, "--batch", "4", "--dry-run", "--json"),
@@ -202,6 +203,7 @@ def test_a_dry_run_says_what_would_be_served(folder, call, package_of_strangers)
     assert answer.code == 2
     assert "was not written here" in answer.err
     assert call("serve", package_of_strangers, *options[:-1], "--trust").code == 0
+    wait_until(lambda: queue_threads() <= before)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -204,12 +205,15 @@ def serve_command(  # noqa: PLR0913 - an option each
 
     with take_port(address, port) as http, ExitStack() as stack:
         rpc = None if grpc_port is None else stack.enter_context(take_port(address, grpc_port))
-        for name, path in files.items():
-            note(f"loading {name} from {path}")
-            served.load(name)
-        if dry_run:
-            _show(served, json=json)
-            return
+        with ExitStack() as unserved:
+            unserved.callback(lambda: served.close(time.monotonic()))  # nothing runs yet
+            for name, path in files.items():
+                note(f"loading {name} from {path}")
+                served.load(name)
+            if dry_run:
+                _show(served, json=json)
+                return
+            unserved.pop_all()
         service = InferenceService(served, limits, metrics, is_controlled=is_controlled)
         end = serve(service, http, host=address, grpc=rpc, certificate=certificate, on_ready=tell)
     if json:
