@@ -164,6 +164,7 @@ def no_mistakes(told_mistakes, request):
 
 
 _SIGNALS = [one for one in signal.Signals if one not in (signal.SIGKILL, signal.SIGSTOP)]
+_OURS = (b"INTARSIA", b"ONEDNN", b"OCL_")
 _PATIENCE = 60.0
 
 
@@ -181,11 +182,11 @@ def _own_state():
 
 
 def _changes(before, after):
-    """Say what differs; variables that an import adds, as libraries do, are nobody's."""
+    """Say what differs; other variables than we set may come with the import of a library."""
     for what, found in after.items():
         if what == "environment":
             old = before[what]
-            added = [name for name in found.keys() - old.keys() if name.startswith(b"INTARSIA")]
+            added = [name for name in found.keys() - old.keys() if name.startswith(_OURS)]
             if added := [*added, *(name for name in old if found.get(name) != old[name])]:
                 yield f"environment: {b', '.join(sorted(added)).decode()}"
         elif found != before[what]:

@@ -318,7 +318,8 @@ def test_a_threads_own_clock_stands_still_while_others_have_the_cpu(monkeypatch)
     facts = iter([b"7 1000000000 3", b"7 3500000000 4", b"7 3500000000 4"])  # it waits in between
     times = iter([10.0, 12.5])
     monkeypatch.setattr(workers, "open", lambda *_: io.BytesIO(next(facts)), raising=False)
-    monkeypatch.setattr(workers, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    clocks = {"perf_counter": lambda: next(times), "monotonic": time.monotonic}
+    monkeypatch.setattr(workers, "time", SimpleNamespace(**clocks))
     assert own_seconds() == 12.5 - 3.5
 
 

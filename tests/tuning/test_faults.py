@@ -48,7 +48,9 @@ def run_out_of_time(monkeypatch):
         later = 1e6 if awaited and is_at(*awaited[-1]) else 0.0
         return time.monotonic() + later
 
-    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=monotonic))
+    monkeypatch.setattr(
+        workers, "time", SimpleNamespace(monotonic=monotonic, perf_counter=time.perf_counter)
+    )
     return lambda *place: awaited.append(place)
 
 
