@@ -164,7 +164,7 @@ def no_mistakes(told_mistakes, request):
 
 
 _SIGNALS = [one for one in signal.Signals if one not in (signal.SIGKILL, signal.SIGSTOP)]
-_OURS = (b"INTARSIA", b"ONEDNN", b"OCL_")
+_OURS = (b"INTARSIA", b"OCL_")
 _PATIENCE = 60.0
 
 
@@ -182,7 +182,7 @@ def _own_state():
 
 
 def _changes(before, after):
-    """Say what differs; other variables than we set may come with the import of a library."""
+    """Say what differs; other new variables may come with the import of a library."""
     for what, found in after.items():
         if what == "environment":
             old = before[what]
