@@ -3,6 +3,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -26,9 +27,7 @@ class SshServer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = _free_port()
         for name in ("host_key", "user_key", "other_key"):
             self._run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name))
         (folder / "authorized").write_bytes((folder / "user_key.pub").read_bytes())
@@ -98,6 +97,18 @@ class SshServer:
     @staticmethod
     def _run(*command: str) -> None:
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+
+
+def _free_port() -> int:
+    """Return a port that nobody has, below those that systems hand out.
+
+    One of those may be another connection's before the server has it, or while it is stopped.
+    """
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 1000):
+        with contextlib.suppress(OSError), socket.socket() as free:
+            free.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no port is free")
 
 
 def _servers_below(pid: int) -> Iterator[int]:

@@ -14,7 +14,7 @@ uvicorn = pytest.importorskip("uvicorn")
 from intarsia.serving import connections  # noqa: E402
 from intarsia.serving.connections import MOST_HEAD_BYTES, bounded_protocol  # noqa: E402
 
-LONG = 60.0
+LONG = 600.0
 HEAD = b"POST /here HTTP/1.1\r\nhost: localhost\r\n"
 LARGE = HEAD.replace(b"here", b"large") + b"connection: close\r\n\r\n"
 HELD = HEAD.replace(b"here", b"held") + b"connection: close\r\n\r\n"

@@ -16,7 +16,7 @@ from intarsia.errors import ExecutionError, InputError
 from intarsia.serving.batching import BatchRule, limit_batch
 from intarsia.serving.queue import MOST_LEFT
 
-LONG = 120.0
+LONG = 600.0
 """Seconds that nothing here takes."""
 
 
