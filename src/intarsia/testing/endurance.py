@@ -178,7 +178,7 @@ def _thread_seconds() -> dict[int, float]:
 
 
 DAMAGES = ("empty", "half", "cut", "zeros", "noise", "no_metadata", "no_constants")
-_LIMITS = Limits(seconds=60)
+_LIMITS = Limits(seconds=300)
 
 
 def fault_trials() -> Iterator[Trial]:

@@ -39,7 +39,7 @@ from intarsia.testing.tolerance import REGION_FACTOR
 from intarsia.testing.trial import Trial
 from intarsia.tuning.laboratory.plug_ins import PlugIns, describe_plug_ins, load_all
 
-LIMITS = Limits(seconds=120)
+LIMITS = Limits(seconds=300)
 _SEED = 2
 _PACKAGE = "program.intarsia"
 
