@@ -17,6 +17,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
+from tests.forked import answer_of
 
 import intarsia
 from intarsia.backends.native import read_payload
@@ -183,10 +184,8 @@ def test_children_of_fork_run_what_their_parent_loaded(problem):
     for child in children:
         child.start()
     assert as_bytes(exe.run(problem.feeds)) == expected
-    assert [queue.get() for queue in queues] == [[expected] * 3] * 3
-    for child in children:
-        child.join(30)
-        assert child.exitcode == 0
+    for child, queue in zip(children, queues, strict=True):
+        assert answer_of(child, queue) == [expected] * 3
 
 
 @fork
@@ -202,9 +201,7 @@ def test_children_of_fork_compile_their_own(problem):
 
     child = context.Process(target=work)
     child.start()
-    assert queue.get() == [expected] * 3
-    child.join(30)
-    assert child.exitcode == 0
+    assert answer_of(child, queue) == [expected] * 3
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers on this system")

@@ -47,7 +47,7 @@ def keep_busy(monkeypatch: pytest.MonkeyPatch) -> KeepBusy:
     is_free = Event()
 
     def wait(text: str, cpu: NativeCpu) -> bytes:
-        assert is_free.wait(60)
+        assert is_free.wait(600)
         return compile_object(text, cpu)
 
     def keep(pool: CompilePool) -> Event:

@@ -102,7 +102,7 @@ thread.start()
 for _ in range(20):
     child = os.fork()
     if not child:
-        signal.alarm(20)
+        signal.alarm(300)
         compile_object(text, NativeCpu())
         os._exit(0)
     print(os.waitpid(child, 0)[1])

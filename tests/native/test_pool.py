@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.forked import answer_of
 
 from intarsia.cpus import available_cpus
 from intarsia.native.callpath import make_step
@@ -320,9 +321,7 @@ def test_a_child_of_fork_starts_its_own_threads(library):
         queue = context.SimpleQueue()
         child = context.Process(target=_in_child, args=(step, count, pool, queue))
         child.start()
-        assert queue.get() == ([run] * 8, 2)
-        child.join(30)
-        assert child.exitcode == 0
+        assert answer_of(child, queue) == ([run] * 8, 2)
         step()  # the parent's threads are there still
         np.testing.assert_array_equal(count, run)
 
@@ -347,9 +346,7 @@ def test_fork_while_another_thread_runs(library):
             queue = context.SimpleQueue()
             child = context.Process(target=_in_child, args=(step, count, pool, queue))
             child.start()
-            assert queue.get() == ([1] * 8, 1)
-            child.join(30)
-            assert child.exitcode == 0
+            assert answer_of(child, queue) == ([1] * 8, 1)
     finally:
         running.set()
         thread.join()

@@ -134,7 +134,7 @@ def test_a_child_of_fork_runs_alone(gomp, library):
 
     process = context.Process(target=child)
     process.start()
-    assert reader.poll(30), "the child hangs"
+    assert reader.poll(300), "the child hangs"
     assert reader.recv() == ([2] * 40, 1)
     process.join()
     count.run()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.forked import answer_of
 
 import intarsia
 from intarsia.errors import (
@@ -186,9 +187,7 @@ def test_a_child_of_fork_is_right_or_refused(target, threads, is_refused, model,
     queue = context.SimpleQueue()
     child = context.Process(target=_in_child, args=(exe, feeds, queue))
     child.start()
-    found = queue.get()
-    child.join(60)
-    assert child.exitcode == 0
+    found = answer_of(child, queue)
     if is_refused:
         assert "child, made by fork" in found
         assert "spawn" in found
