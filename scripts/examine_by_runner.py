@@ -11,8 +11,9 @@
 Without targets there are two: aarch64 under `qemu-aarch64-static`, and a host by SSH, for which a
 server is started on the loopback. Each trial is printed as it ends, with its seconds. With `--keep`
 it is written down at once, and the same command goes on where it was stopped: name a new file after
-a change. `--page` writes what is kept there into a page, between two comments. It returns 1 if a
-trial failed.
+a change. `--page` writes what is kept there into a page, between two comments; `--no-run` does that
+alone. A trial that the way to the machine failed is tried again, twice at once and whenever the
+command goes on: it is `lost` until then. It returns 1 if a trial failed or was lost.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -40,6 +42,7 @@ from intarsia.testing.subject import Subject
 from intarsia.testing.tolerance import TOLERANCES
 from intarsia.testing.trial import Status, judge
 
+LLVM = "intarsia.backends.llvm:BACKEND"
 EMULATED = "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a76 -runner=qemu-aarch64-static"
 
 WAYS = {"qemu": "qemu-aarch64-static", "ssh": "SSH"}
@@ -56,9 +59,11 @@ class TrialRecord:
         way: One of `WAYS`, or the text of a target.
         check: Name of the trial's check.
         trial: Its id.
-        status: Passed, skipped or failed; or `left out`, where it does not apply.
+        status: Passed, skipped or failed; `left out`, where it does not apply; or `lost`, where
+            the way to the machine failed.
         message: Why it was not passed.
         seconds: By the clock of whoever waited.
+        backend: How it was found.
     """
 
     way: str
@@ -67,9 +72,12 @@ class TrialRecord:
     status: str
     message: str = ""
     seconds: float = 0.0
+    backend: str = LLVM
 
 
-LEFT_OUT = "left out"
+LEFT_OUT, LOST = "left out", "lost"
+ATTEMPTS = 3
+"""At a trial that the way to the machine fails."""
 
 
 @contextlib.contextmanager
@@ -95,35 +103,42 @@ def list_checks() -> None:
             print(f"    {count} do not apply: {why}")
 
 
-def read_kept(file: Path) -> list[TrialRecord]:
-    """Return what was written down; cut off a last line that was not ended."""
+def read_kept(file: Path, backend: str) -> list[TrialRecord]:
+    """Return what was written down, of each trial the last; cut off a line that was not ended."""
     text = file.read_text(encoding="utf-8")
     whole = text[: text.rfind("\n") + 1]
     if whole != text:
         file.write_text(whole, encoding="utf-8")
-    return [TrialRecord(**json.loads(line)) for line in whole.splitlines()]
+    records = [TrialRecord(**json.loads(line)) for line in whole.splitlines()]
+    for record in records:
+        if record.backend != backend:
+            sys.exit(f"{file} is of {record.backend}, not of {backend}: name another file")
+    return list({(record.way, record.trial): record for record in records}.values())
 
 
 def run_trials(
     way: str, subject: Subject, options: argparse.Namespace, known: Sequence[TrialRecord]
 ) -> Iterator[TrialRecord]:
     """Yield what becomes of each trial that is not known yet, as it ends."""
-    done = {record.trial for record in known if record.way == way}
+    done = {record.trial for record in known if record.way == way and record.status != LOST}
+    record_of = partial(TrialRecord, way, backend=options.backend)
     chosen, left_out = choose_trials(subject, options.check, CASES[:: options.one_in])
     for trial, why in left_out.items():
         if trial.id not in done:
-            yield TrialRecord(way, trial.check, trial.id, LEFT_OUT, why)
+            yield record_of(trial.check, trial.id, LEFT_OUT, why)
     left = [trial for trial in chosen if trial.id not in done]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
         task = progress.add_task(way, total=len(chosen), completed=len(chosen) - len(left))
         for trial in left:
             begin = time.perf_counter()
-            verdict = judge(subject, trial)
+            for _ in range(ATTEMPTS):
+                verdict = judge(subject, trial)
+                if not verdict.is_lost:
+                    break
+            status = LOST if verdict.is_lost else str(verdict.status)
             seconds = round(time.perf_counter() - begin, 2)
-            yield TrialRecord(
-                way, trial.check, trial.id, str(verdict.status), verdict.message, seconds
-            )
+            yield record_of(trial.check, trial.id, status, verdict.message, seconds)
             progress.advance(task)
 
 
@@ -145,7 +160,7 @@ def table(records: Sequence[TrialRecord]) -> Iterator[str]:
         for way in ways:
             found = [
                 f"{counts[way, name, status]} {status}"
-                for status in (*map(str, Status), LEFT_OUT)
+                for status in (*map(str, Status), LOST, LEFT_OUT)
                 if counts[way, name, status]
             ]
             cells.append(", ".join(found) or "not tried")
@@ -173,7 +188,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-t", "--target", action="append", help="with a runner")
     parser.add_argument("--way", action="append", choices=WAYS, help="without targets: one of both")
-    parser.add_argument("--backend", default="intarsia.backends.llvm:BACKEND")
+    parser.add_argument("--backend", default=LLVM)
     parser.add_argument("--check", action="append", help="one of --list; all if left out")
     parser.add_argument("--one-in", type=int, default=1, help="of the cases of operators")
     parser.add_argument("--keep", metavar="FILE", type=Path, help="of trials, to go on from")
@@ -184,12 +199,14 @@ def main() -> int:
     if options.list:
         list_checks()
         return 0
-    records = read_kept(options.keep) if options.keep and options.keep.exists() else []
+    is_kept = options.keep and options.keep.exists()
+    records = read_kept(options.keep, options.backend) if is_kept else []
     with contextlib.ExitStack() as stack:
         file = (
             stack.enter_context(options.keep.open("a", encoding="utf-8")) if options.keep else None
         )
-        targets = {text: text for text in options.target or ()}
+        asked = () if options.no_run else options.target or ()
+        targets = {text: text for text in asked}
         ways = () if options.target or options.no_run else options.way or tuple(WAYS)
         if "qemu" in ways:
             targets["qemu"] = EMULATED
@@ -199,6 +216,7 @@ def main() -> int:
             subject = Subject(options.backend, target, TOLERANCES)
             for record in run_trials(way, subject, options, tuple(records)):
                 keep(file, record)
+                records = [one for one in records if (one.way, one.trial) != (way, record.trial)]
                 records.append(record)
                 why = f": {record.message.splitlines()[0]}" if record.message else ""
                 print(
@@ -207,7 +225,7 @@ def main() -> int:
     print(*table(records), sep="\n")
     if options.page:
         write_page(options.page, records)
-    failed = [record for record in records if record.status == str(Status.FAILED)]
+    failed = [record for record in records if record.status in (str(Status.FAILED), LOST)]
     for record in failed:
         print(f"{record.way}: {record.trial}: {record.message}", file=sys.stderr)
     return 1 if failed else 0

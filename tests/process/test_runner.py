@@ -16,6 +16,7 @@ from intarsia.process.runner import (
     RemoteFolder,
     SshRunner,
     parse_runner,
+    start_program,
 )
 
 EMULATOR, COMPILER = "qemu-aarch64-static", "aarch64-linux-gnu-gcc-12"
@@ -170,9 +171,9 @@ def test_a_machine_without_room_for_a_file_says_so_with_the_size_and_the_room(tm
 
 def test_every_way_leads_to_a_program_that_answers_and_takes_its_folder_along(way):
     runner, program = way
-    folder = RemoteFolder(runner)
-    folder.put("echo", program)
-    talk = folder.talk("./echo")
+    talk = start_program(runner, "echo it", program)
+    folder = Path(talk._pid).parent
+    assert (folder / "echo it").read_bytes() == program
     for size in (1, 1000, 20_000):
         for start in range(0, size, 4096):  # the program answers byte by byte
             part = bytes([6]) * min(4096, size - start)
@@ -180,13 +181,49 @@ def test_every_way_leads_to_a_program_that_answers_and_takes_its_folder_along(wa
             assert talk.receive(len(part), seconds=60) == bytes([7]) * len(part)
     with pytest.raises(ExecutionError, match=r"did not answer in 0\.2 s"):
         talk.receive(1, seconds=0.2)
-    other = RemoteFolder(runner)
-    other.put("echo", program)
-    ended = other.talk("./echo", "fail")
+    ended = start_program(runner, "echo", program, "fail")
     with pytest.raises(ExecutionError, match="ended with 7 instead of an answer: last words"):
         ended.receive(1)
-    assert not Path(other.path).exists()
-    wait_until(lambda: not Path(folder.path).exists())
+    assert not Path(ended._pid).parent.exists()
+    wait_until(lambda: not folder.exists())
+
+
+def test_a_machine_without_room_for_a_program_says_so_and_keeps_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(HereRunner, "shell", lambda _, script: ["sh", "-c", limited + script])
+    limited = "ulimit -f 8; trap '' XFSZ; "  # more than so many blocks cannot be written
+    runner = parse_runner("here")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with pytest.raises(LinkError) as caught:
+        start_program(runner, "agent", bytes(100_000))
+    assert re.fullmatch(
+        r"cannot put agent \(100000 bytes\) on this machine: .*File too large "
+        r"\(\d+ KiB are free there\)",
+        caught.value.message,
+    )
+    assert "has room" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_program_that_comes_in_part_is_not_started_and_leaves_nothing(tmp_path, monkeypatch):
+    short = ["sh", "-c", 'head -c 1000 | sh -c "$1"', "sh"]  # the rest is lost on the way
+    monkeypatch.setattr(HereRunner, "shell", lambda _, script: [*short, script])
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with pytest.raises(LinkError, match=r"cannot put agent \(200000 bytes\)"):
+        start_program(parse_runner("here"), "agent", b"#!/bin/sh\n" + bytes(199_990))
+    wait_until(lambda: not list(tmp_path.iterdir()))
+
+
+def test_a_program_is_brought_and_talked_to_by_one_shell(by_ssh, native, monkeypatch):
+    asked = []
+    shell = SshRunner.shell
+    monkeypatch.setattr(
+        SshRunner, "shell", lambda runner, script: (asked.append(script), shell(runner, script))[1]
+    )
+    talk = start_program(by_ssh, "echo", native)
+    talk.send(b"a")
+    assert talk.receive(1) == b"`"
+    talk.close()
+    assert len(asked) == 1
 
 
 def test_a_program_for_another_machine_is_told_as_that(tmp_path):
@@ -219,15 +256,13 @@ def test_one_connection_is_kept(by_ssh, ssh_server):
 
 
 def test_a_connection_that_breaks_is_one_error_and_the_next_is_new(by_ssh, ssh_server, native):
-    folder = RemoteFolder(by_ssh)
-    folder.put("echo", native)
-    talk = folder.talk("./echo")
+    talk = start_program(by_ssh, "echo", native)
     talk.send(b"a")
     assert talk.receive(1) == b"`"
     ssh_server.cut()
     with pytest.raises(LinkError, match=rf"lost ./echo on 127.0.0.1:{ssh_server.port}"):
         talk.receive(1)
-    wait_until(lambda: not Path(folder.path).exists())  # the program saw its input end
+    wait_until(lambda: not Path(talk._pid).parent.exists())  # the program saw its input end
     with RemoteFolder(by_ssh) as other:
         other.put("echo", native)
         assert other.run("./echo", stdin=b"a").stdout == b"`"

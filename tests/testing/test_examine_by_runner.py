@@ -3,9 +3,12 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from intarsia.errors import ExecutionError, LinkError
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
@@ -54,3 +57,49 @@ def test_a_page_without_the_comments_is_refused(script, tmp_path):
     with pytest.raises(SystemExit, match="lacks"):
         script.write_page(page, [])
     assert page.read_text() == "nothing\n"
+
+
+def test_what_is_kept_is_of_one_backend(script, monkeypatch, tmp_path):
+    kept = tmp_path / "kept.jsonl"
+    assert run(script, monkeypatch, "--keep", str(kept)) == 0
+    with pytest.raises(SystemExit, match=r"is of intarsia\.backends\.llvm:BACKEND, not of .*c:B"):
+        run(script, monkeypatch, "--keep", str(kept), "--backend", "intarsia.backends.c:BACKEND")
+
+
+def test_nothing_runs_where_only_what_is_kept_is_asked_for(script, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(script, "judge", lambda *_: pytest.fail("a trial ran"))
+    assert run(script, monkeypatch, "--no-run", "--keep", str(tmp_path / "none.jsonl")) == 0
+    assert "| `contract` |" in capsys.readouterr().out
+
+
+def test_a_trial_that_the_way_failed_is_tried_again_at_once_and_whenever_it_goes_on(
+    script, monkeypatch, tmp_path, capsys
+):
+    def fail(trial):
+        def act(subject):
+            tried.append(trial.id)
+            with subject.calling("a step", "it"):
+                raise error("the machine is gone")
+
+        return replace(trial, act=act)
+
+    def judge(subject, trial):
+        is_first = trial.id == "contract-rules" and is_broken
+        return trial_judge(subject, fail(trial) if is_first else trial)
+
+    tried, error, is_broken = [], LinkError, True
+    trial_judge = script.judge
+    monkeypatch.setattr(script, "judge", judge)
+    kept = tmp_path / "kept.jsonl"
+    assert run(script, monkeypatch, "--keep", str(kept)) == 1
+    assert tried == ["contract-rules"] * 3
+    assert "contract-rules lost" in capsys.readouterr().out
+    is_broken = False
+    assert run(script, monkeypatch, "--keep", str(kept)) == 0
+    told = capsys.readouterr().out
+    assert "contract-rules passed" in told
+    assert "lost" not in told
+    is_broken, error, tried = True, ExecutionError, []
+    assert run(script, monkeypatch, "--keep", str(tmp_path / "other.jsonl")) == 1
+    assert tried == ["contract-rules"]  # what failed there is a verdict
+    assert "contract-rules failed" in capsys.readouterr().out

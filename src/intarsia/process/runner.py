@@ -349,23 +349,21 @@ class RemoteFolder:
     def __init__(self, runner: Runner, *, in_memory: bool = False) -> None:
         self.runner = runner
         self._started = count()
-        parent = '"${TMPDIR:-/tmp}"'
-        if in_memory:
-            free = f"set -- $(df -Pk {_MEMORY} 2>/dev/null | tail -n 1)"
-            has_room = f'[ -w {_MEMORY} ] && ({free}; [ "${{4:-0}}" -ge {_LEAST_MEMORY} ])'
+        parent = _parent(runner)
+        if in_memory and not runner.parent:
+            has_room = (
+                f'[ -w {_MEMORY} ] && ({_free(_MEMORY)}; [ "${{4:-0}}" -ge {_LEAST_MEMORY} ])'
+            )
             parent = f'"$({has_room} && echo {_MEMORY} || echo {parent[1:-1]})"'
-        if runner.parent:
-            parent = shlex.quote(runner.parent)
         # A shell waits there and removes the folder when its input ends: also if this process is
         # killed or the way breaks, and before we know what the folder is called. Then nobody reads
         # what it says any more, which must not end it.
         script = (
             f'trap "" PIPE; (mkdir -p {parent} && cd {parent} && '
-            'made=$(mktemp -d "$PWD/intarsia.XXXXXX") && '
-            '{ echo "$made"; read -r done || rm -rf "$made"; }); '
+            f'{_MAKE} && {{ echo "$made"; read -r end; rm -rf "$made"; }}); '
             f'printf "\n{_STATUS}%s\n" $? >&2'
         )
-        self._keeper = _Started(runner.shell(script), "")
+        self._keeper = _Started(runner.shell(script))
         try:
             answer = self._keeper.read_line(_deadline(_SETUP_SECONDS))
         except TimeoutError:
@@ -378,14 +376,11 @@ class RemoteFolder:
         except BaseException:
             self._keeper.close()
             raise
-        # It is removed in the end, so it had better be one; and programs talk where this came from.
-        if not _MADE.fullmatch(answer):
+        try:
+            self.path = _made(runner, answer)
+        except LinkError:
             self._keeper.close()
-            raise LinkError(
-                f"cannot make a folder on {runner.place}: instead of one it says {answer[:80]!r}",
-                hint="let what its shell starts with (~/.bashrc) write nothing",
-            )
-        self.path = answer
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -403,14 +398,12 @@ class RemoteFolder:
         Raises:
             LinkError: That failed.
         """
-        path = shlex.quote(f"{self.path}/{name}")
-        free = f"set -- $(df -Pk {shlex.quote(self.path)} 2>/dev/null | tail -n 1)"
+        path, room = shlex.quote(f"{self.path}/{name}"), _free(shlex.quote(self.path))
         script = (
             f"said=$({{ cat > {path}.part && chmod 700 {path}.part && mv {path}.part {path}; }} "
-            f"2>&1) || {{ rm -f {path}.part; {free}; "
-            'echo "$said (${4:-?} KiB are free there)" >&2; false; }'
+            f"2>&1) || {{ rm -f {path}.part; {room}; {_SAY_ROOM}; false; }}"
         )
-        self._shell(script, content, doing=f"put {name} ({len(content)} bytes)")
+        _shell(self.runner, script, content, doing=_putting(name, content))
 
     def get(self, name: str) -> bytes:
         """Return what is in a file.
@@ -418,7 +411,8 @@ class RemoteFolder:
         Raises:
             LinkError: That failed.
         """
-        return self._shell(f"cat {shlex.quote(f'{self.path}/{name}')}", doing=f"get {name}")
+        path = shlex.quote(f"{self.path}/{name}")
+        return _shell(self.runner, f"cat {path}", doing=f"get {name}")
 
     def run(
         self,
@@ -441,11 +435,17 @@ class RemoteFolder:
             ExecutionError: It could not be started, took too long, or a signal ended it.
         """
         begin = time.monotonic()
-        with self._start(command, memory_bytes, is_last=False) as started:
+        name = f".pid{next(self._started)}"
+        script = (
+            f"cd {shlex.quote(self.path)} || exit; "
+            f"{_program(self.runner, name, command, memory_bytes)}; "
+            f'printf "\\n{_STATUS}%s\\n" $? >&2'
+        )
+        with _Started(self.runner.shell(script)) as started:
             try:
                 stdout = started.exchange(stdin, seconds)
             except TimeoutError:
-                self.kill(started)
+                _kill_there(self.runner, f"{self.path}/{name}")
                 raise ExecutionError(
                     f"{_named(self.runner, command)} took more than {seconds:g} s and was killed",
                     hint="give it more time, or less to do",
@@ -455,72 +455,95 @@ class RemoteFolder:
         said = said.rpartition(_STATUS)[0].removesuffix("\n")
         return Finished(code, stdout, said, time.monotonic() - begin)
 
-    def talk(self, *command: str) -> Conversation:
-        """Start a program in the folder and talk to it; the folder goes when it ends.
-
-        Whatever becomes of this process or of the way, nothing is left behind there.
-
-        Args:
-            command: As of `run`.
-
-        Raises:
-            LinkError: The way there cannot be tried at all.
-        """
-        started = self._start(command, None, is_last=True)
-        return Conversation(self, command, started)
-
     @property
     def is_held(self) -> bool:
         """Whether it is still there, as far as can be told from here."""
         return self._keeper.is_running
 
-    def leave(self) -> None:
-        """Leave it to a program that was talked to, and has answered, to take the folder along."""
-        with contextlib.suppress(OSError, TimeoutError):
-            self._keeper.write(b"\n", _deadline(_SETUP_SECONDS))
-        self._keeper.close()
-
     def close(self) -> None:
         """Remove the folder; a machine that cannot be reached any more does so by itself."""
         self._keeper.close()
 
-    def _start(
-        self, command: Sequence[str], memory_bytes: int | None, *, is_last: bool
-    ) -> _Started:
-        pid = f".pid{next(self._started)}"
-        limit = f"ulimit -v {memory_bytes // 1024}; " if memory_bytes else ""
-        words = shlex.join([*self.runner.emulator, *command])
-        inner = shlex.quote(f'{limit}echo $$ > {pid}; exec "$@"')
-        folder = shlex.quote(self.path)
-        script = f"cd {folder} || exit; sh -c {inner} sh {words}; code=$?; "
-        if is_last:
-            script += f"cd /; rm -rf {folder}; "
-        script += f'printf "\\n{_STATUS}%s\\n" $code >&2'
-        return _Started(self.runner.shell(script), pid)
 
-    def kill(self, started: _Started) -> None:
-        """Kill a program there; what leads to it ends by itself then, and tidies up."""
-        with contextlib.suppress(BackendError):
-            self._shell(f"kill -9 $(cat {shlex.quote(f'{self.path}/{started.pid}')})", doing="kill")
+_MAKE = 'made=$(mktemp -d "$PWD/intarsia.XXXXXX")'
+_SAY_ROOM = 'echo "$said (${4:-?} KiB are free there)" >&2'
+"""After `_free`."""
 
-    def _shell(self, script: str, stdin: bytes = b"", *, doing: str) -> bytes:
-        """Run a script there and return what it wrote.
 
-        Raises:
-            LinkError: It failed.
-        """
-        script = f'({script}); printf "\\n{_STATUS}%s\\n" $? >&2'
-        seconds = carry_seconds(len(stdin))
-        with _Started(self.runner.shell(script), "") as started:
-            try:
-                stdout = started.exchange(stdin, seconds)
-            except TimeoutError:
-                started.kill()
-                raise _silent(self.runner, doing, seconds) from None
-            said = started.last_words()
-        if _status(said) != 0:
-            raise _broken(self.runner, f"cannot {doing} on", said)
-        return stdout
+def _parent(runner: Runner) -> str:
+    """Return a shell's word for the folder in which folders are made."""
+    return shlex.quote(runner.parent) if runner.parent else '"${TMPDIR:-/tmp}"'
+
+
+def _free(folder: str) -> str:
+    """Return what lets `$4` be the KiB that are free where a folder is, a shell's word."""
+    return f"set -- $(df -Pk {folder} 2>/dev/null | tail -n 1)"
+
+
+def _putting(name: str, content: bytes) -> str:
+    return f"put {name} ({len(content)} bytes)"
+
+
+def _made(runner: Runner, answer: str) -> str:
+    """Return the folder that a shell says that it made.
+
+    Raises:
+        LinkError: It is none: it is removed in the end, so it had better be one, and programs talk
+            where this came from.
+    """
+    if not _MADE.fullmatch(answer):
+        raise LinkError(
+            f"cannot make a folder on {runner.place}: instead of one it says {answer[:80]!r}",
+            hint="let what its shell starts with (~/.bashrc) write nothing",
+        )
+    return answer
+
+
+def _program(
+    runner: Runner, pid: str, command: Sequence[str], memory_bytes: int | None = None
+) -> str:
+    """Return what runs a program there, in the folder where the shell is, and keeps its number.
+
+    Args:
+        runner: The way there.
+        pid: The file for its number, in that folder.
+        command: The program and its arguments.
+        memory_bytes: As of `RemoteFolder.run`.
+    """
+    limit = f"ulimit -v {memory_bytes // 1024}; " if memory_bytes else ""
+    inner = shlex.quote(f'{limit}echo $$ > {pid}; exec "$@"')
+    return f"sh -c {inner} sh {shlex.join([*runner.emulator, *command])}"
+
+
+def _kill_there(runner: Runner, pid: str) -> None:
+    """Kill a program there; what leads to it ends by itself then, and tidies up.
+
+    Args:
+        runner: The way there.
+        pid: The file that has its number.
+    """
+    with contextlib.suppress(BackendError):
+        _shell(runner, f"kill -9 $(cat {shlex.quote(pid)})", doing="kill")
+
+
+def _shell(runner: Runner, script: str, stdin: bytes = b"", *, doing: str) -> bytes:
+    """Run a script there and return what it wrote.
+
+    Raises:
+        LinkError: It failed.
+    """
+    script = f'({script}); printf "\\n{_STATUS}%s\\n" $? >&2'
+    seconds = carry_seconds(len(stdin))
+    with _Started(runner.shell(script)) as started:
+        try:
+            stdout = started.exchange(stdin, seconds)
+        except TimeoutError:
+            started.kill()
+            raise _silent(runner, doing, seconds) from None
+        said = started.last_words()
+    if _status(said) != 0:
+        raise _broken(runner, f"cannot {doing} on", said)
+    return stdout
 
 
 def carry_seconds(nbytes: int) -> float:
@@ -550,35 +573,62 @@ def insist(attempt: Callable[[], Result]) -> Result:
     return attempt()
 
 
-def start_program(runner: Runner, name: str, content: bytes) -> Conversation:
+def start_program(runner: Runner, name: str, content: bytes, *arguments: str) -> Conversation:
     """Bring a program to a machine, and talk to it; nothing is left there when it ends.
+
+    All of it is one shell there: it makes a folder, takes the program, says so, and becomes what
+    the program talks through. The folder goes when the program ends, or comes in part.
 
     Args:
         runner: The way there.
         name: What its file is called.
         content: An executable for that machine.
+        arguments: Its own.
 
     Raises:
-        LinkError: The way there failed.
+        LinkError: The way there failed, or the machine has no room for it.
     """
-    folder = RemoteFolder(runner)
+    command, file = (f"./{name}", *arguments), shlex.quote(name)
+    # Nothing is sent behind the program before the folder is named: `head` may read on otherwise.
+    script = (
+        f'trap "" PIPE; mkdir -p {_parent(runner)} && cd {_parent(runner)} && {_MAKE} || '
+        f'{{ printf "\\n{_STATUS}%s\\n" $? >&2; exit; }}; cd "$made"; '
+        f"said=$({{ head -c {len(content)} > {file} && chmod 700 {file}; }} 2>&1); code=$?; "
+        f"[ $code -ne 0 ] || [ $(wc -c < {file}) -eq {len(content)} ] || code=1; "
+        f'if [ $code -eq 0 ]; then echo "$made"; trap - PIPE; '
+        f"{_program(runner, '.pid', command)}; code=$?; "
+        f"else {_free('.')}; {_SAY_ROOM}; fi; "
+        f'trap "" PIPE; cd /; rm -rf "$made"; printf "\\n{_STATUS}%s\\n" $code >&2'
+    )
+    doing = _putting(name, content)
+    seconds = carry_seconds(len(content))
+    started = _Started(runner.shell(script))
     try:
-        folder.put(name, content)
-        return folder.talk(f"./{name}")
+        deadline = _deadline(seconds)
+        started.write(content, deadline)
+        made = _made(runner, started.read_line(deadline))
+    except TimeoutError:
+        started.kill()
+        started.close()
+        raise _silent(runner, doing, seconds) from None
+    except (EOFError, OSError):
+        said = started.last_words(_GRACE_SECONDS)
+        started.close()
+        raise _broken(runner, f"cannot {doing} on", said) from None
     except BaseException:
-        folder.close()
+        started.close()
         raise
+    return Conversation(runner, command, started, f"{made}/.pid")
 
 
 class Conversation:
-    """A program on another machine that is asked and answers; made by `RemoteFolder.talk`."""
+    """A program on another machine that is asked and answers; made by `start_program`."""
 
-    def __init__(self, folder: RemoteFolder, command: Sequence[str], started: _Started) -> None:
-        self._folder = folder
-        self._runner = folder.runner
+    def __init__(self, runner: Runner, command: Sequence[str], started: _Started, pid: str) -> None:
+        self._runner = runner
         self._command = command
         self._started = started
-        self._has_answered = False
+        self._pid = pid
 
     def send(self, *parts: bytes | memoryview, seconds: float | None = None) -> None:
         """Send bytes.
@@ -603,23 +653,18 @@ class Conversation:
             ExecutionError: The program ended first, or takes longer than so many seconds.
         """
         try:
-            received = self._started.read(nbytes, _deadline(seconds))
+            return self._started.read(nbytes, _deadline(seconds))
         except TimeoutError:
             raise self._late(seconds) from None
         except (EOFError, OSError):
             raise self._ended() from None
-        if not self._has_answered:
-            self._folder.leave()
-            self._has_answered = True
-        return received
 
     def close(self) -> None:
         """End the program: close what it reads, and kill it if it goes on."""
         self._started.close()
-        self._folder.close()
 
     def _late(self, seconds: float | None) -> ExecutionError:
-        self._folder.kill(self._started)
+        _kill_there(self._runner, self._pid)
         self.close()
         return ExecutionError(
             f"{_named(self._runner, self._command)} did not answer in {seconds:g} s",
@@ -644,8 +689,7 @@ class Conversation:
 class _Started:
     """A process here whose input and output lead to another machine."""
 
-    def __init__(self, command: Sequence[str], pid: str) -> None:
-        self.pid = pid
+    def __init__(self, command: Sequence[str]) -> None:
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - need not be drained
         try:
             self._process = subprocess.Popen(

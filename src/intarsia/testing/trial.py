@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from intarsia.errors import LinkError
 from intarsia.testing.judging import ConformanceError, NotApplicable
 from intarsia.testing.subject import Subject
 
@@ -49,11 +50,13 @@ class TrialVerdict:
         trial: The trial.
         status: Passed, skipped (the backend refused, or has no such thing) or failed.
         message: Why it was skipped or failed.
+        is_lost: Whether it failed as the way to the machine did, which says nothing of the backend.
     """
 
     trial: Trial
     status: Status
     message: str = ""
+    is_lost: bool = False
 
     def __str__(self) -> str:
         return f"{self.status} {self.trial.id}" + (f": {self.message}" if self.message else "")
@@ -68,5 +71,6 @@ def judge(subject: Subject, trial: Trial) -> TrialVerdict:
     except NotApplicable as reason:
         return TrialVerdict(trial, Status.SKIPPED, str(reason))
     except ConformanceError as error:
-        return TrialVerdict(trial, Status.FAILED, str(error))
+        is_lost = isinstance(error.__cause__, LinkError)
+        return TrialVerdict(trial, Status.FAILED, str(error), is_lost)
     return TrialVerdict(trial, Status.PASSED)
