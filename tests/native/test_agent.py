@@ -55,13 +55,32 @@ int32_t break_call(const void *const *inputs, void *const *outputs)
     }
     return 0;
 }
+
+static float *held;
+
+int32_t hold_call(const void *const *inputs, void *const *outputs)
+{
+    (void)inputs;
+    held = outputs[0];
+    for (int i = 0; i < 1000; ++i)
+        held[i] = 1;
+    return 0;
+}
+
+int32_t change_call(const void *const *inputs, void *const *outputs)
+{
+    (void)outputs;
+    for (int i = 0; i < 1000; ++i)
+        held[i] = *(const float *)inputs[0];
+    return 0;
+}
 """
 
 
 def build(folder, compiler="cc", *options):
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not installed")
-    sources = {**agent_sources(("scale", "break")), "regions.c": REGIONS}
+    sources = {**agent_sources(("scale", "break", "hold", "change")), "regions.c": REGIONS}
     for name, text in sources.items():
         (folder / name).write_text(text)
     command = [compiler, "-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", *options]
@@ -236,6 +255,19 @@ def test_what_is_left_there_is_read_by_another_program_and_comes_back_only_if_wa
     assert memory.tensor(4).number in numbers  # a place is used again
     del memory
     wait_until(lambda: not folder.exists())
+    other.close()
+
+
+def test_programs_there_pass_tensors_by_address(agent):
+    other = Agent(agent._program, agent.runner)
+    left, y = MachineMemory(agent.runner).tensor(4000), np.empty(1000, np.float32)
+    agent.run(2, [], [left])
+    for value in (1, 7, -3):
+        if value != 1:  # where the region of this program wrote, the other's reads
+            agent.run(3, [np.float32([value])], [])
+        other.run(0, [left, np.float32([2])], [y])
+        assert y.tolist() == [2.0 * value] * 1000
+    assert other.starts == agent.starts == 1
     other.close()
 
 

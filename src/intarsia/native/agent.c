@@ -2,7 +2,7 @@
 /* The agent: a program that is carried to a machine, holds regions, runs them and times them.
 
    It reads requests from its input and writes answers to its output: numbers of 64 bits with the
-   low byte first, then bytes. C99, and POSIX for the clock; no other library.
+   low byte first, then bytes. C99, and POSIX for the clock and for mapped files; no other library.
 
    It says  magic, version, bytes of a pointer, 1 if the low byte of a number comes first
    KEEP     block, bytes, then these: memory that stays, an input of calls that follow
@@ -27,11 +27,15 @@
 #define _POSIX_C_SOURCE 200809L
 #endif
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -198,35 +202,111 @@ static void receive_path(char *path)
     path[nbytes] = 0;
 }
 
-/* Reads the path of a file, and the file. */
-static int read_file(uint8_t *data, uint64_t nbytes)
+/* Files of this machine that agents hand tensors to one another in. They are mapped, so that a region
+   writes where the next one, of another agent, reads: tensors are passed by address, and nobody
+   copies them. They stay mapped for the calls that follow. */
+struct shared {
+    char *path;
+    uint8_t *data;
+    uint64_t nbytes;
+    ino_t inode;
+};
+
+static struct shared *shared;
+static uint64_t shared_count, shared_room;
+static int has_new_shared;
+
+static void forget(struct shared *file)
 {
-    char path[PATH_BYTES];
-    FILE *file;
-    int is_whole;
-    receive_path(path);
-    file = fopen(path, "rb");
-    if (file == NULL)
-        return 0;
-    is_whole = fread(data, 1, (size_t)nbytes, file) == (size_t)nbytes;
-    fclose(file);
-    return is_whole;
+    munmap(file->data, (size_t)file->nbytes);
+    free(file->path);
+    *file = shared[--shared_count];
 }
 
-/* Returns 0, or why it cannot be written; then nothing is left of it. */
-static int write_file(const char *path, const uint8_t *data, uint64_t nbytes)
+/* Lets go of files that are gone: nobody else has what lies there. */
+static void forget_gone(void)
 {
-    FILE *file = fopen(path, "wb");
-    int why;
-    if (file == NULL)
+    struct stat found;
+    uint64_t i = shared_count;
+    while (i-- != 0)
+        if (stat(shared[i].path, &found) != 0 || found.st_ino != shared[i].inode)
+            forget(&shared[i]);
+}
+
+/* Takes room for so many bytes of a file, at once: memory that is not there would end the program
+   when it is written. Returns 0, or why there is none. */
+static int take_room(int descriptor, uint64_t nbytes)
+{
+    static const uint8_t zeros[4096];
+    uint64_t done = 0;
+    int why = posix_fallocate(descriptor, 0, (off_t)nbytes);
+    if (why != EOPNOTSUPP && why != EINVAL && why != ENODEV && why != ENOSYS)
+        return why;
+    while (done < nbytes) { /* a file system that cannot be asked for it */
+        size_t part = nbytes - done < sizeof zeros ? (size_t)(nbytes - done) : sizeof zeros;
+        ssize_t count = write(descriptor, zeros, part);
+        if (count <= 0)
+            return errno != 0 ? errno : EIO;
+        done += (uint64_t)count;
+    }
+    return 0;
+}
+
+/* Maps a file, of which so many bytes are there or, where it is to be written, are made. Returns 0,
+   or why that cannot be. */
+static int share(const char *path, uint64_t nbytes, int is_written, uint8_t **data)
+{
+    struct stat found;
+    struct shared file;
+    void *memory = NULL;
+    uint64_t i;
+    size_t length = strlen(path) + 1;
+    int descriptor, why, is_there = stat(path, &found) == 0;
+    for (i = 0; i < shared_count; ++i)
+        if (strcmp(shared[i].path, path) == 0)
+            break;
+    if (i < shared_count) {
+        if (is_there && shared[i].inode == found.st_ino && shared[i].nbytes >= nbytes) {
+            *data = shared[i].data;
+            return 0;
+        }
+        forget(&shared[i]); /* another file, or one that is to be larger */
+    }
+    if (!is_written && (!is_there || (uint64_t)found.st_size < nbytes))
+        return ENOENT;
+    descriptor = open(path, is_written ? O_RDWR | O_CREAT : O_RDWR, 0600);
+    if (descriptor < 0)
         return errno != 0 ? errno : EIO;
-    errno = 0;
-    why = fwrite(data, 1, (size_t)nbytes, file) == (size_t)nbytes ? 0 : errno != 0 ? errno : EIO;
-    if (fclose(file) != 0 && why == 0)
-        why = errno != 0 ? errno : EIO;
-    if (why != 0)
-        remove(path);
-    return why;
+    why = is_written ? take_room(descriptor, nbytes) : 0;
+    if (why == 0 && fstat(descriptor, &found) != 0)
+        why = errno;
+    if (why == 0) {
+        memory = mmap(NULL, (size_t)nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+        if (memory == MAP_FAILED)
+            why = errno;
+    }
+    close(descriptor);
+    if (why != 0) {
+        if (is_written)
+            remove(path);
+        return why;
+    }
+    file.path = memory_of(length);
+    memcpy(file.path, path, length);
+    file.data = *data = memory;
+    file.nbytes = nbytes;
+    file.inode = found.st_ino;
+    if (shared_count == shared_room) {
+        struct shared *files = memory_of((2 * shared_room + 8) * sizeof *files);
+        for (i = 0; i < shared_count; ++i)
+            files[i] = shared[i];
+        free(shared);
+        shared = files;
+        shared_room = 2 * shared_room + 8;
+    }
+    shared[shared_count++] = file;
+    has_new_shared = 1;
+    return 0;
 }
 
 static void run(void)
@@ -237,7 +317,8 @@ static void run(void)
     uint64_t *sizes = memory_of((in_count + 1) * sizeof *sizes);
     uint64_t *out_sizes = memory_of((out_count + 1) * sizeof *out_sizes);
     uint64_t *is_wanted = memory_of((out_count + 1) * sizeof *is_wanted);
-    char **paths = memory_of((out_count + 1) * sizeof *paths);
+    int *why = memory_of((out_count + 1) * sizeof *why);
+    char path[PATH_BYTES];
     const void **in_data = memory_of((in_count + 1) * sizeof *in_data);
     void **out_data = memory_of((out_count + 1) * sizeof *out_data);
     uint64_t *times = memory_of((rounds + 1) * sizeof *times);
@@ -254,25 +335,29 @@ static void run(void)
         is_wanted[i] = number();
     }
     for (i = 0; i < in_count; ++i) {
-        struct block *block;
+        uint8_t *data = NULL;
         if (is_kept[i] == 1) {
             if (sizes[i] >= kept.count || kept.blocks[sizes[i]].memory == NULL)
                 fail("there is no block", sizes[i]);
-            block = &kept.blocks[sizes[i]];
+            data = kept.blocks[sizes[i]].data;
+        } else if (is_kept[i] == 0) {
+            data = block_of(&inputs, i, sizes[i])->data;
+            receive(data, sizes[i]);
         } else {
-            block = block_of(&inputs, i, sizes[i]);
-            if (is_kept[i] == 0)
-                receive(block->data, sizes[i]);
-            else if (!read_file(block->data, sizes[i]))
+            receive_path(path);
+            if (share(path, sizes[i], 0, &data) != 0)
                 is_lost = 1;
         }
-        in_data[i] = block->data;
+        in_data[i] = data;
     }
     for (i = 0; i < out_count; ++i) {
-        out_data[i] = block_of(&outputs, i, out_sizes[i])->data;
-        paths[i] = is_wanted[i] & 2 ? memory_of(PATH_BYTES) : NULL;
-        if (is_wanted[i] & 2)
-            receive_path(paths[i]);
+        uint8_t *data = NULL;
+        why[i] = 0;
+        if (is_wanted[i] & 2) {
+            receive_path(path);
+            why[i] = share(path, out_sizes[i], 1, &data);
+        }
+        out_data[i] = data != NULL ? data : block_of(&outputs, i, out_sizes[i])->data;
     }
     if (is_lost)
         rounds = 0;
@@ -289,16 +374,15 @@ static void run(void)
     for (i = 0; i < rounds; ++i)
         answer_number(times[i]);
     for (i = 0; i < out_count; ++i) {
-        int why = 0;
-        if (is_wanted[i] & 2 && !is_lost) {
-            why = write_file(paths[i], out_data[i], out_sizes[i]);
-            answer_number((uint64_t)why);
-        }
-        if ((is_wanted[i] & 1 || why != 0) && !is_lost)
+        if (is_wanted[i] & 2 && !is_lost)
+            answer_number((uint64_t)why[i]);
+        if ((is_wanted[i] & 1 || why[i] != 0) && !is_lost)
             answer(out_data[i], out_sizes[i]);
-        free(paths[i]);
     }
-    free(paths);
+    if (has_new_shared)
+        forget_gone();
+    has_new_shared = 0;
+    free(why);
     free(is_kept);
     free(sizes);
     free(out_sizes);
