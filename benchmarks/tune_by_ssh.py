@@ -9,11 +9,18 @@ target that is reached through it, one after another. At random moments one of t
     link   SIGKILL to the server's side of every connection; the tuner has to go on
     agent  SIGKILL to the programs on the machine; the tuner has to go on
 
-Only moments at which a tuner was at work count. After each, and whenever a tuner ends, the rows of
+Only moments at which a tuner was at work count; every second one is while it waits for the times
+that it asked its worker for. After each, and whenever a tuner ends, the rows of
 the cost database are read: none that was there may be gone or changed, none may be there twice,
 no time may be far from the others of its key, and nothing may be filed as a failure. A tuner that
 was not killed has to end well, with the numbers of ONNX Runtime, and soon. After a kill nothing may
 be left on the machine (folders, processes), and no worker here.
+
+Each tuner keeps a journal: when it asks its worker for times, when these have come, when they are
+in the database. What a kill lost is what was asked for and did not get there: it may be one
+question, which was under way. In the end another tuner, which nobody disturbs and which has a
+database of its own, tunes the last network: both must have measured the same regions, boundaries
+and plans.
 
     python benchmarks/tune_by_ssh.py [--moments 20] [--seed 0]
 """
@@ -48,13 +55,29 @@ net (float[8, WIDTH] x) => (float[8, WIDTH] y) <float[WIDTH, WIDTH] w, float[WID
     y = Add(d, x)
 }"""
 
-TUNE = """
+TUNE = r"""
+import os
 import sys
 import numpy as np
 import onnxruntime
 import intarsia
+from intarsia.cost.database import CostDatabase
 from intarsia.process.runner import insist
+from intarsia.tuning.laboratory.laboratory import Laboratory
+
+def journal(cls, name, before, after):
+    unwatched = getattr(cls, name)
+    def watched(*arguments, **options):
+        os.write(file, before)
+        result = unwatched(*arguments, **options)
+        os.write(file, after)
+        return result
+    setattr(cls, name, watched)
+
 if __name__ == "__main__":
+    file = os.open(sys.argv[5], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    journal(Laboratory, "_race", b"asked\n", b"answered\n")
+    journal(CostDatabase, "add_all", b"", b"kept\n")
     exe = intarsia.tune(sys.argv[1], sys.argv[2], budget=float(sys.argv[3]))
     print(exe.placement)
     x = np.random.default_rng(0).standard_normal((8, int(sys.argv[4]))).astype(np.float32)
@@ -66,6 +89,8 @@ if __name__ == "__main__":
 KINDS = ("tuner", "tree", "link", "agent")
 LETHAL = ("tuner", "tree")
 VANISH_SECONDS = 60.0
+MOST_WRONG = 10
+"""It stops with more: tuners that end at once would be started for ever."""
 FAR = 200.0
 """A sample that is so many times the median of its key, or less than that part, may be wrong:
 waiting for a new connection would make it 10,000 times as long."""
@@ -93,6 +118,12 @@ def processes(is_one: Callable[[Path], bool]) -> Iterator[int]:
         with contextlib.suppress(OSError):
             if folder.name != str(os.getpid()) and is_one(folder):
                 yield int(folder.name)
+
+
+def lost(journal: Path) -> int:
+    """Return how many questions of a tuner that was killed left nothing in the database."""
+    after_kept = journal.read_text().rpartition("kept\n")[2] if journal.exists() else ""
+    return after_kept.count("asked\n")
 
 
 @dataclass
@@ -159,6 +190,18 @@ class Costs:
         self.wrong += [far for far in self.outliers(set(rows)) if far not in self.wrong]
         self.seen = set(rows)
 
+    def keys(self) -> set[tuple[str, ...]]:
+        """Return what there are samples of: regions, boundaries and plans, with their targets."""
+        found = sorted(self.caches.rglob("costs*.sqlite"))
+        if not found:
+            return set()
+        with contextlib.closing(sqlite3.connect(f"file:{found[0]}?mode=ro", uri=True)) as database:
+            rows = database.execute(
+                "select distinct region, target, next_region, next_target "
+                "from intarsia_sample join intarsia_key on key_id = intarsia_key.id"
+            )
+            return set(rows)
+
     @staticmethod
     def medians(rows: set[tuple[object, ...]]) -> list[tuple[float, float]]:
         """Return the seconds of each sample, and the median of its key."""
@@ -194,7 +237,12 @@ class Trial:
         self.board = Board(folder / "there")
         self.costs = Costs(folder / "caches")
         self.told = folder / "told.txt"  # a pipe that nobody reads would stop it, once full
+        self.journal = folder / "journal.txt"
         self.width = 24
+        self.lost: list[int] = []
+        """Of each tuner that was killed, how many questions left nothing in the database."""
+        self.of_others = set[tuple[str, ...]]()
+        """What was measured before the network that is tuned now."""
         self.left = set[str]()
         """Folders there that were told of."""
         (folder / "tune.py").write_text(TUNE)
@@ -205,12 +253,17 @@ class Trial:
         if is_new:
             self.width += 8
             write_model(self.folder / "net.onnx", self.width)
+            self.of_others = self.costs.keys()
+        self.journal.unlink(missing_ok=True)
         target = f"llvm -runner={self.server.text}, onnxruntime"
         script, model = str(self.folder / "tune.py"), str(self.folder / "net.onnx")
         caches = {"INTARSIA_CACHE_DIR": str(self.costs.caches)}
         self.started = time.monotonic()
         self.process = subprocess.Popen(
-            [sys.executable, script, model, target, str(self.budget), str(self.width)],
+            [
+                *(sys.executable, script, model, target),
+                *(str(self.budget), str(self.width), str(self.journal)),
+            ],
             env={**os.environ, **self.server.environment, **caches},  # noqa: TID251 - handed on
             cwd=ROOT,
             start_new_session=True,
@@ -232,14 +285,21 @@ class Trial:
 
         return [pid for pid in processes(is_one) if pid != self.process.pid]
 
-    def is_at_work(self, seconds: float, kind: str) -> bool:
-        """Wait so long, and if need be for a program on the machine; tell whether it still runs."""
+    def is_at_work(self, seconds: float, kind: str, *, is_measuring: bool) -> bool:
+        """Wait so long, and if need be for what is to be struck; tell whether it still runs.
+
+        Args:
+            seconds: How long.
+            kind: With `agent`, it waits for a program on the machine.
+            is_measuring: Whether it waits until the tuner waits for times.
+        """
         deadline = time.monotonic() + seconds
         while self.process.poll() is None:
             is_time = time.monotonic() > deadline
-            if is_time and (kind != "agent" or self.board.agents()):
+            is_there = kind != "agent" or bool(self.board.agents())
+            if is_time and is_there and (not is_measuring or lost(self.journal)):
                 return True
-            time.sleep(0.02 if is_time else 0.2)
+            time.sleep(0.005 if is_time else 0.2)
         return False
 
     def happen(self, kind: str) -> int:
@@ -254,6 +314,11 @@ class Trial:
                 os.kill(pid, signal.SIGKILL)
         if kind in LETHAL:
             self.process.wait()
+            self.lost.append(lost(self.journal))
+            if self.lost[-1] > 1:
+                self.costs.wrong.append(
+                    f"a kill cost {self.lost[-1]} questions: {self.journal.read_text()}"
+                )
         return len(pids)
 
     def check_vanished(self) -> float:
@@ -285,6 +350,20 @@ class Trial:
         self.check_vanished()
         self.costs.read()
 
+    def check_same(self) -> int:
+        """Tune the last network undisturbed, and compare what was measured; return how much."""
+        ours = self.costs.keys() - self.of_others
+        disturbed, self.costs = self.costs, Costs(self.folder / "undisturbed")
+        self.start(is_new=False)
+        self.check_end()
+        alone = self.costs.keys()
+        self.costs, wrong = disturbed, self.costs.wrong
+        self.costs.wrong += wrong
+        for what, where in ((ours - alone, "disturbed"), (alone - ours, "undisturbed")):
+            if what:
+                self.costs.wrong.append(f"measured only when {where}: {sorted(what)}")
+        return len(ours & alone)
+
 
 def main() -> int:
     """Disturb and resume; return 0 if nothing was wrong."""
@@ -306,15 +385,20 @@ def main() -> int:
         kind = kinds.pop()
         struck = 0
         while not struck:  # else nothing was there to be struck
-            while not trial.is_at_work(chance.uniform(0.5, arguments.longest), kind):
+            while not trial.is_at_work(
+                chance.uniform(0.5, arguments.longest), kind, is_measuring=number % 2 == 0
+            ):
                 trial.check_end()
                 ended += 1
+                if len(trial.costs.wrong) > MOST_WRONG:
+                    sys.exit("\n".join(trial.costs.wrong))
                 trial.start(is_new=True)
             before, age = len(trial.costs.seen), time.monotonic() - trial.started
             struck = trial.happen(kind)
         vanished = ""
         if kind in LETHAL:
-            vanished = f", all gone after {trial.check_vanished():.1f} s"
+            gone = trial.check_vanished()
+            vanished = f", all gone after {gone:.1f} s, {trial.lost[-1]} questions lost"
             trial.costs.read()
             trial.start(is_new=False)
         else:
@@ -326,12 +410,15 @@ def main() -> int:
             flush=True,
         )
     trial.check_end()
+    same = trial.check_same()
     trial.server.close()
     times = Costs.spread(trial.costs.seen)
     print(
         f"{arguments.moments} moments; {ended + 1} tuners came to their end; "
         f"{len(times)} samples, {min(times, default=1):.3g} to {max(times, default=1):.3g} times "
-        f"the median of their key; {len(trial.board.folders())} folders and "
+        f"the median of their key; {len(trial.lost)} kills lost {sum(trial.lost)} questions, at "
+        f"most {max(trial.lost, default=0)} each; {same} keys of the last network as without "
+        f"kills; {len(trial.board.folders())} folders and "
         f"{len(trial.board.programs())} processes left; {len(trial.costs.wrong)} wrong"
     )
     print("\n".join(trial.costs.wrong))
