@@ -236,3 +236,26 @@ def test_what_is_refused_is_told_why(name):
     """)
     program = intarsia.compile(model, target=TARGET, cache=False)
     assert reason in str(program.explain())
+
+
+def test_with_free_sizes_c_takes_all_and_one_warning_says_why(tmp_path, caplog):
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        net (float[n, 3, 9, 9] x) => (float[n, 4, 9, 9] y)
+        <float s = {0.05}, int8 z = {0}> {
+            xq = QuantizeLinear(x, s, z)  xd = DequantizeLinear(xq, s, z)
+            wd = DequantizeLinear(w, s, z)  c = Conv<pads = [1, 1, 1, 1]>(xd, wd)
+            cq = QuantizeLinear(c, s, z)  y = DequantizeLinear(cq, s, z) }"""
+    )
+    w = np.random.default_rng(0).integers(-100, 100, (4, 3, 3, 3)).astype(np.int8)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    onnx.save(model, tmp_path / "net.onnx")
+    target = f"cmsis-nn -cmsis_nn_path={STANDIN}, c -mcpu=cortex-m55"
+    for shapes, is_taken in (({"n": "1..4"}, False), ({"n": 2}, True)):
+        caplog.clear()
+        source, _ = export_c(tmp_path / "net.onnx", tmp_path, target, shapes=shapes)
+        warnings = [text for text in caplog.messages if "nothing of the program is on" in text]
+        assert ("arm_convolve_wrapper_s8(" in source.read_text()) == is_taken
+        assert len(warnings) == (not is_taken)
+        assert all("the model has free dimensions" in text for text in warnings)
+        assert all("fix the sizes (--shape) for its library" in text for text in warnings)
