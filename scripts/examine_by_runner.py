@@ -174,12 +174,16 @@ def table(records: Sequence[TrialRecord]) -> Iterator[str]:
 
 def write_page(page: Path, records: Sequence[TrialRecord]) -> None:
     """Put the table between the two comments of a page."""
+    put_between(page, BEGIN, END, "\n".join(table(records)))
+
+
+def put_between(page: Path, begin: str, end: str, middle: str) -> None:
+    """Replace what a page has between two comments; exit if it lacks them."""
     text = page.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        sys.exit(f"{page} lacks {BEGIN} and {END}")
-    middle = "\n".join(table(records))
+    before, has_begin, rest = text.partition(begin)
+    _, has_end, after = rest.partition(end)
+    if not (has_begin and has_end):
+        sys.exit(f"{page} lacks {begin} and {end}")
     page.write_text(f"{before}{begin}\n\n{middle}\n\n{end}{after}", encoding="utf-8")
 
 

@@ -31,7 +31,7 @@ from typing import NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "fuzz"))
 
-BATCH = 500
+BATCH = 2000
 MEMORY_BYTES = 2 << 30
 SECONDS = 20
 

@@ -163,6 +163,14 @@ class KeepsThreads(ReferenceBackend):
         return super().load(artifact, device)
 
 
+class KeepsMaps(ReferenceBackend):
+    def load(self, artifact, device):
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        # Two kinds by turns: the kernel joins neighbours that are alike.
+        LEAKED.append(mmap.mmap(-1, 4096, flags, (mmap.PROT_READ, 0)[next(COUNTER) % 2]))
+        return super().load(artifact, device)
+
+
 class LeaksALittle(ReferenceBackend):
     def load(self, artifact, device):
         leak(1 << 14)

@@ -46,6 +46,7 @@ SABOTAGE = [
     ("LeaksWhenLoaded", "memory", "20_loads", "20 times loading and unloading grow"),
     ("KeepsFilesOpen", "loads", "1000_loads", r"leave \d{3,} more open files"),
     ("KeepsThreads", "loads", "1000_loads", r"leave \d\d more threads"),
+    ("KeepsMaps", "loads", "1000_loads", "leave .* more maps of memory"),
     ("LeaksALittle", "loads", "1000_loads", "grow resident memory by .* bound is 8 MiB"),
     ("UsesAnotherThread", "limits", "one_thread", "with one thread, another one computes for"),
     ("CountsInSixteenBits", "limits", "Add-rows-0", "output 'y0' .* largest error"),

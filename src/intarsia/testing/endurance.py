@@ -26,7 +26,7 @@ from intarsia.process.workers import Limits, Worker, resident_bytes
 from intarsia.settings import Settings
 from intarsia.testing.case import OperatorCase, case, fed, problem_of, weight
 from intarsia.testing.judging import ConformanceError, NotApplicable
-from intarsia.testing.programs import BOUND, first_taken
+from intarsia.testing.programs import BOUND, CODES, codes_product, first_taken
 from intarsia.testing.subject import Subject
 from intarsia.testing.trial import Trial
 from intarsia.tuning.laboratory.plug_ins import PlugIns, describe_plug_ins, load_all
@@ -41,6 +41,7 @@ SMALL: tuple[OperatorCase, ...] = (
     case("Add", "small", fed(4, 4), fed(4, 4)),
     case("MatMul", "small", fed(4, 4), weight(4, 4)),
     case("Conv", "small", fed(1, 1, 4, 4), weight(1, 1, 1, 1)),
+    *CODES,
 )
 
 
@@ -49,8 +50,8 @@ def load_trials() -> Iterator[Trial]:
     yield Trial("loads", f"{LOADS}_loads", load_very_often)
 
 
-def load_very_often(subject: Subject) -> None:
-    """Load, run and drop one artifact, a thousand times."""
+def load_very_often(subject: Subject) -> str:
+    """Load, run and drop one artifact, a thousand times; return what that left."""
     problem, region = first_taken(subject, SMALL)
     artifact = subject.compile(region, problem.title)
 
@@ -74,10 +75,12 @@ def load_very_often(subject: Subject) -> None:
             f"{title} grow resident memory by {grown / 2**20:.1f} MiB; the bound is "
             f"{BOUND >> 20} MiB"
         )
-    for what, count in _held().items():
-        left = count - held[what]
-        if left > MOST_LEFT[what]:
-            raise ConformanceError(f"{title} leave {left} more {what}")
+    left = {what: count - held[what] for what, count in _held().items()}
+    for what, count in left.items():
+        if count > MOST_LEFT[what]:
+            raise ConformanceError(f"{title} leave {count} more {what}")
+    more = ", ".join(f"{what} {count:+d}" for what, count in left.items())
+    return f"memory {grown / 2**20:+.1f} MiB, {more}"
 
 
 def _held() -> dict[str, int]:
@@ -109,6 +112,7 @@ _WORK = (
     case("Conv", "work", fed(1, 32, 32, 32), weight(32, 32, 3, 3)),
     case("Tanh", "work", fed(512, 512)),
     case("Add", "work", fed(1024, 1024), fed(1024, 1024)),
+    codes_product("work", 256, 256, 256),
 )
 _WORK_RUNS, _WORK_LOOKS = 40, 3
 _OTHERS_SHARE, _LEAST_WORK = 0.5, 0.01

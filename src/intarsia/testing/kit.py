@@ -121,6 +121,7 @@ _OF_THE_BACKEND = "it asks the backend, which is here, and not the machine"
 _NOT_THERE: Mapping[str, str] = {
     **{f"contract-{name}": _OF_THE_BACKEND for name in contract.OF_THE_BACKEND},
     "devices": "tensors of a target with a runner lie here, in the host's memory",
+    "limits-one_thread": "the threads that compute are there, and only those here are counted",
 }
 """By the name of a check or the id of a trial, why it does not apply where there is a runner."""
 

@@ -27,6 +27,7 @@ from intarsia.testing.case import (
     EvaluatedModel,
     OperatorCase,
     case,
+    constant,
     evaluate,
     fed,
     problem_of,
@@ -136,18 +137,27 @@ def thread_trials() -> Iterator[Trial]:
 def share(subject: Subject) -> None:
     """Bind one loaded region in each thread, and run them against one another."""
     title = f"{THREADS} threads"
-    moves = taken_moves(subject)
     rng = np.random.default_rng(4)
-    sketch = Sketch(rng)
-    last = "x"
-    for position in range(_MOVES):
-        move = moves[position % len(moves)]
-        last = move.write(sketch, *(last, "x")[: move.arity])
-    problem = sketch.finish(title, [last])
-    draws = [
-        evaluate(problem.model, {n: rng.uniform(-1, 1, SHAPE).astype(np.float32) for n in names})
-        for names in [list(problem.feeds[0])] * THREADS
-    ]
+    try:
+        moves = taken_moves(subject)
+    except NotApplicable:  # floats are not all that there is
+        problem, _ = first_taken(subject, CODES)
+        feeds = [
+            {name: rng.permuted(array) for name, array in problem.feeds[0].items()}
+            for _ in range(THREADS)
+        ]
+    else:
+        sketch = Sketch(rng)
+        last = "x"
+        for position in range(_MOVES):
+            move = moves[position % len(moves)]
+            last = move.write(sketch, *(last, "x")[: move.arity])
+        problem = sketch.finish(title, [last])
+        feeds = [
+            {name: rng.uniform(-1, 1, SHAPE).astype(np.float32) for name in problem.feeds[0]}
+            for _ in range(THREADS)
+        ]
+    draws = [evaluate(problem.model, draw) for draw in feeds]
     region = subject.take(subject.graph(problem.model), title)
     loaded = subject.build(region, title)
     barrier = threading.Barrier(THREADS)
@@ -181,10 +191,31 @@ BOUND = 8 << 20
 ROUNDS = 3
 _WARM_LOADS = 3
 
+
+def codes_product(name: str, rows: int, depth: int, columns: int) -> OperatorCase:
+    """Return a product of a fed matrix of int8 and a constant one, for backends of integers alone.
+
+    Args:
+        name: What is special about it.
+        rows: Of the fed matrix.
+        depth: How many products a sum has.
+        columns: Of the result.
+    """
+    zero = constant(0, "int8")
+    scales = [(constant(scale, "float32"), zero) for scale in (0.05, 0.02, 0.001 * depth)]
+    matrix = fed(rows, depth, low=-128, high=127, dtype="int8")
+    weights = weight(depth, columns, low=-127, high=127, dtype="int8")
+    operands = (matrix, *scales[0], weights, *scales[1], *scales[2])
+    return case("QLinearMatMul", name, *operands, dtypes=("int8",))
+
+
+CODES = (codes_product("codes", 4, 4, 4),)
+
 HEAVY: tuple[OperatorCase, ...] = (
     case("MatMul", "weights", fed(8, 512), weight(512, 512)),
     case("Conv", "weights", fed(1, 128, 4, 4), weight(256, 128, 3, 3)),
     case("Add", "weights", fed(512, 512), weight(512, 512)),
+    codes_product("weights", 8, 1024, 1024),
 )
 """With about 1 MiB of weights, which soon pass the bound if they are kept."""
 
@@ -193,6 +224,7 @@ LIGHT: tuple[OperatorCase, ...] = (
     case("Add", "large", fed(256, 256), fed(256, 256)),
     case("MatMul", "large", fed(256, 32), weight(32, 256)),
     case("Conv", "large", fed(1, 1, 256, 256), weight(1, 1, 1, 1)),
+    codes_product("large", 1024, 32, 256),
 )
 """With 256 KiB of output, which soon pass the bound if a run keeps them."""
 
@@ -234,7 +266,7 @@ def load_often(subject: Subject) -> None:
 
 
 def first_taken(subject: Subject, cases: tuple[OperatorCase, ...]) -> tuple[EvaluatedModel, Region]:
-    """Return the first of these cases that the backend takes.
+    """Return the first of these cases that the backend takes, each in its first type.
 
     Raises:
         NotApplicable: It takes none, or the system does not report memory.
@@ -242,12 +274,12 @@ def first_taken(subject: Subject, cases: tuple[OperatorCase, ...]) -> tuple[Eval
     if not resident_bytes():
         raise NotApplicable("this system does not report resident memory")
     for operator_case in cases:
-        problem = problem_of(operator_case, "float32")
+        problem = problem_of(operator_case, operator_case.dtypes[0])
         graph = subject.graph(problem.model)
         if not subject.refusals(graph, problem.title):
             return problem, graph.whole
-    names = ", ".join(case.op_type for case in cases)
-    raise NotApplicable(f"the backend takes none of {names} in float32")
+    names = ", ".join(f"{case.op_type} of {case.dtypes[0]}" for case in cases)
+    raise NotApplicable(f"the backend takes none of {names}")
 
 
 def _bounded(act: Callable[[], None], what: str) -> None:

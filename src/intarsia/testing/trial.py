@@ -27,13 +27,13 @@ class Trial:
     Attributes:
         check: Name of the check that it belongs to.
         name: What it tries, in words joined by `_` and `-`.
-        act: Tries it; raises `ConformanceError` or `NotApplicable`.
+        act: Tries it, and may return what was seen; raises `ConformanceError` or `NotApplicable`.
         needs_runtime: Whether it is skipped where the backend's runtime is not installed.
     """
 
     check: str
     name: str
-    act: Callable[[Subject], None]
+    act: Callable[[Subject], str | None]
     needs_runtime: bool = True
 
     @property
@@ -49,7 +49,7 @@ class TrialVerdict:
     Attributes:
         trial: The trial.
         status: Passed, skipped (the backend refused, or has no such thing) or failed.
-        message: Why it was skipped or failed.
+        message: Why it was skipped or failed, or what was seen.
         is_lost: Whether it failed as the way to the machine did, which says nothing of the backend.
     """
 
@@ -67,10 +67,10 @@ def judge(subject: Subject, trial: Trial) -> TrialVerdict:
     try:
         if trial.needs_runtime:
             subject.need_runtime()
-        trial.act(subject)
+        seen = trial.act(subject)
     except NotApplicable as reason:
         return TrialVerdict(trial, Status.SKIPPED, str(reason))
     except ConformanceError as error:
         is_lost = isinstance(error.__cause__, LinkError)
         return TrialVerdict(trial, Status.FAILED, str(error), is_lost)
-    return TrialVerdict(trial, Status.PASSED)
+    return TrialVerdict(trial, Status.PASSED, seen or "")

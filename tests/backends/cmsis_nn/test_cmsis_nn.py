@@ -52,6 +52,13 @@ test_conformance = conformance(
     checks=("numbers", "artifacts", "devices"),
     cases=CASES,
 )
+test_endurance = pytest.mark.exhaustive(
+    conformance(
+        "intarsia.backends.cmsis_nn.backend:BACKEND",
+        target=TARGET,
+        checks=("threads", "memory", "loads"),
+    )
+)
 
 
 def run(items):

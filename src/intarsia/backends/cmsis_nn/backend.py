@@ -9,8 +9,10 @@ runner, the same C and an agent become a program for the machine there.
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -283,12 +285,17 @@ def _load(code: bytes) -> ctypes.CDLL:
         file.write(code)
         file.flush()
         try:
-            return ctypes.CDLL(file.name)
+            handle = _ctypes.dlopen(file.name, ctypes.DEFAULT_MODE)
         except OSError as error:
             raise BackendError(
                 f"a region's library cannot be loaded here: {error}",
                 hint="compile the model on this machine",
             ) from error
+    # Its functions hold the library, so that it goes with the last step; ctypes never closes one.
+    library = ctypes.CDLL(file.name, handle=handle)
+    closing = weakref.finalize(library, _ctypes.dlclose, handle)
+    closing.atexit = False  # other threads may still run it then
+    return library
 
 
 class CmsisNnExecutable:
