@@ -114,6 +114,17 @@ def test_pools_see_the_windows_that_shape_inference_counts(op_type, outputs, own
     assert compared >= 18
 
 
+@pytest.mark.parametrize("shape", [(2, 3), (2, 3, 4), (2, 3, 4, 5), (2, 3, 4, 5, 2), (2, 3, 1)])
+@pytest.mark.parametrize("op_type", ["GlobalMaxPool", "GlobalAveragePool"])
+def test_global_pools_take_all_axes_but_the_first_two(op_type, shape):
+    x = np.random.default_rng(0).random(shape, np.float32)
+    model = built(op_type, x, {})
+    (found,) = by_evaluator(model, x)
+    assert list(found.shape) == inferred(model)
+    if len(shape) > 2:  # ONNX Runtime takes no others
+        np.testing.assert_allclose(found, by_onnx_runtime(model, x)[0], rtol=2e-6)
+
+
 def test_what_ceil_mode_adds_is_no_padding_that_is_counted():
     x = np.arange(1, 6, dtype=np.float32).reshape(1, 1, 5)
     attributes = {"kernel_shape": [3], "strides": [2], "ceil_mode": 1, "pads": [1, 0]}

@@ -4,6 +4,7 @@
 import json
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -28,6 +29,7 @@ from intarsia.testing.differential.mended import MENDED
 from intarsia.testing.differential.rounding import RUNS, Evaluation
 from intarsia.testing.differential.shrinking import describe, shrink
 from intarsia.testing.differential.sight import find, switches
+from intarsia.testing.differential.unrolling import body_name, unroll
 from intarsia.testing.graphs import OPERATORS, GraphFamily
 
 NAN, INF = float("nan"), float("inf")
@@ -296,6 +298,81 @@ def test_flushed_constants_explain_what_follows_from_zeros_and_no_more(target, t
     assert verdict == (GraphVerdict.EXPLAINED if is_stated else GraphVerdict.DISAGREES)
     worse = {"y": found["y"] * array(1, 1, 1.5)}
     assert judged.explained(target, 1, program, 0, worse).verdict == GraphVerdict.DISAGREES
+
+
+BODIES = {
+    "Scan": "y, z = Scan<num_scan_inputs = 1, body = b "
+    "(float[3] s, float[3] r) => (float[3] t, float[3] u) { t = Add(s, r) u = Tanh(t) }>(x, rows)",
+    "Loop": "y, z = Loop<body = b (int64 i, bool g, float[3] s) => (bool h, float[3] t, float[3] u)"
+    " { h = Identity(g) t = Add(s, x) u = Tanh(t) }>(two, yes, x)",
+    "If": "z = Neg(rows) y = If<then_branch = a () => (float[3] t) { t = Add(x, x) },"
+    " else_branch = b () => (float[3] e) { e = Neg(x) }>(yes)",
+}
+
+
+@pytest.mark.parametrize("op_type", BODIES)
+@pytest.mark.parametrize("opset", [12, 17])
+def test_bodies_are_written_out_with_the_same_numbers(op_type, opset):
+    text = f"""g (float[3] x, float[2, 3] rows) => (float[3] y, float[2, 3] z)
+        <int64 two = {{2}}, bool yes = {{1}}> {{ {BODIES[op_type]} }}"""
+    model = parsed(text)
+    model.opset_import[0].version = opset
+    feeds = {"x": array(0.5, -1, 2), "rows": array(0.25, 3, -0.5, 1, -2, 4).reshape(2, 3)}
+    wanted = Evaluation(model, feeds).values
+    plain = unroll(model, wanted)
+    onnx.checker.check_model(plain)
+    assert op_type not in {node.op_type for node in plain.graph.node}
+    found = Evaluation(plain, feeds).values
+    for name in ("y", "z"):
+        np.testing.assert_array_equal(found[name], wanted[name], strict=True)
+    assert unroll(plain, found) is None
+    added = [node for node in plain.graph.node if node.op_type == "Add"]
+    assert {body_name(node.name) for node in added} == {"t"}
+
+
+def test_a_scan_that_goes_backwards_is_written_out_backwards():
+    """The reference evaluator does not take one."""
+    text = """g (float[3] x, float[2, 3] rows) => (float[3] y, float[2, 3] z) {{ y, z = Scan<{}
+        num_scan_inputs = 1, body = b (float[3] s, float[3] r) => (float[3] t, float[3] u)
+        {{ t = Sub(s, r) u = Tanh(t) }}>(x, rows) }}"""
+    backward = "scan_input_directions = [1], scan_output_directions = [1],"
+    feeds = {"x": array(0.5, -1, 2), "rows": array(0.25, 3, -0.5, 1, -2, 4).reshape(2, 3)}
+    wanted = Evaluation(parsed(text.format("")), {**feeds, "rows": feeds["rows"][::-1]}).values
+    plain = unroll(parsed(text.format(backward)), {**wanted, **feeds})
+    found = Evaluation(plain, feeds).values
+    np.testing.assert_array_equal(found["y"], wanted["y"])
+    np.testing.assert_array_equal(found["z"], wanted["z"][::-1])
+
+
+@pytest.mark.parametrize(("backend", "is_stated"), [("xnnpack", True), ("llvm", False)])
+def test_what_a_backend_does_in_a_body_explains_what_follows(backend, is_stated):
+    """A fed number that is subnormal is zero on XNNPACK, also inside a body."""
+    text = f"""g (float[3] x, float[2, 3] rows) => (float[3] y, float[2, 3] z)
+        {{ {BODIES["Scan"]} }}"""
+    feeds = {"x": array(-1e-38, 1e-37, 0), "rows": array(-1e-37, 0, 0, 0, 0, 0).reshape(2, 3)}
+    judged = Judged(parsed(text), (feeds,))
+    body = program_of([("t", backend), ("u", "llvm")])
+    region = SimpleNamespace(backend="plan", nodes=())
+    plan = SimpleNamespace(
+        placement=SimpleNamespace(regions=[region]), bodies=[SimpleNamespace(plan=body)]
+    )
+    found = {"y": array(-1e-37, 1e-37, 0), "z": judged.evaluations[0].values["z"]}
+    assert judged.differences(0, found)
+    program = SimpleNamespace(latest=SimpleNamespace(plan=plan))
+    finding = judged.explained(backend, 1, program, 0, found)
+    assert finding.verdict == (GraphVerdict.EXPLAINED if is_stated else GraphVerdict.DISAGREES)
+    assert finding.rule == (
+        "xnnpack Add: subnormal numbers are taken for zeros" if is_stated else ""
+    )
+
+
+def program_of(placed):
+    """A plan as far as explanations look at it: which backend has which node."""
+    regions = [
+        SimpleNamespace(backend=backend, nodes=[SimpleNamespace(name=name, origins=())])
+        for name, backend in placed
+    ]
+    return SimpleNamespace(placement=SimpleNamespace(regions=regions), bodies=[])
 
 
 def test_windows_are_moved_like_their_terms():

@@ -163,7 +163,11 @@ def _pools() -> tuple[type[Any], ...]:
             powers = np.where(is_inside, np.abs(taken.astype(_wide(x))) ** p, 0)
             return ((powers.sum(axis=-1) ** (1.0 / p)).astype(x.dtype),)
 
-    return MaxPool, AveragePool, LpPool
+    class GlobalMaxPool(OpRun):  # theirs takes two other axes, unless there are just two
+        def _run(self, x: Any) -> tuple[Any]:
+            return (np.max(x, axis=tuple(range(2, x.ndim)), keepdims=True),)
+
+    return MaxPool, AveragePool, LpPool, GlobalMaxPool
 
 
 @cache

@@ -88,6 +88,15 @@ class Values(StrEnum):
         return any(_HOLDS[self](array) for array in arrays if is_float(array))
 
 
+class Flushed(StrEnum):
+    """Which subnormal numbers of float32 are taken for zeros."""
+
+    CONSTANTS = "constants"
+    """Those that follow from constants alone, which are known when compiling."""
+
+    ALL = "all"
+
+
 _SPECIAL = frozenset((Values.NAN, Values.INFINITE, Values.NEGATIVE_ZERO))
 """What `-special_values=exact` is about; flushed subnormals and overflowing sums are not."""
 
@@ -141,8 +150,8 @@ class KnownDefect:
             without a bound is one that the graph alone decides.
         dtypes: Element types of the first input with which it happens; empty for all.
         mended: The first release of the library that is right; empty while there is none.
-        flushes: Whether all that it does is to take subnormal numbers for zeros: then it explains
-            only what that makes of a graph.
+        flushes: Which subnormal numbers it takes for zeros, if that is all that it does: then it
+            explains only what that makes of a graph.
         where: Which nodes of these operators; None for all.
         code: The reason's code in a refusal.
         is_fatal: Whether the process dies or never comes back: nobody may run such a node, not
@@ -158,7 +167,7 @@ class KnownDefect:
     bound: Bound | None = None
     dtypes: frozenset[str] = frozenset()
     mended: str = ""
-    flushes: bool = False
+    flushes: Flushed | None = None
     where: Callable[[Graph, Node], bool] | None = None
     code: ReasonCode = ReasonCode.NUMERICS
     is_fatal: bool = False
@@ -174,7 +183,7 @@ class KnownDefect:
         *values: Values,
         bound: Bound | None = None,
         dtypes: str = "",
-        flushes: bool = False,
+        flushes: Flushed | None = None,
         where: Callable[[Graph, Node], bool] | None = None,
         code: ReasonCode = ReasonCode.NUMERICS,
         is_fatal: bool = False,

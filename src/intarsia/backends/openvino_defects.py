@@ -12,6 +12,7 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.backends.defects import (
+    Flushed,
     KnownDefect,
     Values,
     draws,
@@ -480,7 +481,7 @@ DEFECTS: tuple[KnownDefect, ...] = (
         "subnormal numbers of float32 that are known when compiling become 0",
         Values.SUBNORMAL,
         where=_touches_root,
-        flushes=True,
+        flushes=Flushed.CONSTANTS,
     ),
     _rule("Div", "the reciprocal of a subnormal number is infinite", Values.SUBNORMAL),
     _rule(

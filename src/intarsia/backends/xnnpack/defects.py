@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from intarsia.arrays import Array
-from intarsia.backends.defects import KnownDefect, Values, finite_magnitudes
+from intarsia.backends.defects import Flushed, KnownDefect, Values, finite_magnitudes
 
 _TRIED = (
     "XNNPACK of LiteRT 2.1 against ONNX Runtime 1.31 without optimisations and onnx.reference 1.23"
@@ -25,7 +25,7 @@ def _of_exponential(inputs: Sequence[Any], result: Array) -> Array:
 _NONFINITE = (Values.NAN, Values.INFINITE)
 
 DEFECTS: tuple[KnownDefect, ...] = (
-    _rule("", "subnormal numbers are taken for zeros", Values.SUBNORMAL, flushes=True),
+    _rule("", "subnormal numbers are taken for zeros", Values.SUBNORMAL, flushes=Flushed.ALL),
     _rule("Exp", "of large numbers it is as exact as 5e-6", bound=_of_exponential),
     _rule("Exp", "NaN becomes 0", Values.NAN),
     _rule("Sigmoid", "of huge numbers it is NaN", Values.HUGE),

@@ -11,12 +11,14 @@ import numpy as np
 from intarsia.graph.graph import Graph, Node
 from intarsia.graph.inline import calls_of
 from intarsia.graph.load import load
+from intarsia.testing.differential.unrolling import body_name
 
 if TYPE_CHECKING:
     import onnx
 
-    from intarsia.backends.defects import Bound, KnownDefect
+    from intarsia.backends.defects import Bound, Flushed, KnownDefect
     from intarsia.backends.registry import Backends
+    from intarsia.plan.plan import Plan
 
 
 def explain(
@@ -69,7 +71,7 @@ def inaccuracies(
 
 def flushes(
     model: onnx.ModelProto, program: Any, outputs: Sequence[str], backends: Backends
-) -> dict[str, str]:
+) -> dict[str, tuple[str, Flushed]]:
     """Return the nodes that outputs depend on and that take subnormal numbers for zeros.
 
     Args:
@@ -79,10 +81,14 @@ def flushes(
         backends: State what they compute otherwise.
 
     Returns:
-        By the name of a node's first output, the rule that says so.
+        By the name of a node's first output, the rule that says so, and which numbers it takes.
     """
     stated = _stated(model, program, outputs, backends)
-    return {proto.output[0]: words for proto, words, defect in stated if defect.flushes}
+    return {
+        proto.output[0]: (words, defect.flushes)
+        for proto, words, defect in stated
+        if defect.flushes is not None
+    }
 
 
 def _stated(
@@ -97,7 +103,7 @@ def _stated(
     placed = _placed(program)
     for proto in (node for output in outputs for node in ancestors(model, output)):
         for node in _nodes_of(graph, proto):
-            backend = backends.by_name.get(placed.get(node.name, ""))
+            backend = backends.by_name.get(placed.get(body_name(node.name), ""))
             if backend is None:
                 continue
             for defect in backend.defects:
@@ -116,13 +122,19 @@ def ancestors(model: onnx.ModelProto, output: str) -> list[onnx.NodeProto]:
 
 
 def _placed(program: Any) -> dict[str, str]:
-    """Return the backend of every node of the user's model that still is one."""
-    return {
-        origin: region.backend
-        for region in program.placement.regions
-        for node in region.nodes
-        for origin in (node.name, *node.origins)
-    }
+    """Return the backend of every node of the user's model that still is one, bodies' too."""
+    plans: list[Plan] = [program.latest.plan]
+    placed: dict[str, str] = {}
+    while plans:
+        plan = plans.pop()
+        plans += [body.plan for body in plan.bodies]
+        placed |= {
+            origin: region.backend
+            for region in plan.placement.regions
+            for node in region.nodes
+            for origin in (node.name, *node.origins)
+        }
+    return placed
 
 
 def node_of(graph: Graph, proto: onnx.NodeProto) -> Node:

@@ -24,6 +24,7 @@ from intarsia.target import CompilationConfig
 from intarsia.testing.differential.comparing import SIGN_KEEPING, OutputDifference, compare
 from intarsia.testing.differential.explaining import explain, flushes, inaccuracies
 from intarsia.testing.differential.rounding import Evaluation
+from intarsia.testing.differential.unrolling import unroll
 from intarsia.testing.graphs import RandomGraph, draw_graph
 
 if TYPE_CHECKING:
@@ -190,8 +191,8 @@ class Judged:
         differences = self.differences(draw, results)
         text = "; ".join(map(str, differences[:2]))
         outputs = [difference.output for difference in differences]
-        model = sized(self.model, self.feeds[draw])
-        rules = explain(model, program, self.evaluations[draw].values, outputs, self._backends)
+        model, evaluation = self._written_out(draw)
+        rules = explain(model, program, evaluation.values, outputs, self._backends)
         left = {name: results[name] for name in outputs if name not in rules}
         bounds = self._inaccuracies(program, draw, left) if left else []
         if left and not bounds:
@@ -204,22 +205,32 @@ class Judged:
 
         They explain only what agrees once the reference has them too.
         """
-        evaluation = self.evaluations[draw]
-        model = sized(self.model, self.feeds[draw])
+        model, evaluation = self._written_out(draw)
         bounds = inaccuracies(model, program, list(results), self._backends)
         zeros = flushes(model, program, list(results), self._backends)
         for moved, flushed in ((bounds, {}), ({}, zeros), (bounds, zeros)):
-            words = [*(text for stated in moved.values() for text in stated), *flushed.values()]
+            words = [text for stated in moved.values() for text in stated]
+            words += [text for text, _ in flushed.values()]
             judges: list[Mapping[str, Any]] = [evaluation.values, self.peers[draw]]
             if flushed:
+                nodes = {name: which for name, (_, which) in flushed.items()}
                 judges += [
-                    evaluation.flushed(flushed, makes_zeros=makes_zeros)
+                    evaluation.flushed(nodes, makes_zeros=makes_zeros)
                     for makes_zeros in (True, False)
                 ]
             moves = {name: list(stated.values()) for name, stated in moved.items()}
             if words and not compare(results, judges, partial(evaluation.all_moved, moves)):
                 return list(dict.fromkeys(words))
         return []
+
+    def _written_out(self, draw: int) -> tuple[onnx.ModelProto, Evaluation]:
+        """Return the model at the sizes of a draw, its bodies written out, and its evaluation."""
+        evaluation = self.evaluations[draw]
+        model = sized(self.model, self.feeds[draw])
+        plain = unroll(model, evaluation.values)
+        if plain is None:
+            return model, evaluation
+        return plain, Evaluation(plain, self.feeds[draw])
 
     def _failed(self, target: str, threads: int, error: Exception) -> GraphFinding:
         """An error counts unless ONNX Runtime does not take the graph either."""

@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 
 from intarsia.arrays import Array
-from intarsia.backends.defects import Bound, is_float
+from intarsia.backends.defects import Bound, Flushed, is_float
 from intarsia.testing.graphs.draft import NodeRun, info
 
 RUNS = 8
@@ -180,23 +180,22 @@ class Evaluation:
             values.update(outputs)
         return values
 
-    def flushed(self, nodes: Collection[str], *, makes_zeros: bool) -> dict[str, Any]:
+    def flushed(self, nodes: Mapping[str, Flushed], *, makes_zeros: bool) -> dict[str, Any]:
         """Return every value of a run in which some nodes take subnormal float32 numbers for zeros.
 
-        They do so with what follows from constants alone, which libraries know when compiling.
-
         Args:
-            nodes: Names of the first outputs of these nodes.
+            nodes: By the name of a node's first output, which of the numbers that it reads.
             makes_zeros: Whether their results are flushed too.
         """
         values = dict(self._start)
         rooted = self._constants.copy()
         for run in self._runs:
             names = {name for name in run.node.input if name}
-            flushes = run.node.output[0] in nodes
-            own = {name: _flush(values[name]) for name in names & rooted if flushes}
+            flushes = nodes.get(run.node.output[0])
+            taken = names if flushes is Flushed.ALL else names & rooted
+            own = {name: _flush(values[name]) for name in taken if flushes is not None}
             outputs = run({**values, **own})
-            if flushes and makes_zeros:
+            if flushes is not None and makes_zeros:
                 outputs = [_flush(value) for value in outputs]
             values.update(zip(run.node.output, outputs, strict=True))
             if names <= rooted:
