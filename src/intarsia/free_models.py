@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from intarsia.accepted.programs import KeptGeneric, Lookup, keep_generic, listening, look_up
 from intarsia.cost.storage import has_database
 from intarsia.errors import (
+    CostDatabaseError,
     IntarsiaError,
     InternalError,
     ModelError,
@@ -268,8 +269,13 @@ class FreeModel:
         with self._asking:
             if not self._is_asked:
                 request = self._request
-                if request.way == BY_COST and has_database(request.costs, request.settings):
-                    self._plans = self._ask_plans(request)
+                try:
+                    if request.way == BY_COST and has_database(request.costs, request.settings):
+                        self._plans = self._ask_plans(request)
+                except CostDatabaseError as error:
+                    logger.warning(
+                        "the costs cannot be read, so placement is greedy: %s", error.message
+                    )
                 self._is_asked = True
             return self._plans
 

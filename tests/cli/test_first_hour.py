@@ -14,9 +14,17 @@ import onnx
 import pytest
 
 import intarsia
+from intarsia import free_models
 from intarsia.bench.compare import call_worker
 from intarsia.cli import demo
-from intarsia.errors import BackendError, InputError, ModelError, PackageError, SettingError
+from intarsia.errors import (
+    BackendError,
+    CostDatabaseError,
+    InputError,
+    ModelError,
+    PackageError,
+    SettingError,
+)
 from intarsia.plan.tuning import best_of
 
 WRITERS = {
@@ -383,20 +391,37 @@ def test_a_file_whose_name_is_no_text_is_one_error_where_another_process_opens_i
 
 
 def test_a_cache_folder_that_may_not_be_looked_into_is_one_line(call, model, monkeypatch):
-    looked = Path.is_file
+    looked = Path.stat
 
-    def refuse(self):
+    def refuse(self, **options):
         if self.name == "costs.sqlite":
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        return looked(self)
+        return looked(self, **options)
 
-    monkeypatch.setattr(Path, "is_file", refuse)
+    monkeypatch.setattr(Path, "stat", refuse)
     answer = call("explain", model, "-t", "llvm, onnxruntime")
     assert answer.code == 0
     assert answer.err.count("costs.sqlite' cannot be seen: Permission denied") == 1
     answer = call("tune", model, "-t", "llvm, onnxruntime", "--budget", "1s")
     assert answer.code == 2
     assert "hint: set INTARSIA_CACHE_DIR to a folder of yours" in answer.err
+
+
+def test_costs_out_of_reach_are_a_warning_where_free_sizes_look_for_plans(monkeypatch, caplog):
+    free = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[n, 4] x) => (float[n, 4] y)'
+        " { y = Softmax (x) }"
+    )
+    program = intarsia.compile(free, "llvm, onnxruntime", num_threads=1)
+
+    def refuse(*_):
+        raise CostDatabaseError("it cannot be seen")
+
+    monkeypatch.setattr(free_models, "has_database", refuse)
+    assert program._source.plans() is None
+    assert program._source.plans() is None
+    warnings = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert warnings == ["the costs cannot be read, so placement is greedy: it cannot be seen"]
 
 
 def test_a_cache_folder_that_is_a_file_is_said_once(call, folder, model, monkeypatch):

@@ -243,14 +243,34 @@ def test_texts_that_are_not_utf8_are_one_error(text):
 
 
 def test_what_a_program_does_not_need_may_be_other_than_utf8(tmp_path):
+    """Remarks of anything: the model, graphs and bodies, nodes, attributes, values, tensors."""
     proto = model(GOOD)
-    proto.metadata_props.add(key="author", value="Jos?")
-    proto.doc_string = proto.graph.doc_string = "caf?"
-    data = proto.SerializeToString().replace(b"Jos?", b"Jos\xe9").replace(b"caf?", b"caf\xe9")
+    inner = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (bool c) => (float[1] z) { z = If(c) <'
+        "then_branch = t () => (float[1] u) { u = Constant<value_floats = [1.0]>() }, "
+        "else_branch = e () => (float[1] v) { v = Constant<value_floats = [2.0]>() }> }"
+    ).graph
+    proto.graph.node.extend(inner.node)
+    proto.graph.input.extend(inner.input)
+    proto.graph.output.extend(inner.output)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(1, np.float32), "unused"))
+    body = proto.graph.node[-1].attribute[0].g
+    parts = [proto, proto.graph, body, body.node[0], *proto.graph.node, *proto.graph.initializer]
+    parts += [*proto.graph.input, *proto.graph.output]
+    for part in parts:
+        part.doc_string = "caf?"
+        part.metadata_props.add(key="auth?", value="Jos?")
+    for attribute in proto.graph.node[-1].attribute:
+        attribute.doc_string = "caf?"
+    data = proto.SerializeToString()
+    for text in (b"Jos?", b"caf?", b"auth?"):
+        data = data.replace(text, text[:-1] + b"\xe9")
+    assert data.count(b"caf\xe9") == len(parts) + 2
     intarsia.compile(data, "llvm", num_threads=1).save(tmp_path / "latin.intarsia")
-    x = np.float32([-1, 2])
-    result = intarsia.load(tmp_path / "latin.intarsia").run({"x": x})["y"]
-    np.testing.assert_array_equal(result, [0, -2])
+    feeds = {"x": np.float32([-1, 2]), "c": np.array(True)}
+    result = intarsia.load(tmp_path / "latin.intarsia").run(feeds)
+    np.testing.assert_array_equal(result["y"], [0, -2])
+    np.testing.assert_array_equal(result["z"], [1])
 
 
 def test_a_value_inside_may_be_declared_as_a_sequence_of_something_without_a_type():

@@ -58,7 +58,11 @@ class Accepted:
 
     def with_key(self, setting: Setting) -> Accepted:
         """Return the same with a key, if there was no database and now there is one."""
-        if self.key is not None or not has_database(settings=setting.backends.settings):
+        try:
+            if self.key is not None or not has_database(settings=setting.backends.settings):
+                return self
+        except CostDatabaseError as error:  # looking for an accepted plan has warned of it
+            logger.info("the costs cannot be read: %s", error.message)
             return self
         return replace(self, key=setting.identity(is_exact=True).verdict_key())
 

@@ -7,6 +7,7 @@ Light: it asks whether there is a database without loading what opens one.
 from __future__ import annotations
 
 import re
+import stat
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -107,9 +108,11 @@ def is_there(file: Path) -> bool:
     Raises:
         CostDatabaseError: Its folder may not be looked into.
     """
-    try:
-        return file.is_file()
-    except PermissionError as error:
+    try:  # Path.is_file says no to whatever is wrong from Python 3.14 on
+        return stat.S_ISREG(file.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # of a name that no file can have
+        return False
+    except OSError as error:
         raise CostDatabaseError(
             f"whether there is a cost database {str(file)!r} cannot be seen: {error.strerror}",
             hint=_ELSEWHERE,

@@ -23,6 +23,16 @@ from intarsia.graph.undeclared import is_undeclared
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    _Remarked = (
+        onnx.ModelProto
+        | onnx.FunctionProto
+        | onnx.GraphProto
+        | onnx.ValueInfoProto
+        | onnx.TensorProto
+        | onnx.NodeProto
+        | onnx.AttributeProto
+    )
+
 _ONNX_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 
 
@@ -72,22 +82,39 @@ def mend_remarks(proto: onnx.ModelProto) -> None:
     Args:
         proto: Checked; it is changed.
     """
-    graphs = list(_graphs(proto))
-    parts: list[onnx.ModelProto | onnx.GraphProto] = [proto, *graphs]
-    for part in parts:
-        part.doc_string = _text_of(part.doc_string)
-        for pair in part.metadata_props:
-            pair.value = _text_of(pair.value)
-    for name in ("producer_name", "producer_version", "domain"):
-        setattr(proto, name, _text_of(getattr(proto, name)))
-    for graph in graphs:
+    for part in _remarked(proto):
+        _mend(part, "doc_string")
+        if not isinstance(part, onnx.AttributeProto):
+            for pair in part.metadata_props:
+                _mend(pair, "key", "value")
+    _mend(proto, "producer_name", "producer_version", "domain")
+    for graph in _graphs(proto):
         for at in reversed(range(len(graph.value_info))):
             if _held(graph.value_info[at].type)[0].WhichOneof("value") is None:
                 del graph.value_info[at]
 
 
-def _text_of(text: str | bytes) -> str:
-    return text if isinstance(text, str) else text.decode("latin-1")
+def _mend(part: _Remarked | onnx.StringStringEntryProto, *fields: str) -> None:
+    for name in fields:
+        text = getattr(part, name)
+        if not isinstance(text, str):
+            setattr(part, name, text.decode("latin-1"))
+
+
+def _remarked(proto: onnx.ModelProto) -> Iterator[_Remarked]:
+    """Yield everything that may have remarks: texts that no program needs."""
+    yield proto
+    for function in proto.functions:
+        yield function
+        yield from function.value_info
+        yield from function.attribute_proto
+    for graph in _graphs(proto):
+        yield graph
+        yield from (*graph.input, *graph.output, *graph.value_info)
+    yield from all_tensors(proto)
+    for node in _nodes(proto):
+        yield node
+        yield from node.attribute
 
 
 def _held(kind: onnx.TypeProto) -> tuple[onnx.TypeProto, bool]:
@@ -114,7 +141,6 @@ def _check_texts(proto: onnx.ModelProto) -> None:
 def _texts(proto: onnx.ModelProto) -> Iterator[str | bytes]:
     for opset in proto.opset_import:
         yield opset.domain
-    yield from (pair.key for pair in proto.metadata_props)
     for function in proto.functions:
         yield from (function.name, function.domain, *function.input, *function.output)
         yield from (opset.domain for opset in function.opset_import)
@@ -127,7 +153,7 @@ def _texts(proto: onnx.ModelProto) -> Iterator[str | bytes]:
     for tensor in all_tensors(proto):
         yield tensor.name
     for node in _nodes(proto):
-        yield from (node.name, node.op_type, node.domain, node.doc_string)
+        yield from (node.name, node.op_type, node.domain)
         yield from (*node.input, *node.output)
         yield from (attribute.name for attribute in node.attribute)
 

@@ -177,11 +177,11 @@ def _find_pair(setting: Setting, decision: Decision) -> _Pair | None:
 
 def _look_up(pair: _Pair, settings: Settings) -> tuple[float, float] | None:
     """Return what both plans cost, if the database knows."""
-    if not has_database(settings=settings):
-        return None
-    from intarsia.cost.direct import read_costs
-
     try:
+        if not has_database(settings=settings):
+            return None
+        from intarsia.cost.direct import read_costs
+
         costs = read_costs(pair.keys, settings=settings)
     except CostDatabaseError as error:  # looking for an accepted plan has warned of it
         logger.info("the costs cannot be read: %s", error.message)
