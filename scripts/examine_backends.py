@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from examine_by_runner import TrialRecord, put_between, read_kept
+from examine_by_runner import LEFT_OUT, TrialRecord, put_between, read_kept
 
 from intarsia.testing.kit import CHECKS
 from intarsia.testing.trial import Status
@@ -65,34 +65,41 @@ def examine(name: str, checks: Sequence[str], kept: Path) -> None:
         raise SystemExit(f"{name}: the process ended with {code}")
 
 
-def words_of(check: str, records: Sequence[TrialRecord]) -> str:
-    """Return what became of a check on one backend, for a cell of the table."""
+def words_of(records: Sequence[TrialRecord], notes: dict[str, str]) -> str:
+    """Return what became of a check on one backend, for a cell of the table.
+
+    Args:
+        records: Of its trials.
+        notes: Letters by the reason for which trials were skipped; more are added.
+    """
     if not records:
         return "not tried"
-    if len(records) == 1:
-        (record,) = records
-        return f"{record.status}: {record.message}" if record.message else record.status
     counts = Counter(record.status for record in records)
-    words = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-    reasons = {record.message for record in records if record.status == Status.SKIPPED}
-    one_reason = f" ({min(reasons)})" if len(reasons) == 1 and len(counts) == 1 else ""
-    return words + one_reason
+    reasons = {record.message for record in records}
+    if len(counts) > 1 or len(reasons) > 1:
+        return ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    (status,), (reason,) = counts, reasons
+    words = status if len(records) == 1 else f"{len(records)} {status}"
+    if status in (Status.SKIPPED, LEFT_OUT):
+        return f"{words} ({notes.setdefault(reason, chr(ord('a') + len(notes)))})"
+    return f"{words}: {reason}" if reason else words
 
 
 def table(records: Sequence[TrialRecord], checks: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of a table: by backend, what became of each check."""
+    """Yield the lines of a table: by backend, what became of each check; reasons are below."""
+    notes: dict[str, str] = {}
     yield "| backend | " + " | ".join(f"`{check}`" for check in checks) + " |"
     yield "|---|" + "---|" * len(checks)
     for name, (_, target) in TARGETS.items():
         own = [record for record in records if record.way == target]
         if own:
             cells = [
-                words_of(check, [record for record in own if record.check == check]).replace(
-                    "|", r"\|"
-                )
+                words_of([one for one in own if one.check == check], notes).replace("|", r"\|")
                 for check in checks
             ]
             yield f"| `{name}` | {' | '.join(cells)} |"
+    for reason, letter in notes.items():
+        yield f"\n({letter}) {reason}"
 
 
 def main() -> int:
