@@ -33,6 +33,8 @@ MODELS = {
     "grid_reduce": "g (float[3,5,40] x) => (float[3,1,1] y) <int64[2] axes = {1, 2}> "
     "{ y = ReduceMean(x, axes) }",
     "grid_rows": "g (float[3,45] x) => (float[3,45] y) { y = Softmax(x) }",
+    "grid_strips": "g (float[1,16,7,7] x) => (float[1,16,7,7] y) "
+    "{ y = Conv<kernel_shape=[3,3], pads=[1,1,1,1], group=2>(x, w) }",
     "code_panels": "g (uint8[2,4,8] x, int8[2,8,5] v) => (int32[2,4,5] y) "
     "{ y = MatMulInteger(x, v) }",
     "lookup": "g (uint8[64,80] x) => (uint8[64,80] y) <float s = {0.02}, uint8 z = {128}> "

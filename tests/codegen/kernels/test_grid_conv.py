@@ -44,7 +44,7 @@ CASES = {
 
 def arranged(case, machine=GPU, schedule=None):
     """A kernel's description, its arguments, and the result that is wanted."""
-    shape = (case.channels[1], case.channels[0], *case.kernel)
+    shape = (case.channels[1], case.channels[0] // case.groups, *case.kernel)
     x, w, bias, residual = random_arrays(case, shape, case.out)
     want = reference(case, x, w, bias, residual)
     x_block = 4 if case.channels[0] % 4 == 0 else 1
@@ -56,7 +56,7 @@ def arranged(case, machine=GPU, schedule=None):
         epilogue, extra = Fused(RESIDUAL_RELU, (layout_of(other),)), [other]
     window = Window(case.out, case.kernel, case.strides, case.dilations)
     layouts = layout_of(xs), Layout("float32", row_major(y.shape), 64)
-    extents = (case.batch, 1, *case.channels)
+    extents = (case.batch, case.groups, *case.channels)
     options = {"epilogue": epilogue, "unit": SSE, "x_block": x_block}
     conv = Conv(*extents, window, *layouts, case.bias, **options)
     spec = GridConv(conv, machine, schedule)
@@ -103,7 +103,7 @@ def test_what_is_worth_it():
     conv = arranged(Case((64, 64), (14, 14)))[0].conv
     assert grid_conv(conv, GPU) == GridConv(conv, GPU)
     others = {
-        "groups": replace(conv, groups=4),
+        "groups of few channels": replace(conv, groups=4),
         "images of a free number": replace(conv, batch=symbol("n")),
         "codes": replace(conv, weight_dtype="int8"),
         "few channels": replace(conv, out_channels=12),

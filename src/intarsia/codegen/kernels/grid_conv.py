@@ -5,7 +5,7 @@ Rows are positions of the window in all images, columns output channels, and ste
 of all input channels. The left operand is nowhere as a whole: a slice of it is gathered from the
 images when it is brought to shared memory (Chetlur et al., "cuDNN: Efficient Primitives for Deep
 Learning", 2014). All else is `grid_gemm`'s. A convolution of one tap is a product of what lies
-there.
+there. Groups are a batch of products; those of few channels are not worth it (`grid_strips`).
 """
 
 from __future__ import annotations
@@ -34,16 +34,13 @@ from intarsia.codegen.unit import GpuModel
 from intarsia.extents import is_free
 from intarsia.graph.arena import aligned_bytes
 
-PACKING = "rows of channels"
-"""The order of packed weights."""
-
 
 @dataclass(frozen=True, slots=True)
 class GridConv:
     """One kernel; its arguments are x, packed weights, bias if any, y, fused operands.
 
     Attributes:
-        conv: What is computed: of one group, in float32, with blocks of `VECTOR` output channels.
+        conv: What is computed: in float32, with blocks of `VECTOR` output channels.
         machine: What it is shaped for.
         schedule: How the product is cut; None leaves it to the heuristic.
     """
@@ -67,15 +64,20 @@ def grid_conv(conv: Conv, machine: GpuModel) -> GridConv | None:
     strides = [step for layout in layouts for step in layout.strides]
     if is_free((conv.batch, *conv.window.out, *strides)):
         return None
-    if {conv.x.dtype, conv.y.dtype, conv.weight_dtype} != {"float32"} or conv.groups != 1:
+    if {conv.x.dtype, conv.y.dtype, conv.weight_dtype} != {"float32"}:
         return None
     # What fills the last block of input channels is not to be read.
-    if conv.unit.lanes() != VECTOR or conv.in_channels % conv.x_block:
+    if conv.unit.lanes() != VECTOR or conv.group_inputs % conv.x_block:
         return None
     spec = GridConv(conv, machine)
     product = _product(spec)
     is_worth_it = is_shared(product.m, product.n, product.k) and has_schedule(machine)
-    return spec if is_worth_it else None
+    is_filled = conv.groups == 1 or product.n >= _LEAST_OF_GROUP
+    return spec if is_worth_it and is_filled else None
+
+
+_LEAST_OF_GROUP = 32
+"""Output channels of a group from which it fills the columns of the smallest tile."""
 
 
 def _product(spec: GridConv) -> GridGemm:
@@ -85,30 +87,38 @@ def _product(spec: GridConv) -> GridGemm:
     """
     conv = spec.conv
     m = conv.batch * math.prod(conv.window.out)
-    n = conv.blocks * VECTOR
-    k = conv.in_channels * conv.window.taps
+    n = conv.group_blocks * VECTOR
+    k = conv.group_inputs * conv.window.taps
     is_blocked = conv.x_block == VECTOR
-    a = Layout("float32", (VECTOR, 1) if is_blocked else (1, k), conv.x.align * is_blocked)
-    b = Layout("float32", (n, 1), LINE_BYTES)
-    c = Layout("float32", (n, 1))
-    return GridGemm(m, n, k, a, b, c, (), spec.machine, schedule=spec.schedule)
+    batch = (conv.groups,) if conv.groups > 1 else ()
+    # Groups begin at whole blocks: what is read at once is aligned in each.
+    a_steps, b_steps = ((VECTOR,), (k * n,)) if batch else ((), ())
+    rows = (VECTOR, 1) if is_blocked else (1, k)
+    a = Layout("float32", (*a_steps, *rows), conv.x.align * is_blocked)
+    b = Layout("float32", (*b_steps, n, 1), LINE_BYTES)
+    c = Layout("float32", (*b_steps, n, 1))
+    return GridGemm(m, n, k, a, b, c, batch, spec.machine, schedule=spec.schedule)
 
 
 def pack(spec: GridConv, weights: Array) -> Array:
-    """Return weights (out_channels, in_channels, *kernel) as the kernel reads them.
+    """Return weights (out_channels, in_channels / groups, *kernel) as the kernel reads them.
 
-    In order: blocks of input channels, taps, channels of the block, output channels; those that
-    fill the last block are zero.
+    In order: groups, blocks of input channels, taps, channels of the block, output channels; those
+    that fill the last block are zero.
     """
     conv, product = spec.conv, _product(spec)
-    packed = aligned_bytes(product.k * product.n * 4).view(np.float32)
-    packed = packed.reshape(product.k, product.n)
+    outputs, blocks = conv.out_channels // conv.groups, conv.group_inputs // conv.x_block
+    packed = aligned_bytes(conv.groups * product.k * product.n * 4).view(np.float32)
+    packed = packed.reshape(conv.groups, product.k, product.n)
     packed[...] = 0
-    blocks = conv.in_channels // conv.x_block
-    cut = weights.reshape(conv.out_channels, blocks, conv.x_block, conv.window.taps)
-    rows = cut.transpose(1, 3, 2, 0).reshape(product.k, conv.out_channels)
-    packed[:, : conv.out_channels] = rows
+    cut = weights.reshape(conv.groups, outputs, blocks, conv.x_block, conv.window.taps)
+    packed[:, :, :outputs] = cut.transpose(0, 2, 4, 3, 1).reshape(conv.groups, product.k, outputs)
     return packed
+
+
+def packing(spec: GridConv) -> str:
+    """Name the order of packed weights."""
+    return f"rows of channels by {spec.conv.x_block}"
 
 
 def build(spec: GridConv) -> Function:
@@ -128,10 +138,11 @@ class _ConvProduct(GridProduct):
         b, conv, window = self.b, self.conv, self.conv.window
         blocks = conv.in_channels // conv.x_block
         self.left = conv.x.declare(b, "x", (conv.batch, blocks, *window.reach, conv.x_block))
-        self.right = self.spec.b.declare(b, "w", (self.spec.k, self.spec.n))
+        spec = self.spec
+        self.right = spec.b.declare(b, "w", (*spec.batch, spec.k, spec.n))
         self.bias = None
         if conv.bias:
-            self.bias = b.argument("bias", "float32", (self.spec.n,), align=LINE_BYTES)
+            self.bias = b.argument("bias", "float32", (conv.groups * spec.n,), align=LINE_BYTES)
         domain = (conv.batch, conv.blocks, *window.out, VECTOR)
         self.result = conv.y.declare(b, "y", domain, is_written=True)
         self.epilogue = conv.epilogue.bind(b, domain)
@@ -139,14 +150,19 @@ class _ConvProduct(GridProduct):
     def left_at(self, item: Placing, row: Index, k: Index) -> tuple[Index, ...]:
         conv, window = self.conv, self.conv.window
         image, *position = self.b.unravel(row, (conv.batch, *window.out))
-        blocks = conv.in_channels // conv.x_block
+        blocks = conv.group_inputs // conv.x_block
         block, *tap, channel = self.b.unravel(k, (blocks, *window.kernel, conv.x_block))
+        for group in item.batch:
+            block = group * blocks + block
         return (image, block, *window.at(position, tap), channel)
 
     def write(self, item: Placing, value: IrValue, row: Index, column: Index) -> None:
         b, conv = self.b, self.conv
         image, *position = b.unravel(row, (conv.batch, *conv.window.out))
         block, _ = b.split(column, VECTOR)
+        for group in item.batch:
+            block = group * conv.group_blocks + block
+            column = group * self.spec.n + column
         if self.bias is not None:
             value = b.add(value, b.load(self.bias, column, VECTOR))
         at = (image, block, *position, Index())

@@ -20,12 +20,13 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.codegen.body import Apply, Fused
-from intarsia.codegen.kernels import grid_conv, winograd
+from intarsia.codegen.kernels import grid_conv, grid_strips, winograd
 from intarsia.codegen.kernels.conv import Conv
 from intarsia.codegen.kernels.conv_plain import PlainConv
 from intarsia.codegen.kernels.convolution import ConvKind, choose, pack_bias
 from intarsia.codegen.kernels.depthwise import Depthwise
 from intarsia.codegen.kernels.families import weight_family
+from intarsia.codegen.kernels.grid_conv import GridConv
 from intarsia.codegen.kernels.window import Window
 from intarsia.codegen.kernels.winograd import Winograd
 from intarsia.codegen.kernels.winograd.schedules import choose_winograd, fits_winograd
@@ -330,11 +331,14 @@ def append_conv(assembler: Assembler, group: KernelGroup, problem: ConvProblem) 
         return
     shared = shared_conv(assembler, describe(0))
     if shared is not None:
-        key = f"{problem.key}/{grid_conv.PACKING} by {shared.conv.x_block}"
         half = assembler.halves.get(operation.inputs[1].id, "")
-        packed = assembler.panels(key, partial(grid_conv.pack, shared, weights), half)
-        arguments = (problem.x.as_blocks(), packed, *biases, problem.y, *problem.operands)
-        assembler.call(shared, arguments, group.names)
+        if isinstance(shared, GridConv):
+            name, pack = grid_conv.packing(shared), partial(grid_conv.pack, shared, weights)
+        else:
+            name, pack = grid_strips.packing(shared), partial(grid_strips.pack, shared, weights)
+        packed = assembler.panels(f"{problem.key}/{name}", pack, half)
+        x = problem.x.as_blocks() if problem.kind is ConvKind.DIRECT else problem.x
+        assembler.call(shared, (x, packed, *biases, problem.y, *problem.operands), group.names)
         return
     tiles = _winograd_tiles(assembler, problem, operation)
     key = f"tiles of {operation.node.name}/{problem.key}"

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from intarsia.codegen.kernels.attention import Attention
 from intarsia.codegen.kernels.conv import Conv
+from intarsia.codegen.kernels.depthwise import Depthwise
 from intarsia.codegen.kernels.grid_attention import GridAttention, grid_attention
 from intarsia.codegen.kernels.grid_conv import GridConv, grid_conv
 from intarsia.codegen.kernels.grid_reduce import GridReduction, grid_reduction
 from intarsia.codegen.kernels.grid_rows import GridRows, grid_rows
+from intarsia.codegen.kernels.grid_strips import GridStrips, grid_strips
 from intarsia.codegen.kernels.reduce import Reduction
 from intarsia.codegen.kernels.rows import Rows
 from intarsia.codegen.lower.assembler import Assembler
@@ -43,7 +45,10 @@ def shared_attention(assembler: Assembler, spec: Attention) -> GridAttention | N
     return None if gpu is None else grid_attention(spec, gpu)
 
 
-def shared_conv(assembler: Assembler, spec: object) -> GridConv | None:
+def shared_conv(assembler: Assembler, spec: object) -> GridConv | GridStrips | None:
     """Return a convolution as it is to run on a GPU; None where it has no kernel of its own."""
     gpu = gpu_of(assembler)
-    return None if gpu is None or not isinstance(spec, Conv) else grid_conv(spec, gpu)
+    if gpu is None or not isinstance(spec, Conv | Depthwise):
+        return None
+    shared = grid_conv(spec, gpu) if isinstance(spec, Conv) else None
+    return shared or grid_strips(spec, gpu)
