@@ -159,8 +159,12 @@ def _check_machine(function: ir.Function, machine: CpuModel | GpuModel) -> None:
     if not isinstance(machine, GpuModel):
         raise InternalError(f"kernel {name} has a grid loop, and is for a CPU")
     for item in ir.walk(function.body):
-        if isinstance(item, ir.Mma) and not machine.has_mma:
-            raise InternalError(f"kernel {name} has a product of a warp, and the machine has none")
+        if isinstance(item, ir.Mma):
+            dtype = item.left.type.dtype
+            if not (machine.has_tf32 if dtype == "float32" else machine.has_mma):
+                raise InternalError(
+                    f"kernel {name} has a product of a warp of {dtype}, and the machine has none"
+                )
         if not isinstance(item, ir.Loop) or item.kind is not ir.LoopKind.LANE:
             continue
         if item.trip_count != machine.lanes:

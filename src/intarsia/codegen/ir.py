@@ -514,8 +514,10 @@ class TileDot:
 TileOperation: TypeAlias = TileZero | TileLoad | TileStore | TileDot
 
 
-MMA_LANES, MMA_ROWS, MMA_COLUMNS, MMA_DEPTH = 32, 16, 8, 16
-"""Of a matrix product of a warp: lanes, rows and columns of its result, and steps along k."""
+MMA_LANES, MMA_ROWS, MMA_COLUMNS = 32, 16, 8
+"""Of a matrix product of a warp: lanes, rows and columns of its result."""
+MMA_DEPTHS = {"float16": 16, "float32": 8}
+"""Its steps along k by the dtype of its operands."""
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -523,12 +525,17 @@ class Mma(Computed):
     """`result = left @ right + addend`, one product of matrices for all lanes of a warp.
 
     The matrices lie in the warp's lanes as PTX has them (NVIDIA, "PTX ISA", "Matrix Fragments for
-    mma.m16n8k16 with floating point type"). Lane `l` has of rows and columns `g = l // 4`,
-    `t = l % 4`: of `left` (16 x 16, float16x8) row `g`, or `g + 8` for elements 2, 3, 6 and 7, and
-    columns `2 * t` and `2 * t + 1`, 8 more from element 4 on; of `right` (16 x 8, float16x4)
-    column `g` and rows `2 * t` and `2 * t + 1`, 8 more from element 2 on; of `addend` and the
-    result (16 x 8, float32x4) row `g`, or `g + 8` from element 2 on, and columns `2 * t` and
-    `2 * t + 1`. Products are exact; in which order they are summed, and how a sum is rounded
+    mma.m16n8k16 with floating point type", "... for mma.m16n8k8"). Lane `l` has of rows and columns
+    `g = l // 4`, `t = l % 4`. Of float16: of `left` (16 x 16, float16x8) row `g`, or `g + 8` for
+    elements 2, 3, 6 and 7, and columns `2 * t` and `2 * t + 1`, 8 more from element 4 on; of
+    `right` (16 x 8, float16x4) column `g` and rows `2 * t` and `2 * t + 1`, 8 more from element 2
+    on. Of float32: of `left` (16 x 8, float32x4) row `g`, or `g + 8` for elements 1 and 3, and
+    column `t`, 4 more from element 2 on; of `right` (8 x 8, float32x2) column `g` and row `t`, 4
+    more for element 1. Of `addend` and the result (16 x 8, float32x4) row `g`, or `g + 8` from
+    element 2 on, and columns `2 * t` and `2 * t + 1`.
+
+    Operands of float32 are rounded to TF32 first: to ten bits behind the leading one, halves away
+    from zero. Then products are exact; in which order they are summed, and how a sum is rounded
     meanwhile, is the machine's.
     """
 

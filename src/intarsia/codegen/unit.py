@@ -95,6 +95,7 @@ class GpuModel:
         shared_bytes: Memory that the work-items of a block can share.
         registers: Of 32 bits, what a work-item can have without spilling.
         has_mma: Whether warps multiply matrices of float16 (`ir.Mma`).
+        has_tf32: Whether they may multiply those of float32, rounded to TF32.
     """
 
     item: CpuModel
@@ -103,6 +104,7 @@ class GpuModel:
     shared_bytes: int = 32 << 10
     registers: int = 128
     has_mma: bool = False
+    has_tf32: bool = False
 
 
 _ZMM_BITS = 512

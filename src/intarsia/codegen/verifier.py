@@ -223,9 +223,11 @@ def _type_problem(operation: ir.Operation) -> str | None:  # noqa: PLR0911, PLR0
         case ir.Dot(result=result, left=a, right=b, addend=c):
             return _mismatch(result.type, c.type) or _dot_problem(a.type, b.type, c.type)
         case ir.Mma(result=result, left=a, right=b, addend=c):
-            single, half = ir.Type("float32", 4), "float16"
-            return _mismatch(single, result.type, c.type) or (
-                _mismatch(a.type, ir.Type(half, 8)) or _mismatch(b.type, ir.Type(half, 4))
+            dtype = "float32" if a.type.dtype == "float32" else "float16"
+            lanes = ir.MMA_DEPTHS[dtype] // 2
+            return _mismatch(ir.Type("float32", 4), result.type, c.type) or (
+                _mismatch(a.type, ir.Type(dtype, lanes))
+                or _mismatch(b.type, ir.Type(dtype, lanes // 2))
             )
         case ir.WarpShuffle(result=result, operand=a):
             if a.type not in _SHUFFLED:

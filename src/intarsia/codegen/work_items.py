@@ -26,18 +26,36 @@ _NOBODY = -1
 Places = tuple[Array, Array]
 
 
-def _fragments() -> tuple[Places, Places, Places]:
-    """Return the row and the column of each lane's elements of the matrices of `ir.Mma`."""
+def _fragments() -> dict[str, tuple[Places, Places, Places]]:
+    """Return the row and the column of each lane's elements of the matrices of `ir.Mma`.
+
+    By the dtype of its operands.
+    """
     lanes = np.arange(ir.MMA_LANES)[:, None]
     group, pair = lanes // 4, lanes % 4 * 2
-    eight, four = np.arange(8), np.arange(4)
-    left = group + eight // 2 % 2 * 8, pair + eight % 2 + eight // 4 * 8
-    right = pair + four % 2 + four // 2 * 8, group + 0 * four
+    eight, four, two = np.arange(8), np.arange(4), np.arange(2)
     total = group + four // 2 * 8, pair + four % 2
-    return left, right, total
+    halves = (
+        (group + eight // 2 % 2 * 8, pair + eight % 2 + eight // 4 * 8),
+        (pair + four % 2 + four // 2 * 8, group + 0 * four),
+    )
+    singles = (
+        (group + four % 2 * 8, lanes % 4 + four // 2 * 4),
+        (lanes % 4 + two * 4, group + 0 * two),
+    )
+    return {"float16": (*halves, total), "float32": (*singles, total)}
 
 
 _FRAGMENTS = _fragments()
+
+
+def _rounded_to_tf32(array: Array) -> Array:
+    """Return numbers of float32 with ten bits behind the leading one, halves away from zero."""
+    single = array.astype(np.float32)
+    half, kept = np.uint32(1 << 12), np.uint32(0xFFFFE000)
+    rounded = ((single.view(np.uint32) + half) & kept).view(np.float32)
+    return np.where(np.isfinite(single), rounded, single).astype(np.float64)
+
 
 Values = dict[ir.IrValue, Any]
 Act = Callable[[], None]
@@ -159,7 +177,8 @@ class WorkItems:
         return run
 
     def _mma(self, mma: ir.Mma) -> Act:
-        values = self._values
+        values, dtype = self._values, mma.left.type.dtype
+        fragments, is_single = _FRAGMENTS[dtype], dtype == "float32"
 
         def run() -> None:
             mask = self._mask
@@ -169,10 +188,12 @@ class WorkItems:
                 )
             left, right, addend = (
                 _gathered(self._wide(values[value], value.type.lanes), places)
-                for value, places in zip(ir.operands(mma), _FRAGMENTS, strict=True)
+                for value, places in zip(ir.operands(mma), fragments, strict=True)
             )
+            if is_single:
+                left, right = _rounded_to_tf32(left), _rounded_to_tf32(right)
             total = (np.matmul(left, right) + addend).astype(np.float32)
-            values[mma.result] = _scattered(total, _FRAGMENTS[2])
+            values[mma.result] = _scattered(total, fragments[2])
 
         return run
 

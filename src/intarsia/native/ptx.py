@@ -67,6 +67,9 @@ def gpu_limits(target: Target, arch: str = "") -> DeviceLimits:
     Args:
         target: The target.
         arch: What code is made for, as in `sm_80`; nothing leaves it to the target.
+
+    Raises:
+        TargetError: It asks for TF32, and the architecture has none.
     """
     attrs = target.attrs
     capability = int(arch.removeprefix("sm_")) if arch else capability_of(target)
@@ -75,6 +78,15 @@ def gpu_limits(target: Target, arch: str = "") -> DeviceLimits:
     registers = attrs.get("registers_per_block")
     if registers is not None:  # a kernel may need all that a thread can have
         threads = min(threads, max(_WARP, registers // _REGISTERS_OF_A_THREAD // _WARP * _WARP))
+    has_mma = (capability or 0) >= _MMA_CAPABILITY
+    is_tf32 = attrs.get("precision") == "tf32"
+    if is_tf32 and not has_mma:
+        raise TargetError(
+            "products by TF32 need to know an architecture that has them",
+            target=str(target),
+            hint=f"say -{'mcpu' if target.kind.name == 'nvptx' else 'arch'}=sm_{_MMA_CAPABILITY} "
+            "or later, or leave -precision=tf32 out",
+        )
     return DeviceLimits(
         registers=_REGISTERS,
         max_work_group=threads,
@@ -83,7 +95,8 @@ def gpu_limits(target: Target, arch: str = "") -> DeviceLimits:
         local_bytes=min(attrs.get("max_shared_memory_per_block", _STATIC_BYTES), _STATIC_BYTES),
         has_fp16=True,
         is_correctly_rounded=True,
-        has_mma=(capability or 0) >= _MMA_CAPABILITY,
+        has_mma=has_mma,
+        has_tf32=is_tf32,
     )
 
 

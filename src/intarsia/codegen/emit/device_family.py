@@ -46,6 +46,7 @@ class DeviceLimits:
         has_fma: Whether `fma` is fast; if not, it rounds twice, as the IR allows.
         is_correctly_rounded: Whether divisions and square roots can round once.
         has_mma: Whether warps multiply matrices of float16.
+        has_tf32: Whether they may multiply those of float32, rounded to TF32.
         most_buffers: Arrays that a kernel can be given; None for any number.
     """
 
@@ -61,6 +62,7 @@ class DeviceLimits:
     has_fma: bool = True
     is_correctly_rounded: bool = False
     has_mma: bool = False
+    has_tf32: bool = False
     most_buffers: int | None = None
 
     @property
@@ -83,6 +85,7 @@ class DeviceLimits:
             most_items=self.max_work_group,
             shared_bytes=self.local_bytes,
             has_mma=self.has_mma,
+            has_tf32=self.has_tf32,
         )
 
 

@@ -42,6 +42,8 @@ from intarsia.errors import BackendError
 _GLOBAL, _SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
 _WARP = 32
 """Threads of a warp."""
+_HALF_PRODUCT, _TF32_PRODUCT = "m16n8k16.row.col.f32.f32", "m16n8k8.row.col.tf32"
+"""LLVM's names of the products of a warp (`ir.Mma`)."""
 _MOST_PARAMETERS = 4096 // 8
 """What a kernel can be given: 4 KiB (CUDA C++ Programming Guide, "Function Parameters")."""
 _MOST_PRIVATE = 512 << 10
@@ -352,24 +354,17 @@ class _Nvptx(LlvmCore):
         self.keep(shuffle.result, result, len(self.blocks) - 1)
 
     def _mma(self, mma: ir.Mma) -> None:
-        """Write a product of a warp's matrices: registers have two float16 each."""
-        half, single = "<2 x half>", "float"
-        arguments = []
-        for value in (mma.left, mma.right):
-            type_ = llvm_type(value.type)
-            for first in range(0, value.type.lanes, 2):
-                name = self.fresh()
-                mask = f"<2 x i32> <i32 {first}, i32 {first + 1}>"
-                source = f"{type_} {self.names[value]}, {type_} poison"
-                self.line(f"{name} = shufflevector {source}, {mask}")
-                arguments.append(f"{half} {name}")
+        """Write a product of a warp's matrices."""
+        single, is_half = "float", mma.left.type.dtype == "float16"
+        fragments = self._halves if is_half else self._tf32
+        arguments = [*fragments(mma.left), *fragments(mma.right)]
         vector, count = llvm_type(mma.addend.type), mma.addend.type.lanes
         for lane in range(count):
             name = self.fresh()
             self.line(f"{name} = extractelement {vector} {self.names[mma.addend]}, i32 {lane}")
             arguments.append(f"{single} {name}")
         struct = f"{{ {', '.join([single] * count)} }}"
-        called = "llvm.nvvm.mma.m16n8k16.row.col.f32.f32"
+        called = f"llvm.nvvm.mma.{_HALF_PRODUCT if is_half else _TF32_PRODUCT}"
         types = ", ".join(argument.rpartition(" ")[0] for argument in arguments)
         self.declared.setdefault(called, f"declare {struct} @{called}({types})")
         found, current = self.fresh(), "poison"
@@ -381,3 +376,26 @@ class _Nvptx(LlvmCore):
             self.line(f"{name} = insertelement {vector} {current}, {single} {one}, i32 {lane}")
             current = name
         self.keep(mma.result, current, len(self.blocks) - 1)
+
+    def _halves(self, value: ir.IrValue) -> list[str]:
+        """Write the registers of a matrix's fragment: two float16 each."""
+        type_, found = llvm_type(value.type), []
+        for first in range(0, value.type.lanes, 2):
+            name = self.fresh()
+            mask = f"<2 x i32> <i32 {first}, i32 {first + 1}>"
+            source = f"{type_} {self.names[value]}, {type_} poison"
+            self.line(f"{name} = shufflevector {source}, {mask}")
+            found.append(f"<2 x half> {name}")
+        return found
+
+    def _tf32(self, value: ir.IrValue) -> list[str]:
+        """Write the registers of a matrix's fragment: one float32 each, rounded to TF32."""
+        type_, found = llvm_type(value.type), []
+        # Without rounding, the instruction would cut the bits that it does not take.
+        called = self.declare("llvm.nvvm.f2tf32.rna", "i32 (float)")
+        for lane in range(value.type.lanes):
+            one, name = self.fresh(), self.fresh()
+            self.line(f"{one} = extractelement {type_} {self.names[value]}, i32 {lane}")
+            self.line(f"{name} = call i32 {called}(float {one})")
+            found.append(f"i32 {name}")
+        return found

@@ -4,8 +4,9 @@
 Rows are positions of the window in all images, columns output channels, and steps along k the taps
 of all input channels. The left operand is nowhere as a whole: a slice of it is gathered from the
 images when it is brought to shared memory (Chetlur et al., "cuDNN: Efficient Primitives for Deep
-Learning", 2014). All else is `grid_gemm`'s. A convolution of one tap is a product of what lies
-there. Groups are a batch of products; those of few channels are not worth it (`grid_strips`).
+Learning", 2014). All else is `grid_gemm`'s, or `warp_gemm`'s where warps multiply by TF32. A
+convolution of one tap is a product of what lies there. Groups are a batch of products; those of few
+channels are not worth it (`grid_strips`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from intarsia.arrays import Array
 from intarsia.codegen.body import Layout, store_lanes
 from intarsia.codegen.ir import Function, Index, IrValue
+from intarsia.codegen.kernels import warp_gemm
 from intarsia.codegen.kernels.conv import Conv
 from intarsia.codegen.kernels.convolution import LINE_BYTES
 from intarsia.codegen.kernels.grid_gemm import (
@@ -26,9 +28,17 @@ from intarsia.codegen.kernels.grid_gemm import (
     GridGemmSchedule,
     GridProduct,
     Placing,
+    Plan,
+    SharedProduct,
     has_schedule,
     is_shared,
     schedule,
+)
+from intarsia.codegen.kernels.warp_gemm import (
+    WarpGemm,
+    WarpGemmSchedule,
+    WarpProduct,
+    has_warp_schedule,
 )
 from intarsia.codegen.unit import GpuModel
 from intarsia.extents import is_free
@@ -47,7 +57,7 @@ class GridConv:
 
     conv: Conv
     machine: GpuModel
-    schedule: GridGemmSchedule | None = None
+    schedule: GridGemmSchedule | WarpGemmSchedule | None = None
 
 
 SPECS = (GridConv,)
@@ -97,7 +107,8 @@ def _product(spec: GridConv) -> GridGemm:
     a = Layout("float32", (*a_steps, *rows), conv.x.align * is_blocked)
     b = Layout("float32", (*b_steps, n, 1), LINE_BYTES)
     c = Layout("float32", (*b_steps, n, 1))
-    return GridGemm(m, n, k, a, b, c, batch, spec.machine, schedule=spec.schedule)
+    plan = spec.schedule if isinstance(spec.schedule, GridGemmSchedule) else None
+    return GridGemm(m, n, k, a, b, c, batch, spec.machine, schedule=plan)
 
 
 def pack(spec: GridConv, weights: Array) -> Array:
@@ -123,16 +134,20 @@ def packing(spec: GridConv) -> str:
 
 def build(spec: GridConv) -> Function:
     """Return the kernel."""
-    return _ConvProduct(spec).function()
+    product = _product(spec)
+    if isinstance(spec.schedule, WarpGemmSchedule):
+        return _WarpConv(spec.conv, product, spec.schedule).function()
+    if spec.schedule is None and has_warp_schedule(spec.machine, "float32"):
+        return _WarpConv(spec.conv, product, warp_gemm.schedule(WarpGemm(product))).function()
+    return _ItemConv(spec.conv, product, schedule(product)).function()
 
 
-class _ConvProduct(GridProduct):
-    name = "grid_conv"
+class _Convolved(SharedProduct[Plan]):
+    """A product whose left operand is gathered from images, and whose result is theirs."""
 
-    def __init__(self, spec: GridConv) -> None:
-        self.conv = spec.conv
-        product = _product(spec)
-        super().__init__(product, schedule(product))
+    def __init__(self, conv: Conv, product: GridGemm, plan: Plan) -> None:
+        self.conv = conv
+        super().__init__(product, plan)
 
     def declare(self) -> None:
         b, conv, window = self.b, self.conv, self.conv.window
@@ -159,11 +174,19 @@ class _ConvProduct(GridProduct):
     def write(self, item: Placing, value: IrValue, row: Index, column: Index) -> None:
         b, conv = self.b, self.conv
         image, *position = b.unravel(row, (conv.batch, *conv.window.out))
-        block, _ = b.split(column, VECTOR)
+        block, channel = b.split(column, VECTOR)
         for group in item.batch:
             block = group * conv.group_blocks + block
             column = group * self.spec.n + column
         if self.bias is not None:
-            value = b.add(value, b.load(self.bias, column, VECTOR))
-        at = (image, block, *position, Index())
+            value = b.add(value, b.load(self.bias, column, value.type.lanes))
+        at = (image, block, *position, channel)
         store_lanes(b, self.epilogue(value, at, None), self.result, at)
+
+
+class _ItemConv(_Convolved[GridGemmSchedule], GridProduct):
+    name = "grid_conv"
+
+
+class _WarpConv(_Convolved[WarpGemmSchedule], WarpProduct):
+    name = "warp_conv"

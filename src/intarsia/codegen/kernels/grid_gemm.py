@@ -13,8 +13,10 @@ nothing of that is written.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
 
 from intarsia.codegen.body import NOTHING, Fused, Layout, store_lanes
 from intarsia.codegen.builder import Builder
@@ -93,6 +95,29 @@ class GridGemm:
     schedule: GridGemmSchedule | None = None
 
 
+class TilePlan(Protocol):
+    """What the schedules of all products by tiles in shared memory say."""
+
+    @property
+    def rows(self) -> int:
+        """Of a block's tile of the result."""
+
+    @property
+    def columns(self) -> int:
+        """Of it."""
+
+    @property
+    def depth(self) -> int:
+        """Steps along k of a slice in shared memory."""
+
+    @property
+    def stages(self) -> int:
+        """Slices in shared memory: 2 if one is brought while another is multiplied."""
+
+
+Plan = TypeVar("Plan", bound=TilePlan)
+
+
 SPECS = (GridGemm,)
 
 _LEAST = 16
@@ -167,15 +192,26 @@ def schedule(spec: GridGemm) -> GridGemmSchedule:
     if spec.schedule is not None:
         return spec.schedule
 
+    fitting = {peak: plan for peak, plan in _SCHEDULES.items() if fits(plan, spec.machine)}
+    return best_plan(spec, fitting)
+
+
+def best_plan(spec: GridGemm, plans: Mapping[float, Plan]) -> Plan:
+    """Return the one of some schedules that a product is done soonest by.
+
+    Args:
+        spec: The product.
+        plans: By how near to a GPU's peak they come where all of it is busy.
+    """
+
     def gain(peak: float) -> float:
-        plan = _SCHEDULES[peak]
+        plan = plans[peak]
         down, across = -(-spec.m // plan.rows), -(-spec.n // plan.columns)
         blocks = math.prod(spec.batch) * down * across
         used = spec.m * spec.n / (down * plan.rows * across * plan.columns)
         return peak * used * min(1.0, blocks / _BUSY_BLOCKS)
 
-    peaks = [peak for peak, plan in _SCHEDULES.items() if fits(plan, spec.machine)]
-    return _SCHEDULES[max(peaks, key=gain)]
+    return plans[max(plans, key=gain)]
 
 
 def build(spec: GridGemm) -> Function:
@@ -223,17 +259,17 @@ class Placing:
     across: Index
 
 
-class GridProduct:
-    """Makes one kernel, whose work-items each have rows and columns of a tile.
+class SharedProduct(ABC, Generic[Plan]):
+    """Makes one kernel, whose blocks each have a tile of the result and share slices of operands.
 
     Args:
         spec: The product.
         plan: How it is cut.
     """
 
-    name = "grid_gemm"
+    name: str
 
-    def __init__(self, spec: GridGemm, plan: GridGemmSchedule) -> None:
+    def __init__(self, spec: GridGemm, plan: Plan) -> None:
         self.spec = spec
         self.plan = plan
         self.b = Builder(self.name)
@@ -273,28 +309,29 @@ class GridProduct:
             self._work_item(item, warp * lanes + lane)
         return b.finish()
 
+    @abstractmethod
     def work_items(self) -> int:
         """Return the work-items of a block."""
-        return self.plan.work_items
 
+    @abstractmethod
     def slice_of(self, name: str, along: int) -> Buffer:
         """Declare the slices of an operand in shared memory, `[stages, depth, along]`."""
-        plan = self.plan
-        pitch = plan.pitch if name == "left" else along
-        shape = (plan.stages, plan.depth, along)
-        return self.b.shared(name, "float32", shape, (plan.depth * pitch, pitch, 1))
 
+    @abstractmethod
     def place(self, warp: Index, lane: Index) -> tuple[Index, Index]:
         """Return the first row and column of a work-item in its block."""
-        across = self.plan.columns // self.plan.item_columns
-        row, column = self.b.split(lane, across)
-        down = warp * (self.spec.machine.lanes // across) + row
-        return down * VECTOR, column * VECTOR
 
+    @abstractmethod
     def zeros(self) -> list[IrValue]:
         """Return the sums before the first product."""
-        zero = self.b.constant(0, Type("float32", VECTOR))
-        return [zero] * (self.plan.item_rows * self.plan.item_columns // VECTOR)
+
+    @abstractmethod
+    def multiply(self, item: Placing, stage: Index, sums: list[IrValue]) -> list[IrValue]:
+        """Add the products of a slice."""
+
+    @abstractmethod
+    def finish(self, item: Placing, sums: Sequence[IrValue]) -> None:
+        """Write the results that lie inside."""
 
     def _work_item(self, item: Placing, number: Index) -> None:
         plan, sums = self.plan, self.zeros()
@@ -407,7 +444,56 @@ class GridProduct:
             stride = one.shared.strides[-1 if one.is_along else -2]
             self.b.store(value, one.shared, (stage, k, along), stride=stride)
 
-    # Products
+    # Results
+
+    def store(self, item: Placing, value: IrValue, row: Index, column: Index) -> None:
+        """Write neighbours along a row, if they lie inside."""
+        b, spec, plan = self.b, self.spec, self.plan
+        inside = [
+            b.compare("lt", b.index(place), b.index(extent))
+            for place, extent, tile in ((row, spec.m, plan.rows), (column, spec.n, plan.columns))
+            if extent % tile
+        ]
+        if not inside:
+            self.write(item, value, row, column)
+            return
+        condition = inside[0] if len(inside) == 1 else b.binary("and", *inside)
+        with b.where(condition):
+            self.write(item, value, row, column)
+
+    def write(self, item: Placing, value: IrValue, row: Index, column: Index) -> None:
+        """Write neighbours along a row, which lie inside."""
+        at = (*item.batch, row, column)
+        store_lanes(self.b, self.epilogue(value, at, None), self.result, at)
+
+
+class GridProduct(SharedProduct[GridGemmSchedule]):
+    """Makes one kernel, whose work-items each have rows and columns of a tile."""
+
+    name = "grid_gemm"
+
+    def work_items(self) -> int:
+        """Return the work-items of a block."""
+        return self.plan.work_items
+
+    def slice_of(self, name: str, along: int) -> Buffer:
+        """Declare the slices of an operand in shared memory, `[stages, depth, along]`."""
+        plan = self.plan
+        pitch = plan.pitch if name == "left" else along
+        shape = (plan.stages, plan.depth, along)
+        return self.b.shared(name, "float32", shape, (plan.depth * pitch, pitch, 1))
+
+    def place(self, warp: Index, lane: Index) -> tuple[Index, Index]:
+        """Return the first row and column of a work-item in its block."""
+        across = self.plan.columns // self.plan.item_columns
+        row, column = self.b.split(lane, across)
+        down = warp * (self.spec.machine.lanes // across) + row
+        return down * VECTOR, column * VECTOR
+
+    def zeros(self) -> list[IrValue]:
+        """Return the sums before the first product."""
+        zero = self.b.constant(0, Type("float32", VECTOR))
+        return [zero] * (self.plan.item_rows * self.plan.item_columns // VECTOR)
 
     def multiply(self, item: Placing, stage: Index, sums: list[IrValue]) -> list[IrValue]:
         """Add the products of a slice."""
@@ -454,23 +540,3 @@ class GridProduct:
                     continue
                 for lane in range(VECTOR):
                     self.store(item, b.extract(value, lane), row, column + lane)
-
-    def store(self, item: Placing, value: IrValue, row: Index, column: Index) -> None:
-        """Write neighbours along a row, if they lie inside."""
-        b, spec, plan = self.b, self.spec, self.plan
-        inside = [
-            b.compare("lt", b.index(place), b.index(extent))
-            for place, extent, tile in ((row, spec.m, plan.rows), (column, spec.n, plan.columns))
-            if extent % tile
-        ]
-        if not inside:
-            self.write(item, value, row, column)
-            return
-        condition = inside[0] if len(inside) == 1 else b.binary("and", *inside)
-        with b.where(condition):
-            self.write(item, value, row, column)
-
-    def write(self, item: Placing, value: IrValue, row: Index, column: Index) -> None:
-        """Write neighbours along a row, which lie inside."""
-        at = (*item.batch, row, column)
-        store_lanes(self.b, self.epilogue(value, at, None), self.result, at)

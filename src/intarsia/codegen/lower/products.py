@@ -66,7 +66,7 @@ def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
         assembler.unit,
     )
     note = ""
-    product: Gemm | GridGemm | TileProduct
+    product: Gemm | GridGemm | WarpGemm | TileProduct
     if is_packed:
         weights = operation.array(1).transpose(b_order)
         weights = weights if alpha == 1 else (weights * alpha).astype(dtype)
@@ -88,7 +88,7 @@ def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
         b = _by_columns(assembler, b, group, key).expanded((*batch, k, n))
         b = _in_halves(assembler, b, b_value, (m, n, k))
         product = choose_product(assembler, replace(spec, b=b.layout), key)
-        product, a, b = _as_halves(assembler, product, a, b)
+        product, a, b = _of_halves(product, a, b)
     assembler.call(product, (a, b, c, *views[1:]), group.names, note)
 
 
@@ -132,7 +132,7 @@ def append_linear(
         assembler.unit,
     )
     note = ""
-    product: Gemm | GridGemm | TileProduct
+    product: Gemm | GridGemm | WarpGemm | TileProduct
     if weights.constant is None:
         b = assembler.read(weights.id)
         spec = replace(spec, b=b.expanded((*c.shape[:-2], k, n)).layout)
@@ -176,8 +176,8 @@ _DOTS, _TILES = "dots", "tiles"
 """Which sums of products are computed together: along the terms, or along the columns."""
 
 
-def _on_gpu(assembler: Assembler, spec: Gemm, b: Layout) -> GridGemm | None:
-    """Return a product as it is to run on a GPU.
+def _on_gpu(assembler: Assembler, spec: Gemm, b: Layout) -> GridGemm | WarpGemm | None:
+    """Return a product as it is to run on a GPU, by TF32 where it may.
 
     Args:
         assembler: Of the program.
@@ -190,14 +190,15 @@ def _on_gpu(assembler: Assembler, spec: Gemm, b: Layout) -> GridGemm | None:
     """
     if not isinstance(assembler.machine, GpuModel) or assembler.settled:
         return None
-    return grid_gemm(spec, b, assembler.machine)
+    shared = grid_gemm(spec, b, assembler.machine)
+    return shared and (warp_gemm(shared, SINGLE) or shared)
 
 
 def _has_mma(assembler: Assembler) -> bool:
     return isinstance(assembler.machine, GpuModel) and assembler.machine.has_mma
 
 
-Product = TypeVar("Product", bound=Gemm | GridGemm | TileProduct)
+Product = TypeVar("Product", bound=Gemm | GridGemm | WarpGemm | TileProduct)
 
 
 def _in_halves(assembler: Assembler, view: View, value: Value, sizes: Sequence[Size]) -> View:
@@ -215,20 +216,18 @@ def _in_halves(assembler: Assembler, view: View, value: Value, sizes: Sequence[S
     return _copied(assembler, view, FLOAT16)
 
 
-def _as_halves(
-    assembler: Assembler, product: Product, a: View, b: View
-) -> tuple[Product | WarpGemm, View, View]:
+def _of_halves(product: Product, a: View, b: View) -> tuple[Product | WarpGemm, View, View]:
     """Return a product of operands that memory keeps as float16 as one of a GPU's warps."""
-    is_half = a.half == b.half == FLOAT16
-    if not is_half or not isinstance(product, GridGemm) or not _has_mma(assembler):
+    whole = product.product if isinstance(product, WarpGemm) else product
+    if not isinstance(whole, GridGemm) or {a.half, b.half} != {FLOAT16}:
         return product, a, b
-    shared = warp_gemm(product)
+    shared = warp_gemm(whole, FLOAT16)
     if shared is None:
         return product, a, b
     return shared, replace(a, dtype=a.half, half=""), replace(b, dtype=b.half, half="")
 
 
-def choose_product(assembler: Assembler, spec: Gemm, key: str) -> Gemm | GridGemm:
+def choose_product(assembler: Assembler, spec: Gemm, key: str) -> Gemm | GridGemm | WarpGemm:
     """Return a product of two computed operands as it is to run.
 
     Args:
@@ -271,7 +270,7 @@ def pack_weights(
     name: str,
     half: str,
     reader: str,
-) -> tuple[Gemm | GridGemm | TileProduct, View, View, str]:
+) -> tuple[Gemm | GridGemm | WarpGemm | TileProduct, View, View, str]:
     """Return a product with constant weights as it is to run, both operands, and a note.
 
     Args:
@@ -290,7 +289,7 @@ def pack_weights(
         shared = _on_gpu(assembler, spec, rows.layout)
         if shared is not None:
             kept = assembler.panels(f"{name}rows", lambda: np.ascontiguousarray(weights), half)
-            return *_as_halves(assembler, shared, a, replace(rows, storage=kept.storage)), ""
+            return *_of_halves(shared, a, replace(rows, storage=kept.storage)), ""
     if not half:
         half, note = _half_weights(assembler, spec, weights, key)
         if half == BFLOAT16 and assembler.unit.has_bf16_tiles:
@@ -366,7 +365,7 @@ def lower_gemm(assembler: Assembler, group: KernelGroup) -> None:
         m, n, a.shape[1], a.layout, Panels(dtype), c.layout, epilogue=fused, unit=assembler.unit
     )
     note = ""
-    product: Gemm | GridGemm | TileProduct
+    product: Gemm | GridGemm | WarpGemm | TileProduct
     if is_packed:
         weights = operation.array(1)
         weights = weights.T if operation.attribute("transB", 0) else weights
@@ -383,7 +382,7 @@ def lower_gemm(assembler: Assembler, group: KernelGroup) -> None:
         b = _in_halves(assembler, b, b_value, (m, n, a.shape[1]))
         spec = replace(spec, b=b.layout)
         product = choose_product(assembler, spec, dots_key(operation))
-        product, a, b = _as_halves(assembler, product, a, b)
+        product, a, b = _of_halves(product, a, b)
     assembler.call(product, (a, b, c, *operands), group.names, note)
 
 
