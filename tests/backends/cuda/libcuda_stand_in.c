@@ -29,7 +29,7 @@ static struct piece pieces[MOST];
 static struct host_code codes[MOST];
 static struct stream *streams[MOST];
 static void drain(struct stream *stream, long end);
-static int code_count, launches, copies_in, copies_out;
+static int code_count, launches, graph_launches, graphs, copies_in, copies_out;
 static size_t limit = (size_t)1 << 30;
 static _Thread_local struct context *current;
 static _Thread_local int thread_x, block_x, block_y, blocks_y;
@@ -39,6 +39,8 @@ static pthread_barrier_t block_barrier;
 void stand_in_limit(size_t bytes) { limit = bytes; }
 int64_t stand_in_count(const char *what) {
   if (!strcmp(what, "launches")) return launches;
+  if (!strcmp(what, "graph launches")) return graph_launches;
+  if (!strcmp(what, "graphs")) return graphs;
   if (!strcmp(what, "copies in")) return copies_in;
   if (!strcmp(what, "copies out")) return copies_out;
   int64_t total = 0;
@@ -242,15 +244,74 @@ int cuModuleGetFunction(struct kernel **kernel, char *module, const char *name) 
     if (!strcmp(codes[i].name, name)) (*kernel)->code = &codes[i];
   return (*kernel)->code ? OK : NOT_FOUND;
 }
+static int prepare(struct operation *work, struct kernel *kernel, unsigned gx, unsigned gy,
+                   unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                   void **given, void **extra) {
+  if (bx != kernel->threads || by != 1 || bz != 1 || gz != 1 || shared || extra || gy > 65535)
+    return INVALID_VALUE;
+  *work = (struct operation){.kernel = kernel, .grid = {gx, gy}, .threads = bx};
+  for (int i = 0; i < kernel->arguments; i++) work->values[i] = *(int64_t *)given[i];
+  return OK;
+}
 int cuLaunchKernel(struct kernel *kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
                    unsigned by, unsigned bz, unsigned shared, struct stream *stream, void **given,
                    void **extra) {
-  if (bx != kernel->threads || by != 1 || bz != 1 || gz != 1 || shared || extra || gy > 65535)
-    return INVALID_VALUE;
-  struct operation work = {.kernel = kernel, .grid = {gx, gy}, .threads = bx};
-  for (int i = 0; i < kernel->arguments; i++) work.values[i] = *(int64_t *)given[i];
+  struct operation work;
+  int error = prepare(&work, kernel, gx, gy, gz, bx, by, bz, shared, given, extra);
+  if (error) return error;
   launches++;
   return submit(stream, work);
+}
+
+/* Graphs: of kernels each of which depends on the one that was added before it, and on no other. */
+struct node { struct node *before; struct operation work; };
+struct graph { struct node *last; int count; };
+struct executable { int count; struct operation work[]; };
+struct node_params { struct kernel *kernel; unsigned gx, gy, gz, bx, by, bz, shared; void **given,
+                     **extra, *other_kernel, *context; };
+int cuGraphCreate(struct graph **graph, unsigned flags) {
+  if (!current || flags) return INVALID_VALUE;
+  graphs++;
+  *graph = calloc(1, sizeof **graph); return OK;
+}
+int cuGraphAddKernelNode_v2(struct node **added, struct graph *graph, struct node **dependencies,
+                            size_t count, const struct node_params *p) {
+  if (count != (graph->last != NULL) || (count && dependencies[0] != graph->last))
+    return INVALID_VALUE;
+  struct node *node = calloc(1, sizeof *node);
+  int error = prepare(&node->work, p->kernel, p->gx, p->gy, p->gz, p->bx, p->by, p->bz, p->shared,
+                      p->given, p->extra);
+  if (error) { free(node); return error; }
+  node->before = graph->last;
+  *added = graph->last = node;
+  graph->count++;
+  return OK;
+}
+int cuGraphInstantiateWithFlags(struct executable **made, struct graph *graph, uint64_t flags) {
+  if (flags) return INVALID_VALUE;
+  *made = calloc(1, sizeof **made + graph->count * sizeof(struct operation));
+  (*made)->count = graph->count;
+  graphs++;
+  struct node *node = graph->last;
+  for (int i = graph->count; i-- > 0; node = node->before) (*made)->work[i] = node->work;
+  return OK;
+}
+int cuGraphDestroy(struct graph *graph) {
+  for (struct node *node = graph->last, *before; node; node = before) {
+    before = node->before;
+    free(node);
+  }
+  graphs--;
+  free(graph); return OK;
+}
+int cuGraphExecDestroy(struct executable *made) { graphs--; free(made); return OK; }
+int cuGraphLaunch(struct executable *made, struct stream *stream) {
+  graph_launches++;
+  for (int i = 0; i < made->count; i++) {
+    int error = submit(stream, made->work[i]);
+    if (error) return error;
+  }
+  return OK;
 }
 int cuGetErrorString(int error, const char **text) {
   *text = error == OUT_OF_MEMORY ? "out of memory" : "something is wrong"; return OK;

@@ -19,6 +19,7 @@ from tests.gpu_on_cpu import WAIT, link_kernel, waits
 
 import intarsia
 from intarsia.backends.cuda import backend, driver
+from intarsia.backends.device_payload import decode
 from intarsia.codegen.emit.nvptx import emit_nvptx
 from intarsia.errors import BackendError, ExecutionError, InputError
 from intarsia.plan.plan import CopyStep
@@ -98,11 +99,16 @@ def two_devices(folder):
     assert set(exe.plan.devices) == {"cpu:0", "cuda:0", "cuda:1"}, exe.plan.devices
     check_numbers(exe, model)
     before = count("copies in"), count("copies out"), count("pinned")
+    launched = count("launches"), count("graph launches")
     exe.run({"x": np.zeros((1, 3, 9, 9), np.float32), "rows": np.array([0, 1])})
     copies = [step for step in exe.plan.steps if isinstance(step, CopyStep)]
     places = [exe.plan.devices[tensor.device] for tensor in exe.plan.tensors]
     copied_in = sum("cuda" in places[step.destination] for step in copies)
     copied_out = sum("cuda" in places[step.source] for step in copies)
+    # A region is one launch: of its one kernel, or of a graph of them.
+    alone = [len(decode(one).calls) == 1 for one in exe.artifacts if one.backend == "cuda"]
+    assert count("launches") - launched[0] == sum(alone)
+    assert count("graph launches") - launched[1] == len(alone) - sum(alone) > 0
     # One more: whether an index was out of bounds.
     assert count("copies in") - before[0] == copied_in
     assert count("copies out") - before[1] == copied_out + 1
@@ -112,7 +118,7 @@ def two_devices(folder):
     check_numbers(intarsia.load(folder / "p.intarsia"), model)
     del exe
     gc.collect()
-    assert count("device") == 0
+    assert count("device") == count("graphs") == 0
 
 
 def no_room():

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A region loaded on a GPU: a module of the driver's, and its kernels with their arguments."""
+"""A region loaded on a GPU: a module of the driver's, and its kernels with their arguments.
+
+The kernels of a bound region are one graph of the driver's, so that a run is one call of it
+(NVIDIA, "CUDA Driver API", "Graph Management").
+"""
 
 from __future__ import annotations
 
 import ctypes
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from intarsia.backends.cuda.device import CudaView, release_in
-from intarsia.backends.cuda.driver import BACKEND_NAME, PROCESS, CudaError, call
+from intarsia.backends.cuda.driver import BACKEND_NAME, PROCESS, CudaError, call, driver
 from intarsia.backends.device import Step
 from intarsia.backends.device_execution import DeviceExecutable, Place
 from intarsia.backends.device_payload import Payload
@@ -65,7 +70,8 @@ class CudaExecutable(DeviceExecutable[CudaView]):
             ]
             threads = record.local_size[0] * record.local_size[1]
             arguments = Arguments([*addresses, *one.sizes])
-            launches.append((self._functions[one.kernel], (*grid, 1, threads, 1, 1), arguments))
+            function = self._functions[one.kernel]
+            launches.append(Launch(function, (*grid, 1, threads, 1, 1), arguments))
         return _make_step(view, launches, owned)
 
 
@@ -84,24 +90,88 @@ class Arguments:
         self.address = ctypes.addressof(self._table)
 
 
-def _make_step(
-    view: CudaView,
-    launches: Sequence[tuple[Any, tuple[int, ...], Arguments]],
-    owned: object,
-) -> Step:
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One call of a kernel.
+
+    Attributes:
+        function: The driver's.
+        numbers: Of blocks and of threads, in three dimensions each.
+        arguments: What it is given.
+    """
+
+    function: Any
+    numbers: tuple[int, ...]
+    arguments: Arguments
+
+
+class KernelGraph:
+    """Kernels that run one after another, as one thing that the driver starts.
+
+    Args:
+        view: On whose device.
+        launches: Them in their order.
+
+    Raises:
+        CudaError: The driver does not make it.
+    """
+
+    def __init__(self, view: CudaView, launches: Sequence[Launch]) -> None:
+        view.context.enter()
+        graph = call("cuGraphCreate", 0)
+        try:
+            before: list[Any] = []
+            for launch in launches:
+                node = driver().CUDA_KERNEL_NODE_PARAMS()
+                node.func = launch.function
+                node.gridDimX, node.gridDimY, node.gridDimZ = launch.numbers[:3]
+                node.blockDimX, node.blockDimY, node.blockDimZ = launch.numbers[3:]
+                node.sharedMemBytes = 0
+                node.kernelParams = launch.arguments.address  # which is copied here
+                before = [call("cuGraphAddKernelNode", graph, before, len(before), node)]
+            self._executable = call("cuGraphInstantiate", graph, 0)
+        finally:
+            call("cuGraphDestroy", graph)
+        weakref.finalize(self, release_in, view.context, "cuGraphExecDestroy", self._executable)
+
+    def queue(self, stream: Any) -> None:
+        """Queue them in a stream."""
+        call("cuGraphLaunch", self._executable, stream)
+
+
+def _make_step(view: CudaView, launches: Sequence[Launch], owned: object) -> Step:
     """Return the call that queues kernels.
 
     Args:
         view: Whose stream they run in.
-        launches: Kernels with the numbers of blocks and of threads, and their arguments.
+        launches: The kernels.
         owned: Everything that must live as long as the call.
+
+    Raises:
+        ExecutionError: The driver does not make one thing of them.
     """
+    graph = None
+    if len(launches) > 1:
+        with view.failing("failed to make a graph of kernels"):
+            graph = KernelGraph(view, launches)
 
     def step(_owned: object = owned) -> None:
         PROCESS.check()
         with view.failing("failed to run a kernel"):
             view.context.enter()
-            for function, numbers, arguments in launches:
-                call("cuLaunchKernel", function, *numbers, 0, view.stream, arguments.address, 0)
+            if graph is not None:
+                graph.queue(view.stream)
+                return
+            for launch in launches:
+                numbers, arguments = launch.numbers, launch.arguments
+                call(
+                    "cuLaunchKernel",
+                    launch.function,
+                    *numbers,
+                    0,
+                    view.stream,
+                    arguments.address,
+                    0,
+                )
 
     return step
