@@ -60,9 +60,12 @@ EFFECTS = {
     "webgpu": {"max_num_threads": "1", "max_memory": "8"},
     "cuda": {
         "arch": "sm_60", "max_num_threads": "1", "max_threads_per_block": "1",
-        "registers_per_block": "8192", "max_memory": "8",
+        "registers_per_block": "8192", "max_memory": "8", "precision": "tf32",
     },
-    "nvptx": {"mcpu": "sm_60", "mtriple": None, "max_num_threads": "1", "max_memory": "8"},
+    "nvptx": {
+        "mcpu": "sm_60", "mtriple": None, "max_num_threads": "1", "max_memory": "8",
+        "precision": "tf32",
+    },
     "onnxruntime": {"num_threads": "1", "graph_optimization": "none"},
     "openvino": {"precision": "bf16", "num_threads": "1"},
     "dnnl": {"precision": "bf16", "fpmath": "any", "num-cores": "1"},
@@ -168,7 +171,7 @@ def test_an_attribute_changes_what_a_backend_answers(kind, name, graph, backends
     value = EFFECTS[kind][name]
     if name in ("mattr", "mcpu") and platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip("the values are of x86")
-    if name == "precision" and "bf16" not in str(backends.by_kind["dnnl"].notes()):
+    if value == "bf16" and "bf16" not in str(backends.by_kind["dnnl"].notes()):
         pytest.skip("this CPU has no bf16")
     if (
         name == "max_num_threads"
