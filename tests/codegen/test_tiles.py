@@ -2,17 +2,20 @@
 
 import ctypes
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from tests.codegen.conftest import host_cpu
 
+from intarsia.arrays import np_dtype
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.emit.llvm import emit_llvm
 from intarsia.codegen.expand import expand
 from intarsia.codegen.interpreter import interpret
 from intarsia.codegen.ir import DOT_GROUPS, DOT_SUMS
 from intarsia.codegen.printer import fingerprint, print_function
+from intarsia.codegen.unit import AVX512
 from intarsia.codegen.verifier import verify
 from intarsia.errors import InternalError
 from intarsia.native.loading import LoadedCode
@@ -165,3 +168,36 @@ def test_the_interpreter_refuses_to_leave_a_buffer():
 def test_a_target_without_tiles_has_none_to_use(tmp_path):
     assert usable_tiles({"avx512f"}, tmp_path) == ()
     assert usable_tiles({"amx-bf16"}, tmp_path) == ()  # nothing to load them with
+
+
+@pytest.mark.parametrize("has_tiles", [False, True])
+def test_bfloat16_is_rounded_alike_with_and_without_its_instruction(run_kernel, has_tiles):
+    """To nearest with ties to even; denormals may become 0, which is what tiles take them for."""
+    if has_tiles and tile_problem():
+        pytest.skip(f"no tiles here: {tile_problem()}")
+    bits = np.random.default_rng(5).integers(0, 1 << 32, 4096, np.uint32)
+    special = [0, 1 << 31, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFFFFFFF, 0x7F7FFFFF, 0x7F808000]
+    special += [0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF, 0xBF818000, 0x3FFF8000]
+    bits[: len(special)] = special
+    x = bits.view(np.float32)
+    b = Builder("rounding")
+    source = b.argument("x", "float32", (4096,))
+    target = b.argument("y", "uint16", (4096,), is_written=True)
+    with b.parallel(256) as turn:
+        b.store(b.unary("bfloat16", b.load(source, (turn * 16,), 16)), target, (turn * 16,))
+    unit = replace(AVX512, tiles=("amx-bf16",) if has_tiles else ())
+    found = run_kernel(
+        b.finish(),
+        [x, np.zeros(4096, np.uint16)],
+        interpreted=not has_tiles,
+        emit=lambda kernel: emit_llvm(kernel, unit),
+    )[1]
+    narrow = (found.astype(np.uint32) << 16).view(np.float32)
+    is_none, is_small = np.isnan(x), np.abs(x) < np.finfo(np.float32).tiny
+    assert np.isnan(narrow[is_none]).all()
+    assert is_small.sum() > 10
+    assert (np.abs(narrow[is_small]) < 2 * np.finfo(np.float32).tiny).all()
+    rest = ~(is_none | is_small)
+    with np.errstate(over="ignore"):
+        want = x[rest].astype(np_dtype("bfloat16")).view(np.uint16)
+    np.testing.assert_array_equal(found[rest], want)

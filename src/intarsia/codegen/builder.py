@@ -296,7 +296,7 @@ class Builder:
     def unary(self, name: str, operand: ir.IrValue) -> ir.IrValue:
         """Apply one of `ir.UNARY`."""
         assert name in ir.UNARY, name
-        dtype = "bool" if name == "isnan" else operand.type.dtype
+        dtype = ir.UNARY_RESULTS.get(name, operand.type.dtype)
         return self._append(ir.Unary(ir.IrValue(operand.type.with_dtype(dtype)), name, operand))
 
     def binary(self, name: str, left: Operand, right: Operand) -> ir.IrValue:

@@ -133,6 +133,14 @@ def _where(condition: Any, left: Any, right: Any) -> Any:
     return np.where(condition, left, right)[()]
 
 
+def _bfloat16(x: Any) -> Any:
+    """Return float32 as the bits of bfloat16; see `ir.UNARY`."""
+    bits = np.asarray(x).view(np.uint32)
+    near = ((bits.astype(np.uint64) + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    quiet = (bits >> 16 | 0x40).astype(np.uint16)
+    return np.where(np.isnan(x), quiet, near)[()]
+
+
 _UNARY: Mapping[str, Any] = {
     "neg": operator.neg,
     "abs": np.abs,
@@ -143,6 +151,7 @@ _UNARY: Mapping[str, Any] = {
     "rint": np.rint,
     "not": np.invert,
     "isnan": np.isnan,
+    "bfloat16": _bfloat16,
 }
 _BINARY: Mapping[str, Any] = {
     "add": operator.add,

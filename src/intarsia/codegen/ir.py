@@ -212,9 +212,15 @@ class LoopKind(StrEnum):
     LANE = "lane"  # side by side, the only loop of a turn of the block: work-items of a warp
 
 
-UNARY = frozenset(("neg", "abs", "sqrt", "floor", "ceil", "trunc", "rint", "not", "isnan"))
+UNARY = frozenset(
+    ("neg", "abs", "sqrt", "floor", "ceil", "trunc", "rint", "not", "isnan", "bfloat16")
+)
 """Unary operations. `rint` rounds halves to even, `not` is bitwise (logical for bool), `isnan`
-yields bool."""
+yields bool. `bfloat16` yields of float32 the bits of the nearest bfloat16, as uint16: ties to even,
+NaN stays one, denormals may become 0; as it is for what tiles read, C has no spelling of it."""
+
+UNARY_RESULTS = {"isnan": "bool", "bfloat16": "uint16"}
+"""The dtype of what they yield, where it is not that of the operand."""
 
 BINARY = frozenset(
     ("add", "sub", "mul", "div", "rem", "min", "max", "and", "or", "xor", "shl", "shr", "copysign")

@@ -214,7 +214,9 @@ def _tiles(operation: ir.Operation) -> tuple[ir.TileRegister, ...]:
 def _type_problem(operation: ir.Operation) -> str | None:  # noqa: PLR0911, PLR0912, C901 - cases
     match operation:
         case ir.Unary(result=result, name=name, operand=a):
-            expected = a.type.with_dtype("bool") if name == "isnan" else a.type
+            if name == "bfloat16" and a.type.dtype != "float32":
+                return f"{name} of {a.type}"
+            expected = a.type.with_dtype(ir.UNARY_RESULTS.get(name, a.type.dtype))
             return _mismatch(result.type, expected)
         case ir.Binary(result=result, left=a, right=b):
             return _mismatch(result.type, a.type, b.type)

@@ -29,6 +29,8 @@ _ARCH_PRCTL = 158
 _ARCH_REQ_XCOMP_PERM = 0x1023
 _XTILEDATA = 18
 _NEEDED = "amx-tile"
+_BESIDE = {"amx-bf16": ("avx512bf16",)}
+"""What rounds numbers to those that tiles take."""
 _TRIAL = "intarsia.native.tile_trial:try_tiles"
 _TRIAL_VERSION = "2"
 """Of what is kept of a trial."""
@@ -41,7 +43,7 @@ def usable_tiles(features: Collection[str], caches: Path) -> tuple[str, ...]:
         features: LLVM's names of what the target has.
         caches: The folder of all caches, where the verdict on tiles is kept.
     """
-    named = tuple(name for name in TILE_FEATURES if name in features)
+    named = tuple(name for name in TILE_FEATURES if {name, *_BESIDE.get(name, ())} <= set(features))
     if not named or _NEEDED not in features or why_no_tiles(caches):
         return ()
     return named

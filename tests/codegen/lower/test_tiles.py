@@ -387,3 +387,53 @@ def test_code_with_tiles_is_refused_where_a_process_cannot_have_them(backends, m
     monkeypatch.setattr("intarsia.native.tiles.why_no_tiles", lambda _: "no more of them")
     with pytest.raises(BackendError, match=r"products of tiles .*: no more of them"):
         backends.by_kind["llvm"].value.load(exe.artifacts[0], exe.artifacts[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "heads"),
+    [({}, 2), ({"is_causal": 1}, 1), ({"softcap": 3.0}, 2)],
+    ids=["plain", "causal, heads that share keys", "capped"],
+)
+def test_attention_is_two_products_of_tiles(options, heads):
+    """What kernels of vectors compute without tiles, but for rounding."""
+    sketch = Sketch()
+    value = sketch.add("Attention", "q", "k", "v", q_num_heads=2, kv_num_heads=heads, **options)
+    shapes = {"q": [1, 70, 64], "k": [1, 90, 32 * heads], "v": [1, 90, 32 * heads]}
+    model = sketch.model(shapes, [value])
+    feeds, graph = feeds_of(model), snapshot(load(model))
+    region = Region.of(graph, range(len(graph.nodes)))
+    found = {}
+    for unit in (AVX512, TILES):
+        program = lower_region(region, LoweringOptions(unit, is_bf16=True))
+        notes = [call.note for call in program.calls if "attention" in call.note]
+        assert notes == ["attention by bfloat16 tiles" if unit is TILES else "attention"]
+        assert any(kernel.tiles for kernel in program.kernels) == (unit is TILES)
+
+        def run(call, memory, program=program):
+            interpret(program.kernels[call.kernel], memory)
+
+        found[unit] = run_program(program, region, feeds, run)[value]
+    want = evaluate(model, feeds)[0]
+    close(found[AVX512], want, 1e-5)
+    error = np.linalg.norm(found[TILES] - want) / np.linalg.norm(want)
+    assert 1e-4 < error < 1e-2
+    exact = lower_region(region, LoweringOptions(TILES))
+    assert not any(kernel.tiles for kernel in exact.kernels)
+
+
+def test_attention_of_free_lengths_gives_the_same_bits():
+    """Few queries take vectors in every program, and few keys do as the program for all sizes."""
+    problem = why_no_tiles(Settings.from_environment().cache_folder())
+    if problem:
+        pytest.skip(f"no tiles here: {problem}")
+    sketch = Sketch()
+    heads = {"q_num_heads": 2, "kv_num_heads": 2}
+    value = sketch.add("Attention", "q", "k", "v", is_causal=1, **heads)
+    inputs = {"q": ["batch", "rows", 64], "k": ["batch", "keys", 64], "v": ["batch", "keys", 64]}
+    sizes = [
+        {"batch": b, "rows": m, "keys": n}
+        for b, m, n in ((1, 1, 40), (2, 9, 20), (1, 70, 130), (1, 140, 300))
+    ]
+    shapes = {"rows": "1..256", "keys": "1..512"}
+    exe = check(sketch.model(inputs, [value]), sizes, None, "llvm -precision=bf16", shapes)
+    assert "attention by bfloat16 tiles" in str(exe.explain())

@@ -196,7 +196,7 @@ def _unary(name: str, type_: ir.Type, isa: Instructions) -> tuple[Slots, float]:
         if isa.is_x86 and not isa.core.overlaps:
             return Slots({kind: 2 * n for kind, n in slots.items()}), 2 * latency
         return slots, latency
-    return _simple(type_, "add" if name == "isnan" else "alu", isa)
+    return _simple(type_, "add" if name in ("isnan", "bfloat16") else "alu", isa)
 
 
 def _binary(  # noqa: PLR0911 - one case a line

@@ -31,6 +31,8 @@ _INTRINSICS |= {"rint": "rint", "copysign": "copysign"}
 _ROUNDED = frozenset(("rint", "floor", "ceil", "trunc"))
 _SIGNIFICANDS = {"float16": 10, "float32": 23, "float64": 52}
 """Bits of a significand after the point."""
+_NARROWED = ("float32", "uint16", "uint32")
+"""What bfloat16 is made of, what it becomes, and what is between."""
 _FLOAT_PREDICATES = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 
 
@@ -74,6 +76,7 @@ class LlvmCore:
     def __init__(self, function: ir.Function, unit: CpuModel) -> None:
         self.function = function
         self._dots = unit.dots
+        self._has_bfloat16 = unit.has_bf16_tiles
         self._fma = "fma" if unit.has_fma else "fmuladd"
         self._has_calls = unit.calls_with_floats
         self.names: dict[ir.IrValue, str] = {}
@@ -492,6 +495,9 @@ class LlvmCore:
     def _expression(self, operation: ir.Operation) -> str:  # noqa: PLR0911 - one case a line
         names = self.names
         match operation:
+            case ir.Unary(name="bfloat16", result=result, operand=a):
+                bits = llvm_type(result.type)
+                return f"call {bits} {self._narrowing(a.type)}({self._typed(a)})"
             case ir.Unary():
                 return self._unary(operation)
             case ir.Binary():
@@ -539,6 +545,41 @@ class LlvmCore:
         if operation.name == "rint":
             self._rounded[operation.result] = operand
         return self._call(_INTRINSICS[operation.name], type_, (operand,))
+
+    def _narrowing(self, type_: ir.Type) -> str:
+        """Return what calls a function of the module that makes bfloat16 of float32."""
+        name = f"intarsia.bfloat16.{_suffix(type_)}"
+        if name in self.declared:
+            return f"@{name}"
+        vector, bits, wide = (llvm_type(type_.with_dtype(d)) for d in _NARROWED)
+        if self._has_bfloat16:  # one instruction
+            narrow = bits.replace("i16", "bfloat")
+            lines = [
+                f"%n = fptrunc {vector} %x to {narrow}",
+                f"%r = bitcast {narrow} %n to {bits}",
+            ]
+        else:
+            numbers = (0x7FFF, 16, 1, 0x40)
+            half, shift, one, quiet = (
+                llvm_literal(number, type_.with_dtype("uint32")) for number in numbers
+            )
+            lines = [
+                f"%b = bitcast {vector} %x to {wide}",
+                f"%u = lshr {wide} %b, {shift}",
+                f"%o = and {wide} %u, {one}",
+                f"%h = add {wide} %b, {half}",
+                f"%s = add {wide} %h, %o",
+                f"%e = lshr {wide} %s, {shift}",
+                f"%q = or {wide} %u, {quiet}",
+                f"%c = fcmp uno {vector} %x, %x",
+                f"%w = select {llvm_type(type_.with_dtype('bool'))} %c, {wide} %q, {wide} %e",
+                f"%r = trunc {wide} %w to {bits}",
+            ]
+        body = "\n".join(f"  {line}" for line in (*lines, f"ret {bits} %r"))
+        self.declared[name] = (
+            f"define internal {bits} @{name}({vector} %x) alwaysinline nounwind {{\n{body}\n}}"
+        )
+        return f"@{name}"
 
     def _rounding(self, name: str, type_: ir.Type) -> str:
         """Return what calls a function of the module that rounds numbers to whole ones.

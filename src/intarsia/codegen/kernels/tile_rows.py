@@ -9,7 +9,7 @@ import numpy as np
 
 from intarsia.codegen.body import Layout
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import TILE_BYTES, Function, IrValue, Type
+from intarsia.codegen.ir import TILE_BYTES, Function, Type
 from intarsia.codegen.kernels.domain import each_turn
 from intarsia.extents import Size
 
@@ -66,20 +66,10 @@ def build(spec: TileRows) -> Function:
         with b.serial(0, last) as number:
             parts = [b.load(x, (*at, number, piece, 0), PIECE) for piece in range(spec.pieces)]
             if spec.x.dtype != spec.y.dtype:
-                parts = [bfloat16_bits(b, part) for part in parts]
+                parts = [b.unary("bfloat16", part) for part in parts]
             parts += [rest] * (row // PIECE - spec.pieces)
             while len(parts) > 1:
                 pairs = zip(parts[::2], parts[1::2], strict=True)
                 parts = [b.shuffle(p, q, range(2 * p.type.lanes)) for p, q in pairs]
             b.store(parts[0], y, (*at, number, 0))
     return b.finish()
-
-
-def bfloat16_bits(b: Builder, x: IrValue) -> IrValue:
-    """Return float32 as the bits of bfloat16, to nearest with ties to even; NaN stays one."""
-    bits = b.bitcast(x, "uint32")
-    upper = b.binary("shr", bits, 16)
-    # Half a unit less one, and the last bit that stays: a carry into the exponent is right.
-    near = b.binary("shr", b.add(b.add(bits, 0x7FFF), b.binary("and", upper, 1)), 16)
-    quiet = b.binary("or", upper, 0x40)
-    return b.cast(b.select(b.unary("isnan", x), quiet, near), "uint16")

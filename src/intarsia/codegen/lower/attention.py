@@ -10,6 +10,7 @@ from itertools import accumulate, pairwise
 from operator import mul
 from typing import Any, TypeAlias
 
+from intarsia.codegen.ir import TILE_ROWS
 from intarsia.codegen.kernels.attention import (
     Attention,
     AttentionOfParts,
@@ -18,6 +19,7 @@ from intarsia.codegen.kernels.attention import (
     MaskKind,
     is_cut,
     parts_shape,
+    schedule,
     ways,
 )
 from intarsia.codegen.lower.assembler import Assembler
@@ -106,6 +108,9 @@ class AttentionProblem:
         """The ids of what it reads."""
         return (self.q.value, self.k.value, self.v.value, *(mask.value for mask in self.masks))
 
+
+_LEAST_OF_TILES = 64
+"""Queries and keys of attention by tiles: of fewer, copies to tiles are too large a part."""
 
 PROBLEM = "problem"
 """The attribute of an operation that several nodes spell: its `AttentionProblem`."""
@@ -204,13 +209,36 @@ def append_attention(
     if shared is not None:
         assembler.call(shared, views, names, "attention")
         return
+    if _takes_tiles(assembler, spec, names[0]):
+        spec = replace(spec, is_tiled=True)
     for way in ways(spec):
         if not is_cut(way):
-            assembler.call(way, views, names, "attention")
+            is_tiled = way.is_tiled and not schedule(way).is_by_keys
+            note = "attention by bfloat16 tiles" if is_tiled else "attention"
+            assembler.call(way, views, names, note)
             continue
         parts = assembler.scratch("float32", parts_shape(way))
         assembler.call(way, [*views, parts], names, "attention of parts of the keys")
         assembler.call(AttentionOfParts(way), [parts, heads.y], names, "parts of the keys")
+
+
+def _takes_tiles(assembler: Assembler, spec: Attention, name: str) -> bool:
+    """Tell whether products of attention are of tiles, as the program for all sizes says.
+
+    Args:
+        assembler: Of the program.
+        spec: What is computed.
+        name: Of the node that it is for.
+    """
+    unit = spec.unit
+    if not assembler.is_bf16 or not unit.has_bf16_tiles or unit.lanes() != TILE_ROWS:
+        return False
+
+    def own() -> str:
+        few = min(typical(spec.queries), typical(spec.keys)) < _LEAST_OF_TILES
+        return "vectors" if few else "tiles"
+
+    return (assembler.settle(f"attention of {name!r}", own) or own()) == "tiles"
 
 
 def lower_problem(assembler: Assembler, group: KernelGroup) -> None:

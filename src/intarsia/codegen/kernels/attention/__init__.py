@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention: a softmax of scaled products of queries and keys, times values, as one kernel."""
 
-from intarsia.codegen.kernels.attention.kernel import build
+from intarsia.codegen.kernels.attention.family import build
 from intarsia.codegen.kernels.attention.parts import AttentionOfParts, is_cut, parts_shape
 from intarsia.codegen.kernels.attention.schedules import schedule, ways
 from intarsia.codegen.kernels.attention.spec import (

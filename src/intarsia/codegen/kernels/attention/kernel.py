@@ -24,10 +24,8 @@ from intarsia.codegen.body import load_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Function, Index, IrValue, Type
 from intarsia.codegen.kernels.attention.arguments import declare_buffers
-from intarsia.codegen.kernels.attention.few_queries import build_few
 from intarsia.codegen.kernels.attention.limits import begin_of, limit_of, shift_of
-from intarsia.codegen.kernels.attention.parts import AttentionOfParts, build_joining, few_turns
-from intarsia.codegen.kernels.attention.schedules import schedule
+from intarsia.codegen.kernels.attention.parts import few_turns
 from intarsia.codegen.kernels.attention.spec import (
     Attention,
     AttentionSchedule,
@@ -48,18 +46,7 @@ _LOWEST = float(np.finfo(_DTYPE).min)
 """Where largest scores start: minus infinity would make a first block without scores NaN."""
 
 
-def build(spec: Attention | AttentionOfParts) -> Function:
-    """Return the kernel; its arguments are q, k, v, y, masks, lengths, and parts if there are any.
-
-    Those of what joins parts are these and y.
-    """
-    if isinstance(spec, AttentionOfParts):
-        return build_joining(spec)
-    plan = schedule(spec)
-    return build_few(spec, plan) if plan.is_by_keys else _AttentionKernel(spec, plan).function()
-
-
-class _AttentionKernel:
+class AttentionKernel:
     """Makes one kernel."""
 
     def __init__(self, spec: Attention, plan: AttentionSchedule) -> None:
@@ -70,27 +57,52 @@ class _AttentionKernel:
         self.q, self.k, self.v, self.y = buffers.q, buffers.k, buffers.v, buffers.y
         self.masks, self.lengths = buffers.masks, buffers.lengths
         self.blocks = split_extent(-(-spec.queries // self.lanes), self.plan.vectors)
-        width = max(self.blocks.sizes, default=1) * self.lanes
-        # A tile of the last keys has all its rows, where the number of keys is free.
-        keys = plan.keys
-        if isinstance(spec.keys, Expression):
-            keys = -(-keys // plan.rows) * plan.rows
-        tiles = plan.tiles
-        self.turned = b.local("turned", _DTYPE, (tiles, max(1, spec.key_size), width))
+        self.width = width = max(self.blocks.sizes, default=1) * self.lanes
+        keys, tiles = self.rows_of_block(), plan.tiles
         self.scores = b.local("scores", _DTYPE, (keys, width))
         # What differs from query to query is turned, as queries are; else one number is for all.
         self.turned_masks = [
             b.local(f"turned{number}", _DTYPE, (keys, width)) if mask.layout.strides[-2] else None
             for number, mask in enumerate(spec.masks)
         ]
-        self.sums = b.local("sums", _DTYPE, (tiles, max(1, spec.value_size), width))
         self.peaks = b.local("peaks", _DTYPE, (tiles, width))
         self.totals = b.local("totals", _DTYPE, (tiles, width))
-        self.near_keys = self._near("near_keys", self.k, keys)
-        self.near_values = self._near("near_values", self.v, keys)
+        self.declare_operands(keys)
         # Powers of two want a multiplication less than those of e, which is one of the queries'
         # factor; a mask that is added is a natural logarithm.
         self.is_binary = all(mask.kind is not MaskKind.ADDED for mask in spec.masks)
+
+    def rows_of_block(self) -> int:
+        """Return how many keys of a block there is room for."""
+        # A tile of the last keys has all its rows, where the number of keys is free.
+        keys, rows = self.plan.keys, self.plan.rows
+        return -(-keys // rows) * rows if isinstance(self.spec.keys, Expression) else keys
+
+    def declare_operands(self, keys: int) -> None:
+        """Declare what the products of a turn read, and the sums of values.
+
+        Args:
+            keys: Of a block.
+        """
+        b, spec, tiles, width = self.b, self.spec, self.plan.tiles, self.width
+        self.turned = b.local("turned", _DTYPE, (tiles, max(1, spec.key_size), width))
+        self.sums = b.local("sums", _DTYPE, (tiles, max(1, spec.value_size), width))
+        self.near_keys = self._near("near_keys", self.k, keys)
+        self.near_values = self._near("near_values", self.v, keys)
+
+    def has_rest(self, size: Size) -> bool:
+        """Tell whether rows of a block of so many keys may lie beyond the last one."""
+        return isinstance(size, Expression)
+
+    def turn(self, batch: list[Index], number: Index) -> AttentionTurn:
+        """Return what makes a turn."""
+        return AttentionTurn(self, batch, number)
+
+    def tile(
+        self, batch: list[Index], first: Index, vectors: int, place: tuple[Index, Index], rest: bool
+    ) -> AttentionTile:
+        """Return what makes a tile of a turn; see `AttentionTile`."""
+        return AttentionTile(self, batch, first, vectors, place, is_rest=rest)
 
     def _near(self, name: str, buffer: Buffer, keys: int) -> Buffer | None:
         """Return where a block's rows are brought together, if they lie apart."""
@@ -101,6 +113,7 @@ class _AttentionKernel:
         return self.b.local(name, _DTYPE, (keys, -(-columns // lanes) * lanes))
 
     def function(self) -> Function:
+        """Return the kernel."""
         b, spec = self.b, self.spec
         b.note(
             f"batch {spec.batch}, {spec.queries} queries, {spec.keys} keys, "
@@ -115,17 +128,17 @@ class _AttentionKernel:
             turns = turns * (1 - few_turns(spec))
         with b.parallel(turns) as turn:
             *batch, number = b.unravel(turn, shape)
-            _AttentionTurn(self, batch, number).append()
+            self.turn(batch, number).append()
         return b.finish()
 
 
-class _AttentionTurn:
+class AttentionTurn:
     """Makes what one turn does: some tiles of queries of one item against all keys.
 
     A block of keys and values is read for all tiles before the next one.
     """
 
-    def __init__(self, kernel: _AttentionKernel, batch: list[Index], number: Index) -> None:
+    def __init__(self, kernel: AttentionKernel, batch: list[Index], number: Index) -> None:
         self.kernel, self.spec, self.plan = kernel, kernel.spec, kernel.plan
         self.b, self.batch = kernel.b, batch
         self.first = number * self.plan.tiles
@@ -134,6 +147,7 @@ class _AttentionTurn:
             self.end = self.b.smaller(self.end, kernel.blocks.count)
 
     def append(self) -> None:
+        """Append the turn."""
         b, spec, size = self.b, self.spec, self.plan.keys
         for tile in self._tiles():
             tile.start()
@@ -155,15 +169,15 @@ class _AttentionTurn:
         """Append blocks of keys of one size."""
         b, spec, is_several = self.b, self.spec, self.plan.tiles > 1
         with b.serial(begin, end, self.plan.keys) as key:
-            self._fetch(key, size)
-            for tile in self._tiles(is_rest=isinstance(size, Expression)):
+            self.fetch(key, size)
+            for tile in self._tiles(is_rest=self.kernel.has_rest(size)):
                 if is_several and spec.last is not None:
                     with b.where(b.compare("lt", b.index(key), b.index(tile.end))):
                         tile.block(key, size)
                 else:
                     tile.block(key, size)
 
-    def _tiles(self, *, is_rest: bool = False) -> Iterator[_AttentionTile]:
+    def _tiles(self, *, is_rest: bool = False) -> Iterator[AttentionTile]:
         """Open blocks in which tiles are the current one."""
         kernel, blocks, lanes = self.kernel, self.kernel.blocks, self.kernel.lanes
         with ExitStack() as stack:
@@ -175,17 +189,14 @@ class _AttentionTurn:
                 if isinstance(self.spec.queries, Expression):  # vectors of a rest come one by one
                     lane = (vector - number * self.plan.vectors) * lanes
                 place = (number - self.first, lane)
-                yield _AttentionTile(
-                    kernel, self.batch, vector * lanes, run.size, place, is_rest=is_rest
-                )
+                yield kernel.tile(self.batch, vector * lanes, run.size, place, is_rest)
 
-    def _fetch(self, begin: Index, size: Size) -> None:
+    def fetch(self, begin: Index, size: Size) -> None:
         """Bring keys and values of a block together, and ask for those of the next one."""
         b, kernel, lanes = self.b, self.kernel, self.kernel.lanes
         pairs = ((kernel.k, kernel.near_keys), (kernel.v, kernel.near_values))
         gathered = [(far, near) for far, near in pairs if near is not None]
-        asked = (kernel.k, kernel.v) if self.plan.is_far else ()
-        if not gathered and not asked:
+        if not gathered and not self.plan.is_far:
             return
         with b.serial(0, size) as key:
             for far, near in gathered:
@@ -194,14 +205,17 @@ class _AttentionTurn:
                     count = min(lanes, columns - at)
                     value = b.load(far, (*self.batch, begin + key, at), lanes, count=count)
                     b.store(value, near, (key, at))
-            for buffer in asked:
-                step = max(1, _LINE_BYTES // buffer.item_bytes)
-                for entry in range(0, buffer.shape[-1], step):
-                    place = (*self.batch, begin + key + self.plan.keys, entry)
-                    b.prefetch(buffer, place, is_far=True)
+            self.ask(begin + key + self.plan.keys)
+
+    def ask(self, key: Index) -> None:
+        """Ask for a key and a value that are read later, if they come from afar."""
+        for buffer in (self.kernel.k, self.kernel.v) if self.plan.is_far else ():
+            step = max(1, _LINE_BYTES // buffer.item_bytes)
+            for entry in range(0, buffer.shape[-1], step):
+                self.b.prefetch(buffer, (*self.batch, key, entry), is_far=True)
 
 
-class _AttentionTile:
+class AttentionTile:
     """Makes what some vectors of queries do with blocks of keys.
 
     Args:
@@ -215,7 +229,7 @@ class _AttentionTile:
 
     def __init__(
         self,
-        kernel: _AttentionKernel,
+        kernel: AttentionKernel,
         batch: list[Index],
         first: Index,
         vectors: int,
@@ -239,7 +253,7 @@ class _AttentionTile:
     def start(self) -> None:
         """Transpose the queries, and clear the sums."""
         b, kernel = self.b, self.kernel
-        self._turn_queries()
+        self.turn_queries()
         zero = b.constant(0.0, self.type)
         with b.serial(0, self.spec.value_size) as entry:
             for v in range(self.vectors):
@@ -252,7 +266,7 @@ class _AttentionTile:
         """What scores are multiplied by, beside the scale."""
         return LOG2_E if self.kernel.is_binary else 1.0
 
-    def _power(self, score: IrValue, peak: IrValue) -> IrValue:
+    def power(self, score: IrValue, peak: IrValue) -> IrValue:
         """Return the exponential of what a score is below the largest one."""
         below = self.b.sub(score, peak)
         if not self.kernel.is_binary:
@@ -287,7 +301,7 @@ class _AttentionTile:
             return self.kernel.k, [*self.batch, self._key(begin + row)]
         return near, [self.b.smaller(row, size - 1) if self.is_rest else row]
 
-    def _limits(self) -> list[tuple[str, list[IrValue]]]:
+    def limits(self) -> list[tuple[str, list[IrValue]]]:
         """Return comparisons that hold for keys that are seen, and to what of each vector."""
         b, spec, lengths = self.b, self.spec, self.kernel.lengths
         limits: list[tuple[str, list[IrValue]]] = []
@@ -311,7 +325,7 @@ class _AttentionTile:
             )
         return limits
 
-    def _squares(self, extent: Size, body: Callable[[Index, int, list[Index], int], None]) -> None:
+    def squares(self, extent: Size, body: Callable[[Index, int, list[Index], int], None]) -> None:
         """Append a step for each square of queries and entries; their rows are found once.
 
         Args:
@@ -331,7 +345,7 @@ class _AttentionTile:
             elif extent > whole:
                 body(Index(whole), extent - whole, rows, v * lanes)
 
-    def _turn_queries(self) -> None:
+    def turn_queries(self) -> None:
         """Transpose the queries and scale them."""
         b, spec, q = self.b, self.spec, self.kernel.q
         factor = spec.scale / spec.cap if spec.cap else spec.scale * self._unit
@@ -341,25 +355,30 @@ class _AttentionTile:
                 b.load(q, (*self.batch, row, entry), self.lanes, stride=q.strides[-1], count=count)
                 for row in rows
             ]
-            for number, value in enumerate(transpose_lanes(b, loaded)[:count]):
-                scaled = value if factor == 1 else b.mul(value, factor)
-                at = (self.number, entry + number, self.lane + lane)
-                b.store(scaled, self.kernel.turned, at)
+            columns = transpose_lanes(b, loaded)[:count]
+            scaled = [column if factor == 1 else b.mul(column, factor) for column in columns]
+            self.store_queries(entry, lane, scaled)
 
-        self._squares(spec.key_size, turn)
+        self.squares(spec.key_size, turn)
+
+    def store_queries(self, entry: Index, lane: int, values: Sequence[IrValue]) -> None:
+        """Keep some entries of turned queries, from one on, for the lanes from one on."""
+        for number, value in enumerate(values):
+            at = (self.number, entry + number, self.lane + lane)
+            self.b.store(value, self.kernel.turned, at)
 
     def block(self, begin: Index, size: Size) -> None:
         """Append what a block of keys adds to the sums."""
         b, kernel = self.b, self.kernel
         before, totals = self._kept(kernel.peaks), self._kept(kernel.totals)
         self._turn_masks(begin, size)
-        peaks = self._scores(begin, size, before)
-        falls = [self._power(old, new) for old, new in zip(before, peaks, strict=True)]
-        added = self._rise(size, peaks)
+        peaks = self.write_scores(begin, size, before)
+        falls = [self.power(old, new) for old, new in zip(before, peaks, strict=True)]
+        added = self.rise(size, peaks)
         totals = [
             b.fma(total, fall, new) for total, fall, new in zip(totals, falls, added, strict=True)
         ]
-        self._add_values(begin, size, falls)
+        self.add_values(begin, size, falls)
         self._keep(kernel.peaks, peaks)
         self._keep(kernel.totals, totals)
 
@@ -381,10 +400,10 @@ class _AttentionTile:
             values = self.b.loop(run.first, run.end, values, part)
         return values
 
-    def _scores(self, begin: Index, size: Size, peaks: Sequence[IrValue]) -> list[IrValue]:
+    def write_scores(self, begin: Index, size: Size, peaks: Sequence[IrValue]) -> list[IrValue]:
         """Write the scores of a block of keys; return the largest of each query so far."""
         b, lanes, kernel, spec = self.b, self.lanes, self.kernel, self.spec
-        limits = self._limits()
+        limits = self.limits()
 
         def tile(row: Index, rows: int, peaks: Sequence[IrValue]) -> Sequence[IrValue]:
             keys = [self._key_at(begin, row + r, size) for r in range(rows)]
@@ -406,7 +425,7 @@ class _AttentionTile:
             peaks = list(peaks)
             for r in range(rows):
                 row_sums = sums[r * self.vectors : (r + 1) * self.vectors]
-                masked = self._masked(row_sums, begin, row + r, limits)
+                masked = self.masked(row_sums, begin, row + r, limits)
                 for v, score in enumerate(masked):
                     b.store(score, kernel.scores, (row + r, v * lanes))
                     peaks[v] = b.maximum(score, peaks[v])
@@ -440,9 +459,9 @@ class _AttentionTile:
                 for number, value in enumerate(transpose_lanes(b, loaded)[:count]):
                     b.store(value, turned, (key + number, lane))
 
-            self._squares(size, turn)
+            self.squares(size, turn)
 
-    def _masked(
+    def masked(
         self,
         scores: Sequence[IrValue],
         begin: Index,
@@ -484,7 +503,7 @@ class _AttentionTile:
                 ]
         return out
 
-    def _rise(self, size: Size, peaks: Sequence[IrValue]) -> list[IrValue]:
+    def rise(self, size: Size, peaks: Sequence[IrValue]) -> list[IrValue]:
         """Put exponentials in the place of the scores; return their sums."""
         b, lanes, scores = self.b, self.lanes, self.kernel.scores
 
@@ -492,7 +511,7 @@ class _AttentionTile:
             out = []
             for v, total in enumerate(totals):
                 at = (row, v * lanes)
-                value = self._power(b.load(scores, at, lanes), peaks[v])
+                value = self.power(b.load(scores, at, lanes), peaks[v])
                 b.store(value, scores, at)
                 out.append(b.add(total, value))
             return out
@@ -500,7 +519,7 @@ class _AttentionTile:
         zeros = [b.constant(0.0, self.type)] * self.vectors
         return b.loop(0, size, zeros, rise)
 
-    def _add_values(self, begin: Index, size: Size, falls: Sequence[IrValue]) -> None:
+    def add_values(self, begin: Index, size: Size, falls: Sequence[IrValue]) -> None:
         """Add the values of a block of keys to the sums, which fall first."""
         b, lanes, kernel = self.b, self.lanes, self.kernel
 
@@ -573,4 +592,4 @@ class _AttentionTile:
             for row, value in zip(rows, transpose_lanes(b, columns), strict=True):
                 b.store(value, y, (*self.batch, row, entry), stride=y.strides[-1] or 1, count=count)
 
-        self._squares(self.spec.value_size, turn)
+        self.squares(self.spec.value_size, turn)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from intarsia.codegen.ir import TILE_ROWS
 from intarsia.codegen.kernels.attention.spec import Attention, AttentionSchedule
 from intarsia.codegen.kernels.window import Split
 from intarsia.codegen.tile import is_long_step, step_cost, tile_rows
@@ -18,6 +19,15 @@ _KEYS = 96
 sums, and so does not depend on the other choices."""
 _KEYS_OF_FEW = 128
 """The same where lanes are keys."""
+_VECTORS_OF_TILES = 2
+"""Of queries, where products are of tiles: two by two take all registers that a CPU has of them."""
+_KEYS_OF_TILES = 128
+"""Keys of a block then; 64, 96 and 128 took about the same time."""
+_QUERIES_OF_TILES = 384
+_LEAST_QUERIES_OF_TILES = 128
+"""As `_QUERIES` and `_LEAST_QUERIES` then: keys and values of a block are copied for each turn, in
+about the time that 32 queries take. With 128 of both (12 heads), turns of all queries take 0.9 of
+the time of those of half as many."""
 _PART = 512
 """Keys of a part where lanes are keys; it decides the order of sums too."""
 _FEW = 2
@@ -49,6 +59,8 @@ def _choose(spec: Attention) -> AttentionSchedule:
     few = lanes // _FEW
     if isinstance(spec.queries, int) and spec.queries <= few:
         return _by_keys(spec)
+    if spec.is_tiled:
+        return _of_tiles(spec, few if isinstance(spec.queries, Expression) else 0)
     total = -(-typical(spec.queries) // lanes)
     columns = spec.key_size + spec.value_size
 
@@ -86,6 +98,30 @@ def _choose(spec: Attention) -> AttentionSchedule:
         tiles=tiles,
         is_gathered=tiles > 1,
         unroll=1 if is_long_step(rows, vectors) else 4,
+        few=few,
+    )
+
+
+def _of_tiles(spec: Attention, few: int) -> AttentionSchedule:
+    """Return that of a kernel whose products are of tiles."""
+    keys = _KEYS_OF_TILES
+    if isinstance(spec.keys, int):
+        keys = max(1, min(spec.keys, keys))
+    columns = spec.key_size + spec.value_size
+    width = _VECTORS_OF_TILES * TILE_ROWS
+    # Of a block: scores, exponentials, keys and values; of a tile: queries and sums.
+    shared = _KEYS_OF_TILES * (6 * width + 2 * columns)
+    fitting = (_TURN_BYTES - shared) // (width * (2 * spec.key_size + 4 * spec.value_size))
+    count = -(-typical(spec.queries) // width)
+    wanted = max(_LEAST_QUERIES_OF_TILES // width, typical(spec.items) * count // _TURNS)
+    most = max(1, min(_QUERIES_OF_TILES // width, fitting, wanted, count))
+    return AttentionSchedule(
+        _VECTORS_OF_TILES,
+        TILE_ROWS,
+        keys,
+        is_far=2 * 4 * typical(spec.keys) * columns > spec.unit.l2_bytes,
+        tiles=-(-count // -(-count // most)),
+        is_gathered=True,
         few=few,
     )
 

@@ -100,6 +100,7 @@ class Attention:
         empty: What becomes of queries that see nothing.
         unit: What it is shaped for.
         schedule: How; None leaves it to the heuristic.
+        is_tiled: Whether both products are of tiles of bfloat16, where lanes are queries.
     """
 
     queries: Size
@@ -120,6 +121,7 @@ class Attention:
     empty: EmptyRow = EmptyRow.NAN
     unit: CpuModel = AVX512
     schedule: AttentionSchedule | None = None
+    is_tiled: bool = False
 
     def __post_init__(self) -> None:
         """Check what the kernel relies on."""

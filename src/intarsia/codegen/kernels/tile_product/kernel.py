@@ -21,7 +21,7 @@ from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import TILE_ROWS, Buffer, Function, Index, IrValue
 from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.kernels.tile_product.spec import TileProduct, schedule
-from intarsia.codegen.kernels.tile_rows import NARROW_ROW, bfloat16_bits
+from intarsia.codegen.kernels.tile_rows import NARROW_ROW
 from intarsia.graph.arena import aligned_bytes
 
 _SUMS = TILE_ROWS * TILE_ROWS
@@ -241,6 +241,6 @@ class _TileKernel:
 
         b.interleave(partial(write, number) for number in range(len(counts)))
         if self.narrow is not None:
-            first, second = (bfloat16_bits(b, values[number]) for number in range(2))
+            first, second = (b.unary("bfloat16", values[number]) for number in range(2))
             both = b.shuffle(first, second, range(NARROW_ROW))
             b.store(both, self.narrow, (image, pair, line, column, 0))
