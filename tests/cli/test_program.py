@@ -2,6 +2,7 @@
 """The program as a whole: usage, errors, exit codes, streams."""
 
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -133,6 +134,16 @@ def test_a_reader_that_goes_away_ends_the_program_quietly():
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait() == 141
+
+
+@pytest.mark.parametrize("call", [["--help"], ["run", "--help"], ["target"], []])
+def test_help_that_nobody_reads_to_its_end_ends_quietly(call):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "intarsia", *call]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_the_module_runs_as_a_program():

@@ -26,7 +26,7 @@ from intarsia.cli.check import check_command, doctor_command
 from intarsia.cli.compile import compile_command
 from intarsia.cli.demo import demo_command
 from intarsia.cli.explain import explain_command
-from intarsia.cli.output import error_of_output, note, show_json, write
+from intarsia.cli.output import BROKEN_PIPE, error_of_output, note, show_json, write
 from intarsia.cli.quantize import quantize_command
 from intarsia.cli.run import run_command
 from intarsia.cli.serve import serve_command
@@ -118,6 +118,10 @@ def run_program(arguments: Sequence[str]) -> int:
         with _messages(settings.log_level):
             given = expand_attributes(arguments)
             code = _commands()(given, prog_name="intarsia", standalone_mode=False)
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        return BROKEN_PIPE  # rich printed help that nobody reads to its end
     except Exception as error:
         return _report(error_of_output(error), arguments, is_debug=is_debug)
     return code if isinstance(code, int) else 0

@@ -41,7 +41,7 @@ def x():
     return np.random.default_rng(1).standard_normal((1, 4, 11, 9), np.float32)
 
 
-def test_a_network_runs_there_but_for_what_it_refuses(model, x, tmp_path):
+def test_a_network_runs_there_but_for_what_it_refuses(model, x, tmp_path, capfd):
     program = intarsia.compile(model, "xnnpack, onnxruntime", cache=False)
     where = {node.op_type: one.backend for one in program.placement.regions for node in one.nodes}
     assert {op_type for op_type, name in where.items() if name != "xnnpack"} == {"Pad"}
@@ -50,6 +50,7 @@ def test_a_network_runs_there_but_for_what_it_refuses(model, x, tmp_path):
     for one in (program, intarsia.load(tmp_path / "saved.intarsia")):
         for made, wanted in zip(one(x), expected, strict=True):
             np.testing.assert_allclose(made, wanted, rtol=1e-4, atol=1e-5)
+    assert "XNNPACK delegate" not in capfd.readouterr().err  # which LiteRT says of each network
 
 
 @pytest.mark.exhaustive

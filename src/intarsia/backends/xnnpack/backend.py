@@ -16,6 +16,7 @@ from intarsia.backends.device import Buffer, Device, Step
 from intarsia.backends.library_backend import SHARED, LibraryBackend
 from intarsia.backends.runtimes import PythonRuntime
 from intarsia.backends.tflite.network import join
+from intarsia.backends.tflite.printing import without_lines
 from intarsia.backends.values import Artifact
 from intarsia.backends.xnnpack.defects import DEFECTS
 from intarsia.errors import BackendError, ExecutionError
@@ -42,8 +43,9 @@ def make_interpreter(content: bytes, num_threads: int) -> Any:
     from ai_edge_litert.interpreter import Interpreter
 
     try:
-        interpreter = Interpreter(model_content=content, num_threads=num_threads)
-        interpreter.allocate_tensors()
+        with without_lines("INFO: "):
+            interpreter = Interpreter(model_content=content, num_threads=num_threads)
+            interpreter.allocate_tensors()
     except (RuntimeError, ValueError) as error:
         raise BackendError(f"LiteRT refused a network: {error}", backend="xnnpack") from error
     return interpreter
