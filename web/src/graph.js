@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The picture of one graph: regions as boxes in the colour of their target, nodes in them.
 import cytoscape from "cytoscape";
+import { FONT, makeBoxes } from "./boxes.js";
 import { colourOf, scheme } from "./colours.js";
 import { makeLines } from "./lines.js";
 import { place } from "./layout.js";
@@ -14,7 +15,7 @@ const WIDEST = 170; // a node
 
 const width = (text, most) => Math.min(most, 18 + 6.6 * text.length);
 
-/** A text that fits into a box: Cytoscape would measure every one of them. */
+/** A text that fits into a box; measuring every one of them would take long. */
 function fitted(text, most) {
   const count = Math.floor((most - 18) / 6.6);
   return text.length > count ? `${text.slice(0, count - 1)}…` : text;
@@ -59,14 +60,15 @@ function chained(graph, edges, count) {
   return graph.values.length ? edges : Array.from({ length: Math.max(0, count - 1) }, (_, i) => [i, i + 1]);
 }
 
-/** What Cytoscape draws, and the edges that are only lines: those without a copy. */
+/** What Cytoscape draws, which are regions and the graph's inputs and outputs; nodes; and edges. */
 function elementsOf(graph, view, moved) {
   const { boxes, inner, inputs, regionAt, outputAt, outer } = arrange(graph, view);
   const elements = [];
+  const nodes = [];
   const lines = [];
   const placed = new Map();
   const target = (text) => graph.targets.indexOf(text);
-  const node = (id, classes, x, y, data) => {
+  const box = (id, classes, x, y, data) => {
     placed.set(id, { x, y, w: data.w, h: data.h });
     elements.push({ data: { id, ...data }, position: { x, y }, classes });
   };
@@ -75,19 +77,20 @@ function elementsOf(graph, view, moved) {
     const count = `${region.nodes.length} node${region.nodes.length === 1 ? "" : "s"}`;
     const kind = region.backend === "plan" ? region.runsOn : region.runsOn.split(" ")[0];
     const label = `${i}: ${kind}, ${count}`;
-    node(`r${i}`, "region", outer.x[at], outer.y[at], { label, t: target(region.runsOn), w: boxes[at].w, h: boxes[at].h });
+    box(`r${i}`, "region", outer.x[at], outer.y[at], { label, t: target(region.runsOn), w: boxes[at].w, h: boxes[at].h });
     if (view === "regions") return;
     const left = outer.x[at] - inner[i].w / 2;
     const top = outer.y[at] - boxes[at].h / 2 + HEAD;
     region.members.forEach((member, k) => {
       const { op, name } = graph.nodes[member];
-      const classes = moved.has(name) ? "node moved" : "node";
-      const data = { label: fitted(op, WIDEST), t: target(region.runsOn), w: width(op, WIDEST), h: 24 };
-      node(`n${member}`, classes, left + inner[i].x[k], top + inner[i].y[k], data);
+      const id = `n${member}`;
+      const made = { id, x: left + inner[i].x[k], y: top + inner[i].y[k], w: width(op, WIDEST), h: 24 };
+      placed.set(id, made);
+      nodes.push(Object.assign(made, { label: fitted(op, WIDEST), t: target(region.runsOn), isMoved: moved.has(name) }));
     });
   });
   const end = (id, value, at) =>
-    node(id, "end", outer.x[at], outer.y[at], { label: fitted(value.name, 200), w: boxes[at].w, h: 24 });
+    box(id, "end", outer.x[at], outer.y[at], { label: fitted(value.name, 200), w: boxes[at].w, h: 24 });
   inputs.forEach(({ value, index }, i) => end(`i${index}`, value, i));
   graph.outputs.forEach((value, i) => end(`o${i}`, graph.values[value], outputAt + i));
   const seen = new Set();
@@ -97,12 +100,10 @@ function elementsOf(graph, view, moved) {
     const copies = region ? copiesTo(graph, values.map((value) => graph.values[value].name), region) : [];
     const bytes = copies.reduce((sum, copy) => sum + copy.nbytes, 0);
     const data = { id: `e${seen.size}`, source, target: to, values, region: region?.index ?? -1 };
-    if (copies.length) {
-      elements.push({ data: { ...data, label: bytesText(bytes) }, classes: "copy" });
-      return;
-    }
     const isShared = values.every((value) => graph.values[value].readers.length > SHARED);
-    lines.push({ data, isShared, from: placed.get(source), to: placed.get(to) });
+    const kind = copies.length ? "copy" : isShared ? "shared" : "plain";
+    const label = copies.length ? bytesText(bytes) : "";
+    lines.push({ data, kind, label, from: placed.get(source), to: placed.get(to) });
   };
   const idOf = (index) => (view === "regions" ? `r${graph.nodes[index].region}` : `n${index}`);
   const regionOf = (index) => graph.regions[graph.nodes[index].region];
@@ -117,28 +118,25 @@ function elementsOf(graph, view, moved) {
     const { producer } = graph.values[value];
     if (producer >= 0) edge(idOf(producer), `o${i}`, [value], null);
   });
-  return { elements, lines, w: outer.w, h: outer.h };
+  return { elements, nodes, lines, w: outer.w, h: outer.h };
 }
 
 function styleOf(targets) {
-  const { ink, soft, paper, mark, accent } = scheme();
-  const text = { color: ink, "font-family": "system-ui, DejaVu Sans, sans-serif", "font-size": 11 };
+  const { ink, soft, paper, accent } = scheme();
+  const text = { color: ink, "font-family": FONT, "font-size": 11 };
   return [
     { selector: "node", style: { ...text, label: "data(label)", shape: "round-rectangle", width: "data(w)", height: "data(h)", "border-width": 1, "border-color": soft, "text-valign": "center", "min-zoomed-font-size": 6, "z-index": 2 } },
     { selector: ".region", style: { "background-opacity": 0.3, "text-valign": "top", "text-margin-y": 20, "font-size": 13, "font-weight": "bold", "z-index": 0, "min-zoomed-font-size": 5, "border-width": 1.5 } },
     { selector: ".end", style: { shape: "round-tag", "background-color": paper } },
     ...targets.map((_, i) => ({ selector: `node[t = ${i}]`, style: { "background-color": colourOf(i) } })),
-    { selector: ".moved", style: { "border-width": 3, "border-color": mark, "border-style": "double" } },
-    { selector: "edge", style: { ...text, label: "data(label)", width: 2, "line-style": "dashed", "line-color": mark, "curve-style": "straight", "target-arrow-shape": "triangle", "target-arrow-color": mark, "arrow-scale": 0.6, "z-index": 1, color: mark, "font-size": 10, "min-zoomed-font-size": 6 } },
     { selector: "node:selected", style: { "border-width": 4, "border-color": accent } },
-    { selector: "edge:selected", style: { width: 3, "line-color": accent, "target-arrow-color": accent } },
   ];
 }
 
 /** Draws a graph into an element, and returns what can be done with the picture. */
 export function draw(graph, view, container, { moved, onPick }) {
   const start = performance.now();
-  const { elements, lines, w, h } = elementsOf(graph, view, moved);
+  const { elements, nodes, lines, w, h } = elementsOf(graph, view, moved);
   const laidOut = performance.now();
   /** Where the whole is seen. Cytoscape would go through all labels and edges to find it out. */
   const whole = () => {
@@ -159,50 +157,61 @@ export function draw(graph, view, container, { moved, onPick }) {
     maxZoom: 4,
     ...whole(),
   });
-  const drawn = makeLines(picture, container, lines);
+  const edges = makeLines(picture, container, lines);
+  const boxes = makeBoxes(picture, container, nodes);
+  const select = (box, line) => {
+    boxes.select(box);
+    edges.select(line);
+    if (box || line) picture.elements(":selected").unselect();
+  };
   picture.on("tap", ({ target, position }) => {
+    const box = boxes.over(position);
     // A line is below the picture, and runs through regions.
     const isOpen = target === picture || (view === "nodes" && target.hasClass("region"));
-    const line = isOpen ? drawn.near(position) : null;
-    drawn.select(line);
-    if (line) onPick(line.data.id, line.data);
-    else if (target !== picture) onPick(target.id(), target.data());
+    const line = isOpen && !box ? edges.near(position) : null;
+    select(box, line);
+    if (box) onPick(box.id);
+    else if (line) onPick(line.data.id, line.data);
+    else if (target !== picture) onPick(target.id());
   });
-  picture.on("select", ({ target }) => drawn.hasSelected() && target.unselect()); // the region around a line
+  // The region around what was picked is not picked with it.
+  picture.on("select", ({ target }) => (boxes.hasSelected() || edges.hasSelected()) && target.unselect());
   return {
     spent: { layout: laidOut - start, picture: performance.now() - laidOut },
     fit: () => picture.viewport(whole()),
     restyle: () => picture.style(styleOf(graph.targets)),
     resize: () => picture.resize(),
-    destroy: () => picture.destroy(),
+    destroy() {
+      picture.destroy();
+      edges.remove();
+      boxes.remove();
+    },
     pan: (x, y) => picture.panBy({ x, y }),
     zoom: (factor) => picture.zoom({ level: picture.zoom() * factor, renderedPosition: { x: picture.width() / 2, y: picture.height() / 2 } }),
-    /** Selects an element, and brings it into sight. */
-    show(id, isFar) {
+    /** Selects a node, region, input or output, and brings it into sight. */
+    show(id) {
+      const box = boxes.get(id);
       const element = picture.getElementById(id);
-      if (element.empty()) return;
+      if (!box && element.empty()) return;
       this.unselect();
-      element.select();
-      if (isFar) {
-        if (picture.zoom() < 0.7) picture.zoom(0.9);
-        picture.center(element);
-      }
+      if (box) boxes.select(box);
+      else element.select();
+      const { x, y } = box ?? element.position();
+      const zoom = picture.zoom() < 0.7 ? 0.9 : picture.zoom();
+      picture.viewport({ zoom, pan: { x: picture.width() / 2 - zoom * x, y: picture.height() / 2 - zoom * y } });
     },
     unselect() {
-      drawn.select(null);
+      select(null, null);
       picture.elements(":selected").unselect();
     },
-    /** Where an element is drawn: its middle, in pixels. */
+    /** Where something is drawn: its middle, in pixels. */
     at(id) {
       const element = picture.getElementById(id);
-      if (!element.empty()) return element.isEdge() ? element.renderedMidpoint() : element.renderedPosition();
-      const middle = drawn.middle(id);
+      if (!element.empty()) return element.renderedPosition();
+      const middle = boxes.get(id) ?? edges.middle(id);
       return middle && { x: middle.x * picture.zoom() + picture.pan().x, y: middle.y * picture.zoom() + picture.pan().y };
     },
     /** The edge between two elements, if there is one. */
-    edge(source, target) {
-      const isIt = (data) => data.source === source && data.target === target;
-      return [...lines, ...elements].find(({ data }) => isIt(data))?.data.id ?? null;
-    },
+    edge: (source, target) => lines.find(({ data }) => data.source === source && data.target === target)?.data.id ?? null,
   };
 }

@@ -1,59 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
-// Edges that are only lines, on a canvas of their own below Cytoscape's: a few strokes draw all of
-// them, where Cytoscape keeps a style and a box of each.
+// Edges, on a canvas of their own below Cytoscape's: a few strokes draw all of them, where Cytoscape
+// keeps a style and a box of each.
+import { FONT } from "./boxes.js";
+import { makeCanvas } from "./canvas.js";
 import { scheme } from "./colours.js";
 
 const NEAR = 5; // pixels of the screen from a line at which it is picked
 const READABLE = 0.3; // the zoom from which arrowheads can be seen
+const LEGIBLE = 0.6; // from which bytes are written: 6 of 10 pixels
 const ARROW = 7;
+const DASHES = [6, 4];
 
 /**
  * @param {object} picture Cytoscape's.
  * @param {HTMLElement} container Where it draws.
- * @param {{data: object, isShared: boolean, from: object, to: object}[]} lines With the boxes at
- *   their ends: `x` and `y` of the middle, `w` and `h`.
+ * @param {{data: object, kind: "plain" | "shared" | "copy", label: string, from: object,
+ *   to: object}[]} lines With the boxes at their ends: `x` and `y` of the middle, `w` and `h`.
  */
 export function makeLines(picture, container, lines) {
-  const canvas = document.createElement("canvas");
-  canvas.className = "lines";
-  canvas.setAttribute("aria-hidden", "true");
-  container.prepend(canvas);
-  const context = canvas.getContext("2d");
-  const plain = pathOf(lines.filter((line) => !line.isShared));
-  const shared = pathOf(lines.filter((line) => line.isShared));
+  const canvas = makeCanvas(picture, container, false);
+  const { context } = canvas;
+  const path = (kind) => pathOf(lines.filter((line) => line.kind === kind));
+  const [plain, shared, copies] = [path("plain"), path("shared"), path("copy")];
   let selected = null;
-  const stroke = (path, colour, width, opacity) => {
+  const stroke = (path, colour, width, opacity, dashes = []) => {
     context.globalAlpha = opacity;
     context.strokeStyle = colour;
     context.lineWidth = width;
+    context.setLineDash(dashes);
     context.stroke(path);
   };
   const paint = () => {
-    const ratio = window.devicePixelRatio || 1;
-    const [width, height] = [container.clientWidth, container.clientHeight];
-    if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
-      canvas.width = Math.round(width * ratio);
-      canvas.height = Math.round(height * ratio);
-      canvas.style.width = `${width}px`;
-      canvas.style.height = `${height}px`;
-    }
-    const { ink, soft, accent } = scheme();
-    const zoom = picture.zoom();
-    const { x, y } = picture.pan();
-    context.setTransform(1, 0, 0, 1, 0, 0);
-    context.clearRect(0, 0, canvas.width, canvas.height);
-    context.setTransform(zoom * ratio, 0, 0, zoom * ratio, x * ratio, y * ratio);
+    const { zoom, isSeen } = canvas.begin();
+    const { ink, soft, accent, mark } = scheme();
     stroke(shared, soft, 1, 0.3);
     stroke(plain, soft, 1, 1);
-    if (selected) stroke(pathOf([selected]), accent, 3, 1);
+    stroke(copies, mark, 2, 1, DASHES);
+    if (selected) stroke(pathOf([selected]), accent, 3, 1, selected.kind === "copy" ? DASHES : []);
     if (zoom < READABLE) return;
-    const [left, top, right, bottom] = [-x / zoom, -y / zoom, (width - x) / zoom, (height - y) / zoom];
+    context.setLineDash([]);
+    context.font = `10px ${FONT}`;
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    const colours = { plain: ink, shared: ink, copy: mark };
     for (const line of lines) {
-      const at = line.to;
-      if (at.x + at.w < left || at.x - at.w > right || at.y + at.h < top || at.y - at.h > bottom) continue;
-      context.globalAlpha = line.isShared && line !== selected ? 0.3 : 1;
-      context.fillStyle = line === selected ? accent : ink;
+      const middle = line.label && zoom >= LEGIBLE ? middleOf(line) : null;
+      if (!isSeen(line.to) && !(middle && isSeen({ ...middle, w: 100, h: 10 }))) continue;
+      context.globalAlpha = line.kind === "shared" && line !== selected ? 0.3 : 1;
+      context.fillStyle = line === selected ? accent : colours[line.kind];
       arrow(context, line);
+      if (middle) context.fillText(line.label, middle.x, middle.y);
     }
   };
   picture.on("render", paint);
@@ -70,17 +66,15 @@ export function makeLines(picture, container, lines) {
     select(line) {
       if (line === selected) return;
       selected = line;
-      if (line) picture.elements(":selected").unselect();
       paint();
     },
     hasSelected: () => selected !== null,
     /** The middle of the part of a line that is seen. */
     middle(id) {
       const line = lines.find((one) => one.data.id === id);
-      if (!line) return null;
-      const [start, end] = [border(line.to, line.from), border(line.from, line.to)];
-      return { x: (start.x + end.x) / 2, y: (start.y + end.y) / 2 };
+      return line ? middleOf(line) : null;
     },
+    remove: canvas.remove,
   };
 }
 
@@ -91,6 +85,11 @@ function pathOf(lines) {
     path.lineTo(to.x, to.y);
   }
   return path;
+}
+
+function middleOf(line) {
+  const [start, end] = [border(line.to, line.from), border(line.from, line.to)];
+  return { x: (start.x + end.x) / 2, y: (start.y + end.y) / 2 };
 }
 
 /** Where a line that comes from one box reaches another. */

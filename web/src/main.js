@@ -74,7 +74,7 @@ function start() {
   function show(id) {
     tell(...describe(id));
     const isInside = id[0] === "n" && view.value === "regions";
-    picture.show(isInside ? `r${graph.nodes[Number(id.slice(1))].region}` : id, true);
+    picture.show(isInside ? `r${graph.nodes[Number(id.slice(1))].region}` : id);
   }
 
   function paintLegend() {
