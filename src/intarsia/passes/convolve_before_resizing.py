@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
+from intarsia.passes.names import is_name_free
 from intarsia.passes.provenance import device_of, stand_for
 
 if TYPE_CHECKING:
@@ -33,16 +34,6 @@ def convolve_before_resizing(model: ir.Model) -> None:
             parts = _read_parts(node)
             if any(part.resize is not None for part in parts) and is_name_free(model.graph, node):
                 _swap(model.graph, node, parts)
-
-
-def is_name_free(graph: ir.Graph, conv: ir.Node) -> bool:
-    """Whether nothing is called as new nodes will be: a node's name, a word, a number."""
-    values = [value for node in graph for value in (*node.inputs, *node.outputs) if value]
-    names = [value.name or "" for value in (*graph.inputs, *values)]
-    names += [node.name or "" for node in graph]
-    return bool(conv.name) and not any(
-        name.startswith(f"{conv.name}.") and name[-1].isdigit() for name in names
-    )
 
 
 @dataclass(frozen=True, slots=True)

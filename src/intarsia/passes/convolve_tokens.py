@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from intarsia.passes.activate_before_views import find_activation, only_exit
-from intarsia.passes.convolve_before_resizing import Replacement, is_name_free, is_read_once
+from intarsia.passes.convolve_before_resizing import Replacement, is_read_once
 from intarsia.passes.merge_linear import (
     TO_CHANNELS,
     bias_of,
@@ -23,6 +23,7 @@ from intarsia.passes.merge_linear import (
     constant_of,
     maker_of,
 )
+from intarsia.passes.names import is_name_free
 from intarsia.passes.provenance import device_of, stand_for
 
 if TYPE_CHECKING:

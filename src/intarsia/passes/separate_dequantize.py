@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from intarsia.passes.names import names_of
 from intarsia.passes.provenance import stand_for
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def _separate(model: ir.Model, is_meant: Callable[[ir.Value | None], bool]) -> i
     """Copy DequantizeLinear of some codes for its second and further readers."""
     count = 0
     graph = model.graph
-    names = _names_of(graph)
+    names = names_of(graph)
     for node in list(graph):
         if (node.domain, node.op_type) != ("", "DequantizeLinear") or not is_meant(node.inputs[0]):
             continue
@@ -61,20 +62,11 @@ def _separate(model: ir.Model, is_meant: Callable[[ir.Value | None], bool]) -> i
     return count
 
 
-def _names_of(graph: ir.Graph) -> set[str | None]:
-    """Return the names of all nodes and values of a graph and of the bodies in it."""
-    graphs = [graph, *graph.subgraphs()]
-    nodes = list(graph.all_nodes())
-    values = [value for one in graphs for value in (*one.inputs, *one.initializers.values())]
-    values += [value for node in nodes for value in node.outputs]
-    return {node.name for node in nodes} | {value.name for value in values}
-
-
 def _is_constant(value: ir.Value | None) -> bool:
     return value is not None and value.is_initializer() and not value.is_graph_input()
 
 
-def _copied(node: ir.Node, names: set[str | None]) -> ir.Node:
+def _copied(node: ir.Node, names: set[str]) -> ir.Node:
     """Return a node that computes the same, whose names are not among some, and add them."""
     import onnx_ir as ir
 

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 
+from intarsia.passes.names import names_of
 from intarsia.passes.provenance import stand_for
 
 if TYPE_CHECKING:
     from intarsia.arrays import Array
 
+_SPLIT = "SplitToSequence"
 _SIZES_ARE_INPUT = 13
 """The operator set from which on Split reads its sizes."""
 _MOST_PARTS = 4096
@@ -34,11 +36,8 @@ def split_sequences(model: ir.Model) -> int:
     """
     if model.opset_imports.get("", 0) < _SIZES_ARE_INPUT:
         return 0
-    return sum(
-        _replace(model.graph, node)
-        for node in list(model.graph)
-        if (node.domain, node.op_type) == ("", "SplitToSequence")
-    )
+    nodes = [node for node in model.graph if (node.domain, node.op_type) == ("", _SPLIT)]
+    return sum(_replace(model.graph, node) for node in nodes)
 
 
 def _replace(graph: ir.Graph, node: ir.Node) -> bool:
@@ -52,14 +51,17 @@ def _replace(graph: ir.Graph, node: ir.Node) -> bool:
         if place is None:
             return False
         places[reader] = place
+    names, stem = names_of(graph), f"{sequence.name}/part"
+    while any(name.startswith(stem) for name in names):
+        stem += "/part"
     constant = ir.Value(
-        name=f"{sequence.name}/sizes",
+        name=f"{stem}s",
         const_value=ir.tensor(np.array(sizes, np.int64)),
         type=ir.TensorType(ir.DataType.INT64),
         shape=ir.Shape([len(sizes)]),
     )
     graph.register_initializer(constant)
-    parts = [ir.Value(name=f"{sequence.name}/{number}") for number in range(len(sizes))]
+    parts = [ir.Value(name=f"{stem}{number}") for number in range(len(sizes))]
     axis = ir.AttrInt64("axis", node.attributes.get_int("axis", 0))
     split = ir.Node("", "Split", [node.inputs[0], constant], [axis], outputs=parts, name=node.name)
     stand_for(split, [node])
