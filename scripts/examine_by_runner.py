@@ -103,17 +103,18 @@ def list_checks() -> None:
             print(f"    {count} do not apply: {why}")
 
 
-def read_kept(file: Path, backend: str) -> list[TrialRecord]:
-    """Return what was written down, of each trial the last; cut off a line that was not ended."""
+def read_kept(file: Path) -> list[TrialRecord]:
+    """Return what was written down, of each trial of a backend the last.
+
+    A line that was not ended is cut off.
+    """
     text = file.read_text(encoding="utf-8")
     whole = text[: text.rfind("\n") + 1]
     if whole != text:
         file.write_text(whole, encoding="utf-8")
     records = [TrialRecord(**json.loads(line)) for line in whole.splitlines()]
-    for record in records:
-        if record.backend != backend:
-            sys.exit(f"{file} is of {record.backend}, not of {backend}: name another file")
-    return list({(record.way, record.trial): record for record in records}.values())
+    by_trial = {(record.backend, record.way, record.trial): record for record in records}
+    return list(by_trial.values())
 
 
 def run_trials(
@@ -204,7 +205,8 @@ def main() -> int:
         list_checks()
         return 0
     is_kept = options.keep and options.keep.exists()
-    records = read_kept(options.keep, options.backend) if is_kept else []
+    kept = read_kept(options.keep) if is_kept else []
+    records = [record for record in kept if record.backend == options.backend]
     with contextlib.ExitStack() as stack:
         file = (
             stack.enter_context(options.keep.open("a", encoding="utf-8")) if options.keep else None

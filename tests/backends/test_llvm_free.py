@@ -206,3 +206,14 @@ def test_a_network_of_images_has_a_free_batch():
         fixed.bind([x], [y], aligned_bytes(max(1, fixed.scratch_bytes)))()
         (expected,) = session.run(None, {"x": x})
         np.testing.assert_allclose(y, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("split", ["Split<axis=0>(x, sizes)", "Split<axis=-2>(x, sizes)"])
+def test_sizes_of_parts_may_not_be_those_of_a_free_extent(split):
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> g (float[n,4] x) => (float[2,4] y, float[2,4] z)'
+        f"<int64[2] sizes = {{2, 2}}> {{ [split] y, z = {split} }}"
+    )
+    graph = prepare_free(load(model, stays_free=True), {"n": 4})[0].graph
+    (refusal,) = Subject(llvm.BACKEND, None, {}).refusals(graph, "parts").values()
+    assert "may not add up" in str(refusal)

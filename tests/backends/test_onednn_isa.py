@@ -73,6 +73,8 @@ def test_nothing_is_tried_without_tiles_or_library_or_against_the_user(tried, mo
         ("x86_64", {"AVX-VNNI": False, "AVX-512 VNNI": True}, "avx512_core_vnni", True),
         ("x86_64", {"AVX-512 VNNI": True}, "avx512_core", False),
         ("x86_64", {"AVX-512 VNNI": True}, "AVX2", False),
+        ("x86_64", {"AVX-512 VNNI": True}, "AVX2_VNNI", False),
+        ("x86_64", {"AVX-VNNI": True}, "AVX2_VNNI_2", True),
         ("x86_64", {"AVX2": True, "AVX-512 VNNI": False}, "", False),
         ("x86_64", {}, "", False),
         ("aarch64", {}, "", True),
@@ -83,5 +85,8 @@ def test_sums_of_bytes_are_exact_where_there_is_vnni(
 ):
     cpu = replace(find_cpu(), architecture=architecture, extensions=extensions)
     monkeypatch.setattr(onednn_isa, "find_cpu", lambda: cpu)
-    monkeypatch.setenv(onednn_isa.VARIABLE, limit)
-    assert onednn_isa.sums_bytes_exactly() is is_exact
+    monkeypatch.delenv(onednn_isa.VARIABLE, raising=False)
+    for variable in (onednn_isa.VARIABLE, "DNNL_MAX_CPU_ISA"):
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, limit)
+            assert onednn_isa.sums_bytes_exactly() is is_exact

@@ -82,6 +82,13 @@ def test_what_fails_still_fails(body):
         )
 
 
+def test_a_free_extent_may_not_be_the_sum_of_the_sizes():
+    model = model_of(PLAIN)
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "n"
+    prepared = prepare(load(model, stays_free=True))
+    assert sorted(node.op_type for node in prepared.graph.nodes) == SEQUENCE
+
+
 def test_before_split_read_its_sizes_it_stays():
     assert kinds_after(model_of(PLAIN, opset=12)) == SEQUENCE
 
@@ -94,3 +101,8 @@ def test_a_sequence_that_is_read_otherwise_stays():
         "SequenceLength",
         "SplitToSequence",
     ]
+
+
+def test_parts_of_one_that_may_lose_their_dimension_stay():
+    body = PLAIN.replace("parts", "one").replace("axis=1", "axis=1, keepdims=0")
+    assert operators_of(model_of(body)) == SEQUENCE

@@ -217,7 +217,9 @@ def test_who_does_not_read_its_answer_keeps_its_place_for_a_time_only():
         for _ in range(10):
             end = nbytes + (1 << 20)
             while nbytes < end:
-                nbytes += len(slow.recv(1 << 16))
+                part = slow.recv(1 << 16)
+                assert part, "the server closed the connection"
+                nbytes += len(part)
             loop.forward(LONG / 5)
         assert closed == {"full": 1, "unread": 1}
         with connected(port, HEAD + b"connection: close\r\n\r\n") as late:

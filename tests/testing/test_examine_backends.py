@@ -25,15 +25,23 @@ def test_a_backend_is_tried_in_a_process_of_its_own_and_the_table_is_written(
 ):
     page, kept = tmp_path / "page.md", tmp_path / "kept.jsonl"
     page.write_text(f"before\n{script.BEGIN}\nold\n{script.END}\nafter\n")
-    command = ["examine", "--backend", "fake", "--check", "faults", "--check", "contract"]
+    command = ["examine", "--check", "faults", "--check", "contract"]
+    command += ["--backend", "fake", "--backend", "onnxruntime"]
     monkeypatch.setattr(sys, "argv", [*command, "--keep", str(kept), "--page", str(page)])
     assert script.main() == 0
     records = [json.loads(line) for line in kept.read_text().splitlines()]
-    assert {record["way"] for record in records} == {"fake"}
-    passed = sum(record["status"] == "passed" for record in records)
+    by_way = {way: [one for one in records if one["way"] == way] for way in script.TARGETS}
+    assert sum(map(len, by_way.values())) == len(records)
+    passed, others = (
+        sum(record["status"] == "passed" for record in by_way[way])
+        for way in ("fake", "onnxruntime")
+    )
+    assert passed
+    assert others
     text = page.read_text()
     assert f"| `fake` | skipped (a) | {passed} passed, 1 skipped |" in text
     assert "\n(a) only what lies in the host's memory is tried\n" in text
+    assert "| `onnxruntime` |" in text
     assert "old" not in text
     assert "| `fake` |" in capfd.readouterr().out
 

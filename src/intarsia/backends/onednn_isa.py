@@ -24,13 +24,13 @@ from intarsia.process.selftest import SelfTest, judge
 
 logger = logging.getLogger(__name__)
 
-VARIABLE = "ONEDNN_MAX_CPU_ISA"
-"""Tells every oneDNN which instructions it may use; read once, when it first generates code."""
+VARIABLE, _OLD_VARIABLE = "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"
+"""Tell every oneDNN which instructions it may use; read once, when it first generates code."""
 
 _SATURATING = frozenset(("SSE41", "AVX", "AVX2", "AVX512_CORE"))
 """Values of it with which oneDNN has no VNNI."""
 _X86 = ("x86_64", "AMD64")
-_VNNI = ("AVX-VNNI", "AVX-512 VNNI")
+_SHORT_VNNI, _LONG_VNNI = "AVX-VNNI", "AVX-512 VNNI"
 
 WITHOUT_TILES = "AVX512_CORE_FP16"
 """The instructions that CPUs with AMX have besides AMX."""
@@ -47,9 +47,17 @@ def sums_bytes_exactly() -> bool:
         Intel's "oneDNN Developer Guide", section "Nuances of int8 Computations".
     """
     cpu = find_cpu()
-    limit = os.environ.get(VARIABLE, "").upper()  # noqa: TID251 - oneDNN's own
-    has_vnni = any(cpu.extensions.get(name, False) for name in _VNNI)
+    limit = _limit().upper()
+    # Those that are called `AVX2_VNNI` lack the instructions of AVX-512.
+    usable = (_SHORT_VNNI,) if limit.startswith("AVX2") else (_SHORT_VNNI, _LONG_VNNI)
+    has_vnni = any(cpu.extensions.get(name, False) for name in usable)
     return cpu.architecture not in _X86 or (has_vnni and limit not in _SATURATING)
+
+
+def _limit() -> str:
+    """Return what the user lets oneDNN use; empty if that is everything."""
+    known = (os.environ.get(name) for name in (VARIABLE, _OLD_VARIABLE))  # noqa: TID251 - its own
+    return next(filter(None, known), "")
 
 
 @cache
@@ -68,7 +76,7 @@ def keep_off_broken_tiles(name: str, target: str, facts: tuple[str, ...], caches
         Why AMX is left out; empty if it is not, or there is none.
     """
     has_tiles = find_cpu().extensions.get("AMX", False)
-    if not facts or not has_tiles or os.environ.get(VARIABLE):  # noqa: TID251 - oneDNN's own
+    if not facts or not has_tiles or _limit():
         return ""
     trial = "intarsia.testing.selftest:try_tiles"
     verdict = judge(SelfTest(f"{name} with AMX", trial, (target,), facts), caches)

@@ -20,6 +20,7 @@ _TOLERANCE_BELOW = 0.3
 """Tolerance of floating-point types of eight bits or fewer."""
 
 _PRECISIONS = {"f16": 1e-2, "fp16": 1e-2, "float16": 1e-2, "bf16": 5e-2, "bfloat16": 5e-2}
+_PRECISIONS["tf32"] = _PRECISIONS["f16"]  # its mantissa has as many bits
 """Tolerances of targets that compute in a narrower type."""
 
 _ROUNDED = frozenset(("int8", "uint8"))

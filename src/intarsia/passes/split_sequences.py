@@ -28,8 +28,8 @@ _MOST_PARTS = 4096
 def split_sequences(model: ir.Model) -> int:
     """Replace SplitToSequence by Split where only SequenceAt of constants reads it.
 
-    Those become Identity. What fails while running stays as it is: places that are not there, and
-    sizes below zero.
+    Those become Identity. What may fail while running stays as it is: places that are not there,
+    and sizes that do not add up to the extent or, as that is free, might not.
 
     Returns:
         How many were replaced.
@@ -81,13 +81,18 @@ def _sizes_of(node: ir.Node) -> list[int] | None:
     split = _constant(node.inputs[1]) if len(node.inputs) > 1 else None
     if split is None:
         return None
-    sizes = [int(size) for size in split.reshape(-1)]
+    sizes, extent = [int(size) for size in split.reshape(-1)], _extent_of(node)
+    if extent is None:
+        return None
     if split.ndim == 0:
-        (size,), extent = sizes, _extent_of(node)
-        if extent is None or size <= 0 or extent > size * _MOST_PARTS:
+        (size,) = sizes
+        if not node.attributes.get_int("keepdims", 1):
+            return None  # ONNX ignores it, and ONNX Runtime does not
+        if size <= 0 or extent > size * _MOST_PARTS:
             return None
         sizes = [min(size, extent - start) for start in range(0, extent, size)]
-    return sizes if 0 < len(sizes) <= _MOST_PARTS and min(sizes) >= 0 else None
+    fits = 0 < len(sizes) <= _MOST_PARTS and min(sizes) >= 0 and sum(sizes) == extent
+    return sizes if fits else None
 
 
 def _extent_of(node: ir.Node) -> int | None:

@@ -8,6 +8,8 @@ LiteRT's own kernels is refused. Attribute: `num_threads`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 RUNTIME = PythonRuntime(
     "LiteRT with XNNPACK", "ai_edge_litert", "*.so", "xnnpack", "xnnpack.backend"
 )
+_INTERPRETERS = count()
 _LEAST_BYTES = 1024
 """Smaller constants stand in the flat buffer itself."""
 
@@ -42,8 +45,10 @@ def make_interpreter(content: bytes, num_threads: int) -> Any:
     RUNTIME.module()
     from ai_edge_litert.interpreter import Interpreter
 
+    # XNNPACK is named once in a process.
+    is_first = next(_INTERPRETERS) == 0
     try:
-        with without_lines("INFO: "):
+        with without_lines("INFO: ") if is_first else nullcontext():
             interpreter = Interpreter(model_content=content, num_threads=num_threads)
             interpreter.allocate_tensors()
     except (RuntimeError, ValueError) as error:

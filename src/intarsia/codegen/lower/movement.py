@@ -114,6 +114,16 @@ def _lanes(view: View, place: tuple[int, int], count: int, lanes: int) -> View:
     return replace(begin, shape=(view.shape[0], count, *view.shape[2:], lanes), block=0)
 
 
+def refuse_split(operation: Operation) -> str | None:
+    """Say why a split is not taken."""
+    rank = len(operation.shape())
+    extents = operation.inputs[0].extents or operation.shape()
+    has_sizes = operation.value(1) is not None or operation.attribute("split") is not None
+    if has_sizes and is_free((extents[operation.attribute("axis", 0) % rank],)):
+        return "its sizes may not add up to the extent, which is free"
+    return None
+
+
 def lower_split(assembler: Assembler, group: KernelGroup) -> None:
     """Take parts as views."""
     operation = group.anchor

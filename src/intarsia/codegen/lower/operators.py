@@ -342,7 +342,7 @@ OPERATORS: dict[str, Operator] = {
     "Slice": Operator(movement.lower_slice, WITH_NARROW, movement.refuse_slice, _follow_slice),
     "Softmax": _SOFTMAX,
     "SpaceToDepth": Operator(movement.lower_shuffle, WITH_NARROW),
-    "Split": Operator(movement.lower_split, WITH_NARROW, wish=_follow),
+    "Split": Operator(movement.lower_split, WITH_NARROW, movement.refuse_split, wish=_follow),
     "TensorScatter": Operator(indices.lower_tensor_scatter, WIDE, indices.refuse_tensor_scatter),
     "Tile": Operator(movement.lower_tile, WITH_NARROW, movement.refuse_tile),
     "TopK": Operator(indices.lower_top_k, ANY - BOOL, indices.refuse_top_k),
