@@ -30,6 +30,10 @@ from intarsia.graph.graph import Graph, Node, Value
 from intarsia.process import selftest
 from intarsia.settings import Settings
 
+# OpenVINO's telemetry takes us for a job of CI, also where tests import it themselves: it would
+# send from a child of fork of this process, which holds open what tests wait to be closed.
+os.environ.setdefault("TF_BUILD", "intarsia")
+
 # The same examples in every run, however fast the machine is; `--hypothesis-profile=random` draws
 # others. What a property needs beside these it says itself.
 _PATIENT = hypothesis.settings(

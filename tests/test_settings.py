@@ -153,6 +153,7 @@ OF_OTHERS = {
     "intarsia.quantizing.libraries": "NNCF's variable for its telemetry",
     "intarsia.backends.opencl.vendors": "the variables of OpenCL's loaders",
     "intarsia.backends.webgpu.driver": "Wayland's variable",
+    "intarsia.backends.runtimes": "variables of runtimes, while they are imported",
 }
 """Modules that hand on, show or set variables of others."""
 

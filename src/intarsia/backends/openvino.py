@@ -52,7 +52,10 @@ if TYPE_CHECKING:
     from intarsia.target import VirtualDevice
 
 
-RUNTIME = PythonRuntime("OpenVINO", "openvino", "libs/*.so*")
+# Importing it tells Google's servers so (openvino-telemetry), unless that was declined or a job of
+# CI imports it: from a child of fork of this process, which shares its open files for up to 3 s.
+_TELEMETRY_OFF = (("TF_BUILD", "intarsia"),)
+RUNTIME = PythonRuntime("OpenVINO", "openvino", "libs/*.so*", variables=_TELEMETRY_OFF)
 _TILES = ("OpenVINO", "openvino -precision=bf16")
 
 

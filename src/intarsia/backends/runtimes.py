@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -28,6 +30,7 @@ class PythonRuntime:
         files: A pattern of its libraries inside the package.
         backend: The name of the extra and the backend where these have one of their own.
         module_name: The module of the backend under `intarsia.backends`; empty if it is its name.
+        variables: Of the environment, by name, which are set while it is imported if they are not.
     """
 
     title: str
@@ -35,6 +38,7 @@ class PythonRuntime:
     files: str
     backend: str = ""
     module_name: str = ""
+    variables: tuple[tuple[str, str], ...] = ()
 
     @property
     def owner(self) -> str:
@@ -85,13 +89,26 @@ class PythonRuntime:
 @cache
 def _import(runtime: PythonRuntime) -> Any:
     try:
-        return import_module(runtime.package)
+        with _set(runtime.variables):
+            return import_module(runtime.package)
     except ImportError as error:
         raise BackendError(
             f"{runtime.title} is not available: {error}",
             backend=runtime.owner,
             hint=f"pip install 'intarsia[{runtime.owner}]'",
         ) from error
+
+
+@contextmanager
+def _set(variables: Sequence[tuple[str, str]]) -> Iterator[None]:
+    """Set variables for a while; those that are set stay as they are."""
+    added = [(name, text) for name, text in variables if name not in os.environ]  # noqa: TID251
+    os.environ.update(added)  # noqa: TID251 - variables of others
+    try:
+        yield
+    finally:
+        for name, _ in added:
+            os.environ.pop(name, None)  # noqa: TID251
 
 
 @cache
