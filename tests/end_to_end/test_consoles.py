@@ -237,7 +237,7 @@ def check_stop(desk, command, where):
         stdin=subprocess.DEVNULL,
         text=True,
     ) as running:
-        watchdog = threading.Timer(120, running.kill)
+        watchdog = threading.Timer(600, running.kill)
         watchdog.start()
         printed = []
         for line in running.stdout:
