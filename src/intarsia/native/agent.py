@@ -8,8 +8,9 @@ long it ends itself, and itself when nobody asks any more.
     agent_sources(names) -> what to compile and link with the regions
     Agent(program, runner).run(...) -> outputs and seconds
 
-Agents of one machine pass tensors to one another by files there (`MachineMemory`), in memory where
-the system has such: they do not travel, unless there is no room for them.
+Agents of one machine pass tensors to one another by files that they map (`MachineMemory`), in
+memory where the system has such: nobody copies them, and they do not travel, unless there is no
+room for them.
 """
 
 from __future__ import annotations
