@@ -7,6 +7,7 @@ Each door either takes an input or raises an error of ours; anything else is a f
 import random
 import zlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -96,14 +97,28 @@ def _by_file(read, suffix=""):
     return enter
 
 
-def _gguf(folder):
+def _gguf(folder, block):
+    """Return a whole model of one layer, with weights of float32 or in blocks."""
     gguf = __import__("gguf")
+    quants, kind, rng = gguf.quants, gguf.GGMLQuantizationType[block], np.random.default_rng(0)
+    width, words = 32, 4
     writer = gguf.GGUFWriter(folder / "seed.gguf", "llama")
     writer.add_block_count(1)
     writer.add_context_length(8)
-    writer.add_embedding_length(32)
-    writer.add_token_list(["a", "b"])
-    writer.add_tensor("token_embd.weight", np.zeros((2, 32), np.float32))
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(width)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(1)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_token_list(["a", "b", "c", "d"])
+    rows = {"attn_q": width, "attn_k": 16, "attn_v": 16, "attn_output": width}
+    rows |= dict.fromkeys(("ffn_gate", "ffn_up", "ffn_down"), width)
+    named = {f"blk.0.{name}.weight": count for name, count in rows.items()}
+    for name, count in {"token_embd.weight": words, **named}.items():
+        drawn = rng.standard_normal((count, width)).astype(np.float32)
+        writer.add_tensor(name, quants.quantize(drawn, kind), raw_dtype=kind)
+    for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(width, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -121,9 +136,10 @@ def make_door(name, folder):
     folder = Path(folder)
     if name == "onnx":
         seeds = [onnx.parser.parse_model(_HEAD + text).SerializeToString() for text in _MODELS]
-        return Door(tuple(seeds), lambda data, path: load_model(data))
+        return Door(tuple(seeds), lambda data, path: load_model(data, stays_free=True))
     if name == "gguf":
-        return Door((_gguf(folder),), _by_file(load_model, ".gguf"))
+        seeds = tuple(_gguf(folder, block) for block in ("F32", "Q8_0", "Q4_0"))
+        return Door(seeds, _by_file(partial(load_model, stays_free=True), ".gguf"))
     if name == "target":
         return Door(
             _TARGETS,

@@ -5,12 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.backends.defects import KnownDefect, Values
+
+if TYPE_CHECKING:
+    from intarsia.graph.graph import Graph, Node
+
+_LENGTHS = 6
+"""Which input of Attention says how many keys of an item count."""
 
 _TRIED = "native code against ONNX Runtime 1.31 without optimisations and onnx.reference 1.23"
 _NORMALISATIONS = "GroupNormalization InstanceNormalization LayerNormalization"
@@ -25,6 +31,12 @@ def _of_float32(inputs: Sequence[Any], result: Array) -> float:
     sizes = np.abs(inputs[0])
     spread = float(np.std(inputs[0])) or 1.0
     return 2.0**-20 * float(np.max(np.abs(result), initial=0) + np.max(sizes, initial=0) / spread)
+
+
+def _leaves_keys_out(graph: Graph, node: Node) -> bool:
+    if node.op_type == "GroupQueryAttention" or node.ir.attributes.get_int("is_causal", False):
+        return True
+    return len(node.inputs) > _LENGTHS and node.inputs[_LENGTHS] >= 0
 
 
 def native_defects(backend: str) -> tuple[KnownDefect, ...]:
@@ -92,5 +104,13 @@ def native_defects(backend: str) -> tuple[KnownDefect, ...]:
             "Gelu",
             "one is added to the error function, as ONNX writes it, which cancels below zero",
             bound=_of_cancelled_one,
+        ),
+        rule(
+            "Attention GroupQueryAttention",
+            "keys behind the lengths, or that is_causal leaves out, have weight 0 whatever they"
+            " hold, where ONNX adds -infinity to a score that may be NaN",
+            Values.NAN,
+            Values.INFINITE,
+            where=_leaves_keys_out,
         ),
     )
