@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """GGUF files: the same numbers in blocks, llama.cpp's network; what is not read is named."""
 
+from dataclasses import replace
+
 import gguf
 import numpy as np
 import onnx_ir as ir
@@ -12,7 +14,8 @@ from gguf import quants
 import intarsia
 from intarsia.errors import ModelError
 from intarsia.graph.gguf.blocks import BLOCKS, DECODERS
-from intarsia.graph.gguf.container import KINDS
+from intarsia.graph.gguf.container import KINDS, Container
+from intarsia.graph.gguf.llama import _ModelSheet, _Size, _tables
 from intarsia.graph.load import load
 
 WIDTH, HIDDEN, HEADS, KEY_HEADS, WORDS, LAYERS, POSITIONS = 256, 512, 4, 2, 96, 2, 64
@@ -196,6 +199,35 @@ def refuse(path, *parts):
     assert caught.value.hint
     for part in parts:
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "number", "says"),
+    [
+        ("block_count", 4_000_000_000, "4000000000 layers and"),
+        ("block_count", 0, "says 0 under 'llama.block_count'"),
+        ("context_length", 4_000_000_000, "4000000000 positions for heads of 64"),
+        ("embedding_length", 1, "says 0 under 'llama.attention.key_length'"),
+        ("feed_forward_length", "wide", "says 'wide' under 'llama.feed_forward_length'"),
+        ("attention.layer_norm_rms_epsilon", "small", "says 'small' under"),
+        ("attention.layer_norm_rms_epsilon", float("nan"), "says nan under"),
+        ("rope.freq_base", float("inf"), "says inf under"),
+        ("rope.freq_base", "1e4", "says '1e4' under"),
+    ],
+)
+def test_sizes_that_no_file_can_have_are_refused_at_once(tmp_path, key, number, says):
+    path = tmp_path / "m.gguf"
+    write(path, kinds(Kind.F32))
+    held = Container.open(path)
+    settings = {**held.settings, f"llama.{key}": number}
+    with pytest.raises(ModelError, match=says):
+        sheet_size(replace(held, settings=settings))
+
+
+def sheet_size(file):
+    """Read what a file says of its network, up to the tables of angles."""
+    size = _Size.read(file)
+    return _tables(_ModelSheet(file, size))
 
 
 def test_types_have_the_names_that_the_package_gives_them():

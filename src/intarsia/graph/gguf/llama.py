@@ -8,6 +8,7 @@ the rows of queries and keys; they are moved back, so that halves turn, as in al
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -54,6 +55,22 @@ _KNOWN = frozenset(
 """What is read of a Llama, or changes nothing; another key may mean another function."""
 
 
+_MOST_TURNS = 1 << 27
+"""Positions times the elements of a head: a million positions of heads of 128."""
+
+
+def _float_of(file: Container, key: str, default: float | None = None) -> float:
+    """Return a number that is finite and above 0.
+
+    Raises:
+        ModelError: What the file says there is none.
+    """
+    found = file.setting(key, default)
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < math.inf:
+        raise file.error(f"says {found!r} under {key!r}", "a number above 0 is read")
+    return float(found)
+
+
 @dataclass(frozen=True, slots=True)
 class _Size:
     """The sizes of a Llama."""
@@ -84,11 +101,20 @@ class _Size:
         for key in file.settings:
             if key.startswith(f"{_ARCHITECTURE}.") and key not in _KNOWN:
                 raise file.error(f"has a setting {key!r}, which is not read", "use another model")
-        width, heads = said("embedding_length"), said("attention.head_count")
+
+        def count(key: str, default: Any = None) -> int:
+            found = said(key, default)
+            if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+                raise file.error(
+                    f"says {found!r} under '{_ARCHITECTURE}.{key}'", "a number from 1 on is read"
+                )
+            return found
+
+        width, heads = count("embedding_length"), said("attention.head_count")
         key_heads = said("attention.head_count_kv", heads)
         if not all(isinstance(count, int) and count > 0 for count in (heads, key_heads)):
             raise file.error(f"has {heads} heads, {key_heads} of keys", "one number each is read")
-        head = said("attention.key_length", width // heads)
+        head = count("attention.key_length", width // heads)
         same = (said("attention.value_length", head), said("rope.dimension_count", head))
         if same != (head, head):
             raise file.error(
@@ -97,16 +123,20 @@ class _Size:
             )
         if said("expert_count", 0):
             raise file.error("has a mixture of experts, which is not read", "use a dense model")
-        return cls(
-            said("block_count"),
-            width,
-            said("feed_forward_length"),
-            heads,
-            key_heads,
-            head,
-            said("context_length"),
-            said("attention.layer_norm_rms_epsilon"),
-        )
+        layers, positions = count("block_count"), count("context_length")
+        if layers > len(file.tensors):
+            raise file.error(
+                f"has {layers} layers and {len(file.tensors)} tensors", "convert the model again"
+            )
+        if positions * head > _MOST_TURNS:
+            raise file.error(
+                f"has {positions} positions for heads of {head}: tables of their angles have no"
+                " room in memory",
+                "convert the model with a shorter context",
+            )
+        hidden = count("feed_forward_length")
+        epsilon = _float_of(file, f"{_ARCHITECTURE}.attention.layer_norm_rms_epsilon")
+        return cls(layers, width, hidden, heads, key_heads, head, positions, epsilon)
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,13 +379,13 @@ def _counts(sheet: _ModelSheet, mask: ir.Value) -> list[ir.Value]:
 def _tables(sheet: _ModelSheet) -> list[ir.Value]:
     """Return cosines and sines by position: float32[positions, head / 2]."""
     size, file = sheet.size, sheet.file
-    base = file.setting(f"{_ARCHITECTURE}.rope.freq_base", _BASE)
-    rates = float(base) ** -(np.arange(0, size.head, 2) / size.head)
+    base = _float_of(file, f"{_ARCHITECTURE}.rope.freq_base", _BASE)
+    rates = base ** -(np.arange(0, size.head, 2) / size.head)
     if "rope_freqs.weight" in file.tensors:
         rates /= sheet.take("rope_freqs.weight", size.head // 2).numbers()
     scaling = file.setting(f"{_ARCHITECTURE}.rope.scaling.type", "none")
     if scaling == "linear":
-        rates /= file.setting(f"{_ARCHITECTURE}.rope.scaling.factor")
+        rates /= _float_of(file, f"{_ARCHITECTURE}.rope.scaling.factor")
     elif scaling != "none":
         raise file.error(f"scales positions by {scaling!r}", "none and linear are read")
     angles = np.outer(np.arange(size.positions), rates)
