@@ -547,7 +547,7 @@ def test_a_program_that_is_wrong_at_some_sizes_is_found(monkeypatch):
     compiled = intarsia.compile(model, "llvm", num_threads=1)
 
     class Wrong:
-        placement = compiled.placement
+        latest = compiled.latest
 
         def run(self, feeds):
             return {"y": -feeds["x"] + (len(feeds["x"]) == 7)}
