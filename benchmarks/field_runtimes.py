@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """One model in one runtime, in a process of its own: the worker of `field.py`.
 
-    PYTHON field_runtimes.py RUNTIME MODEL INPUTS OUTPUTS FOLDER THREADS NAME...
+    PYTHON field_runtimes.py RUNTIME MODEL INPUTS OUTPUTS FOLDER THREADS NUMBERS NAME...
 
 It imports nothing of ours but for the runtimes `intarsia` and `intarsia-llvm`: it runs under the
 Python of a virtual environment that may hold only the runtime. Each runtime is set as its own
 documentation says for the shortest latency of one request. The first line that it prints is JSON:
 `version` and `set_up_seconds`, or `error`, which says what refused the model. Then each line that
 it reads is a number of seconds, and what it prints is the milliseconds of each run in that time.
+
+NUMBERS is `f32`; `bf16`, which a runtime makes of a float32 model by a setting of its own; or
+`int8` or `int4`, which the model has, but for the runtimes of `FROM_FLOATS`: they have a float32
+model, and their own converter quantises.
 """
 
 from __future__ import annotations
@@ -28,6 +32,9 @@ from typing import Any
 
 LEAST_RUNS = 3
 
+FROM_FLOATS = {("mnn", "int8"), ("mnn", "int4"), ("litert", "int8")}
+"""Runtimes, with numbers that their own converters make of a float32 model."""
+
 Run = Callable[[], Any]
 Outputs = Callable[[], dict[str, Any]]
 
@@ -42,6 +49,7 @@ class Job:
         names: Of its outputs.
         folder: For what a runtime makes of the model.
         threads: Of one run.
+        numbers: Those that it is to compute in.
     """
 
     model: Path
@@ -49,6 +57,7 @@ class Job:
     names: tuple[str, ...]
     folder: Path
     threads: int
+    numbers: str = "f32"
 
 
 class RefusedError(Exception):
@@ -59,6 +68,8 @@ def intarsia(job: Job, target: str | None = None) -> tuple[Run, Outputs]:
     """Ours, on the target that it finds on this machine."""
     import intarsia as ours
 
+    if job.numbers == "bf16":
+        target = "llvm -precision=bf16" + (", onnxruntime" if target is None else "")
     program = ours.compile(str(job.model), target, num_threads=job.threads)
     context = program.context(inputs=job.feeds)
     return context.run, context.read_outputs
@@ -72,6 +83,9 @@ def intarsia_llvm(job: Job) -> tuple[Run, Outputs]:
 def onnxruntime(job: Job) -> tuple[Run, Outputs]:
     """ONNX Runtime's default provider, with inputs and outputs bound."""
     import onnxruntime as ort
+
+    if job.numbers == "bf16":
+        raise RefusedError("its CPU provider computes in bfloat16 on Arm alone")
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = job.threads
@@ -98,7 +112,7 @@ def openvino(job: Job) -> tuple[Run, Outputs]:
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": job.threads,
         "NUM_STREAMS": 1,
-        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_PRECISION_HINT": "bf16" if job.numbers == "bf16" else "f32",
     }
     compiled = core.compile_model(core.read_model(str(job.model)), "CPU", settings)
     request = compiled.create_infer_request()
@@ -124,22 +138,26 @@ def mnn(job: Job) -> tuple[Run, Outputs]:
     made = job.folder / "model.mnn"
     # The converter itself: `MNN.tools` installs a package that reports to its makers.
     convert = "import sys, _tools; _tools.mnnconvert(sys.argv)"
+    bits = {"int8": "8", "int4": "4"}.get(job.numbers)
+    narrow = ("--weightQuantBits", bits, "--weightQuantBlock", "32") if bits else ()
     _tool(
-        *(sys.executable, "-c", convert, "-f", "ONNX"),
+        *(sys.executable, "-c", convert, "-f", "ONNX", *narrow),
         *("--modelFile", job.model, "--MNNModel", made, "--bizCode", "field"),
         makes=made,
     )
-    runtime = MNN.nn.create_runtime_manager(
-        ({"backend": "CPU", "numThread": job.threads, "precision": "high"},)
-    )
+    settings = {"backend": "CPU", "numThread": job.threads}
+    settings["precision"] = "low" if job.numbers == "bf16" else "high"
+    if bits:
+        settings["memory"] = "low"  # products of bytes, not of weights made floats again
+    runtime = MNN.nn.create_runtime_manager((settings,))
     names = [*job.feeds]
     net = MNN.nn.load_module_from_file(str(made), names, list(job.names), runtime_manager=runtime)
     kinds = {"f": MNN.expr.float, "i": MNN.expr.int}
     feeds = []
     for name in names:
         array = job.feeds[name]
-        narrow = array.astype(np.int32) if array.dtype.kind in "iub" else array
-        value = MNN.expr.const(narrow, list(narrow.shape), MNN.expr.NCHW, kinds[narrow.dtype.kind])
+        given = array.astype(np.int32) if array.dtype.kind in "iub" else array
+        value = MNN.expr.const(given, list(given.shape), MNN.expr.NCHW, kinds[given.dtype.kind])
         feeds.append(value)
     results: list[Any] = []
 
@@ -179,7 +197,7 @@ def ncnn(job: Job) -> tuple[Run, Outputs]:
     net.opt.num_threads = job.threads
     net.opt.use_vulkan_compute = False
     net.opt.use_fp16_packed = net.opt.use_fp16_storage = net.opt.use_fp16_arithmetic = False
-    net.opt.use_bf16_storage = False
+    net.opt.use_bf16_storage = job.numbers == "bf16"
     if net.load_param(str(made)) or net.load_model(str(made.with_suffix(".bin"))):
         raise RefusedError("ncnn does not load what pnnx makes")
     feeds = [
@@ -210,17 +228,21 @@ def litert(job: Job) -> tuple[Run, Outputs]:
     import numpy as np
     from ai_edge_litert.interpreter import Interpreter
 
+    if job.numbers == "bf16":
+        raise RefusedError("XNNPACK in LiteRT has no bfloat16")
     folder = job.folder / "tflite"
+    is_dynamic = job.numbers == "int8"  # weights of bytes, activations too, by ranges of each run
+    form = "dynamic_range_quant" if is_dynamic else "float32"
+    made = folder / f"{job.model.stem}_{form}.tflite"
     shapes = [f"{name}:{','.join(map(str, a.shape))}" for name, a in job.feeds.items()]
     # Its strict mode (without `-dsm`) tries transpositions of every operator, minutes a network.
     _tool(
         Path(sys.executable).with_name("onnx2tf"),
         *("-i", job.model, "-o", folder, "-ois", *shapes, "-n", "-dsm", "-kat", *job.feeds),
-        makes=folder / f"{job.model.stem}_float32.tflite",
+        *(("-odrqt",) if is_dynamic else ()),
+        makes=made,
     )
-    interpreter = Interpreter(
-        str(folder / f"{job.model.stem}_float32.tflite"), num_threads=job.threads
-    )
+    interpreter = Interpreter(str(made), num_threads=job.threads)
     interpreter.allocate_tensors()
     inputs = interpreter.get_input_details()
     for position, (name, array) in enumerate(job.feeds.items()):
@@ -240,6 +262,12 @@ def litert(job: Job) -> tuple[Run, Outputs]:
     return interpreter.invoke, outputs
 
 
+_IREE_BF16 = (
+    "--iree-global-opt-demote-contraction-inputs-type=bf16",
+    "--iree-global-opt-demote-contraction-inputs-operations=all",
+)
+
+
 def iree(job: Job) -> tuple[Run, Outputs]:
     """IREE's code for this CPU, on its pool of tasks."""
     import iree.runtime as rt
@@ -251,7 +279,7 @@ def iree(job: Job) -> tuple[Run, Outputs]:
     _tool(
         *(scripts / "iree-compile", written, "--iree-hal-target-device=local"),
         *("--iree-hal-local-target-device-backends=llvm-cpu", "--iree-llvmcpu-target-cpu=host"),
-        *("--iree-opt-level=O3", "-o", made),
+        *("--iree-opt-level=O3", *(_IREE_BF16 if job.numbers == "bf16" else ()), "-o", made),
         makes=made,
     )
     rt.flags.parse_flags(f"--task_topology_group_count={job.threads}")
@@ -284,6 +312,8 @@ def tvm(job: Job) -> tuple[Run, Outputs]:
     from tvm import relax
     from tvm.relax.frontend.onnx import from_onnx
 
+    if job.numbers == "bf16":
+        raise RefusedError("its pass to mixed precision knows float16 alone")
     os.environ["TVM_NUM_THREADS"] = str(job.threads)  # noqa: TID251 - TVM's own
     shapes = {name: list(array.shape) for name, array in job.feeds.items()}
     module = from_onnx(onnx.load(job.model), shape_dict=shapes)
@@ -314,16 +344,17 @@ def inductor(job: Job) -> tuple[Run, Outputs]:
     compiled = torch.compile(model)
     feeds = [torch.from_numpy(array) for array in job.feeds.values()]
     results: list[Any] = []
+    is_narrow = job.numbers == "bf16"
 
     def run() -> None:
-        with torch.inference_mode():
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=is_narrow):
             value = compiled(*feeds)
         results[:] = [value] if isinstance(value, torch.Tensor) else list(value)
 
     run()
 
     def outputs() -> dict[str, Any]:
-        return {name: value.numpy() for name, value in zip(job.names, results, strict=True)}
+        return {n: value.float().numpy() for n, value in zip(job.names, results, strict=True)}
 
     return run, outputs
 
@@ -354,7 +385,7 @@ def _tool(*command: Any, makes: Path) -> None:
         lines = [line.strip() for line in (ended.stderr + ended.stdout).splitlines()]
         lines = [line for line in lines if line and not line.startswith("File ")]
         lines = lines or ["it says nothing"]  # tracebacks name files of this machine
-        errors = [line for line in lines if re.search("error|can't|unsupported", line, re.I)]
+        errors = [line for line in lines if re.search("error|can't|unsupported|not support", line, re.I)]
         raise RefusedError(f"{(errors or lines[-1:])[0][:200]}")
 
 
@@ -362,10 +393,10 @@ def main(arguments: list[str]) -> None:
     """Set a runtime up and time it as told on standard input."""
     import numpy as np
 
-    name, model, inputs, outputs, folder, threads, *names = arguments
+    name, model, inputs, outputs, folder, threads, numbers, *names = arguments
     with np.load(inputs) as arrays:
         feeds = {key: np.ascontiguousarray(arrays[key]) for key in arrays.files}
-    job = Job(Path(model), feeds, tuple(names), Path(folder), int(threads))
+    job = Job(Path(model), feeds, tuple(names), Path(folder), int(threads), numbers)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # libraries print where answers would be
     start = time.perf_counter()

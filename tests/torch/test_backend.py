@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from intarsia import from_torch  # noqa: E402
 from intarsia.torch import backend  # noqa: E402
 from intarsia.torch.exported import to_onnx  # noqa: E402
+from intarsia.torch.untraced import UntracedParts  # noqa: E402
 
 pytestmark = [
     pytest.mark.exhaustive,
@@ -297,3 +298,35 @@ def test_parts_of_a_tensor_are_no_sequence():
     program = from_torch(torch.export.export(Parts().eval(), (x,)), target="llvm", num_threads=1)
     (output,) = program.run({program.inputs[0].name: x.numpy()}).values()
     assert (output == Parts()(x).numpy()).all()
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = torch.nn.LSTM(8, 16, batch_first=True)
+        self.second = torch.nn.GRU(16, 4, num_layers=2, bidirectional=True, batch_first=True)
+
+    def forward(self, x):
+        made, (_, cell) = self.first(x.relu())
+        return self.second(made)[0], cell
+
+
+def test_recurrent_layers_are_told_of_and_compiled_where_pytorch_traces_them(caplog):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    UntracedParts().watch()
+    module, x = Recurrent().eval(), torch.ones(2, 5, 8)
+    with torch.inference_mode():
+        expected = module(x)
+        compiled = torch.compile(module, backend="intarsia", options=OPTIONS)
+        torch.testing.assert_close(compiled(x), expected)
+        (message,) = [one.getMessage() for one in caplog.records if one.name == "intarsia"]
+        assert "does not support RNN, GRU, or LSTM" in message
+        assert "allow_rnn=True" in message
+        caplog.clear()
+        torch._dynamo.reset()
+        with torch._dynamo.config.patch(allow_rnn=True):
+            whole = torch.compile(module, backend="intarsia", options=OPTIONS, fullgraph=True)
+            torch.testing.assert_close(whole(x), expected)
+    assert not [one for one in caplog.records if one.name == "intarsia"]

@@ -31,6 +31,7 @@ from intarsia.hashing import digest
 from intarsia.runtime.dlpack import share
 from intarsia.torch.exported import quietly, tell_cause, to_onnx
 from intarsia.torch.graph import BoundGraph, GraphInputs, list_outputs, number_of
+from intarsia.torch.untraced import UntracedParts
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from intarsia.runtime.free import Program
 
 logger = logging.getLogger("intarsia")
+
+UntracedParts().watch()  # PyTorch imports us when it is first asked for this backend
 
 MOST_CHANGES = 3
 """Programs that are made anew because parameters changed, before PyTorch runs the graph."""
