@@ -50,7 +50,8 @@ def api() -> str:
 def _documented(value: Any) -> str:
     kind = "class" if inspect.isclass(value) else "function"
     members = "   :members:\n" if kind == "class" else ""
-    fields = getattr(value, "_fields", ())  # of a named tuple, told by its own docstring
+    # What a named tuple has is told by its own docstring.
+    fields = getattr(value, "_fields", ()) if kind == "class" and issubclass(value, tuple) else ()
     members += f"   :exclude-members: {', '.join(fields)}\n" if fields else ""
     home = f"{value.__module__}.{value.__qualname__}"
     return f"```{{eval-rst}}\n.. auto{kind}:: {home}\n{members}```\n"

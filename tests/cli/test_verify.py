@@ -89,6 +89,12 @@ def dying(tmp_path_factory):
 
 
 @pytest.mark.exhaustive
+def test_a_backend_that_is_missing_has_the_exit_code_of_other_commands(call, model):
+    answer = call("verify", model, "-t", "arm_acl -acl_root=nowhere, llvm")
+    assert answer.code == 3
+    assert answer.err.startswith("error: there is no Arm Compute Library")
+
+
 @pytest.mark.parametrize("is_isolated", [True, False])
 def test_a_backend_in_a_process_of_its_own_dies_alone(is_isolated, dying, model):
     """Then it is a region that failed, and the worker goes on to compare the others."""

@@ -43,6 +43,13 @@ def try_client(module, port, wanted):
     given.set_data_from_numpy(X)
     result = client.infer("rows", [given], request_id="seven")
     np.testing.assert_allclose(result.as_numpy("y"), wanted, rtol=1e-6)
+    packed = (
+        {"compression_algorithm": "gzip"}
+        if module is tritonclient.grpc
+        else {"request_compression_algorithm": "gzip", "response_compression_algorithm": "gzip"}
+    )
+    result = client.infer("rows", [given], **packed)
+    np.testing.assert_allclose(result.as_numpy("y"), wanted, rtol=1e-6)
     asked = [module.InferRequestedOutput("y")]
     result = client.infer("rows", [given], outputs=asked, model_version="1")
     np.testing.assert_allclose(result.as_numpy("y"), wanted, rtol=1e-6)

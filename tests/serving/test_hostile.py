@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is asked wrongly is refused in the protocol's form, and the server goes on."""
 
+import gzip
 import json
 import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -219,8 +221,31 @@ def test_a_body_that_is_too_large_is_refused(server):
     refused(server.infer("rows", b"{}", headers), 413, "1048576 bytes")
 
 
-def test_a_compressed_body_is_refused(server):
-    refused(server.infer("rows", b"x", {"content-encoding": "gzip"}), 415, "gzip")
+@pytest.mark.parametrize(("coding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+def test_a_compressed_body_is_unpacked(server, coding, pack):
+    headers = {"content-encoding": coding}
+    response = server.infer("rows", pack(json.dumps(BODY).encode()), headers)
+    assert answer_of(response)[1] == {"y": X.ravel().tolist()}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "word"),
+    [
+        (gzip.compress(b" " * (1 << 24)), 413, "1048576 bytes"),
+        (gzip.compress(b"{}")[:-4], 400, "ends too early"),
+        (gzip.compress(b"{}") + b"x", 400, "follow the end"),
+        (b"no gzip", 400, "is not gzip"),
+        (b"", 400, "ends too early"),
+    ],
+)
+def test_a_body_that_is_packed_wrongly_or_unpacks_to_too_much_is_refused(
+    server, body, status, word
+):
+    refused(server.infer("rows", body, {"content-encoding": "gzip"}), status, word)
+
+
+def test_a_body_in_another_coding_is_refused(server):
+    refused(server.infer("rows", b"x", {"content-encoding": "br"}), 415, "'br'")
 
 
 @pytest.mark.parametrize(

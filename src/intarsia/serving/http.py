@@ -8,7 +8,7 @@ model repository.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -23,6 +23,7 @@ from starlette.routing import Route
 from intarsia.arrays import Array
 from intarsia.decoding import decode_json
 from intarsia.errors import ServingError, with_hint
+from intarsia.serving.compressed import CODINGS, Unpacker
 from intarsia.serving.datatypes import (
     DATATYPES,
     MOST_DIMENSIONS,
@@ -252,30 +253,55 @@ def _check_sender(request: Request, *, is_local: bool) -> None:
 async def _read_body(
     service: InferenceService, request: Request, hold: Callable[[int], None]
 ) -> bytes:
-    """Return the body of a request.
+    """Return the body of a request, unpacked.
 
     Raises:
-        ServingError: It is too large, compressed, or does not come in time.
+        ServingError: It is too large, damaged, or does not come in time.
     """
-    coding = request.headers.get("content-encoding", "identity")
-    if coding != "identity":
-        raise ServingError(
-            f"bodies in {coding[:20]!r} are not taken", status=415, hint="send it as it is"
-        )
+    unpacker = _unpacker(request.headers.get("content-encoding", "identity"))
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > service.limits.body_bytes:
         hold(int(length))  # which refuses it
-    parts = []
+    parts: list[bytes] = []
+
+    async def keep(some: Iterable[bytes]) -> None:
+        for part in some:
+            hold(len(part))
+            parts.append(part)
+            await asyncio.sleep(0)  # unpacking takes time, which others need too
+
+    packed = 0
     try:
         async with asyncio.timeout(_BODY_SECONDS):
             async for part in request.stream():
-                hold(len(part))
-                parts.append(part)
+                packed += len(part)
+                if packed > service.limits.body_bytes:
+                    hold(packed)  # likewise
+                await keep([part] if unpacker is None else unpacker.parts(part))
+            if unpacker is not None:
+                await keep(unpacker.end())
     except ClientDisconnect:
         raise ServingError("the client has gone", status=_GONE) from None
     except TimeoutError:
         raise ServingError(f"the body has not come in {_BODY_SECONDS:g} s", status=408) from None
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _unpacker(coding: str) -> Unpacker | None:
+    """Return what unpacks a body; None if it comes as it is.
+
+    Raises:
+        ServingError: Nothing here does.
+    """
+    if coding == "identity":
+        return None
+    if coding not in CODINGS:
+        raise ServingError(
+            f"bodies in {coding[:20]!r} are not taken",
+            status=415,
+            hint=f"{' and '.join(CODINGS)} are, or send it as it is",
+        )
+    return Unpacker(coding)
 
 
 async def _read_small(service: InferenceService, request: Request, form: type[Any]) -> Any:
