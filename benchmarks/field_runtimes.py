@@ -385,7 +385,8 @@ def _tool(*command: Any, makes: Path) -> None:
         lines = [line.strip() for line in (ended.stderr + ended.stdout).splitlines()]
         lines = [line for line in lines if line and not line.startswith("File ")]
         lines = lines or ["it says nothing"]  # tracebacks name files of this machine
-        errors = [line for line in lines if re.search("error|can't|unsupported|not support", line, re.I)]
+        told = re.compile("error|can't|unsupported|not support", re.I)
+        errors = [line for line in lines if told.search(line)]
         raise RefusedError(f"{(errors or lines[-1:])[0][:200]}")
 
 

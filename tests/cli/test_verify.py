@@ -10,6 +10,9 @@ import numpy as np
 import onnx
 import pytest
 
+from intarsia.process.workers import CallOutcome
+from intarsia.verifying.verify import _failed
+
 
 @pytest.mark.exhaustive
 def test_a_region_that_ends_the_process_is_named_and_cut_down(call, folder, model):
@@ -89,12 +92,6 @@ def dying(tmp_path_factory):
 
 
 @pytest.mark.exhaustive
-def test_a_backend_that_is_missing_has_the_exit_code_of_other_commands(call, model):
-    answer = call("verify", model, "-t", "arm_acl -acl_root=nowhere, llvm")
-    assert answer.code == 3
-    assert answer.err.startswith("error: there is no Arm Compute Library")
-
-
 @pytest.mark.parametrize("is_isolated", [True, False])
 def test_a_backend_in_a_process_of_its_own_dies_alone(is_isolated, dying, model):
     """Then it is a region that failed, and the worker goes on to compare the others."""
@@ -112,3 +109,11 @@ def test_what_cannot_be_isolated_is_said(call, model):
     answer = call("verify", model, "-t", "onnxruntime", "--isolate", "onxruntime")
     assert answer.code == 2
     assert "no backend 'onxruntime' to isolate" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"), [("BackendError", 3), ("ExecutionError", 3), ("ModelError", 2)]
+)
+def test_what_fails_in_the_worker_has_the_exit_code_of_other_commands(raised, code):
+    error = _failed(CallOutcome(error_type=raised, message="it is not here", hint="bring it"))
+    assert (error.exit_code, error.message, error.hint) == (code, "it is not here", "bring it")
