@@ -20,6 +20,7 @@ import onnxruntime
 import intarsia
 from intarsia import zoo
 from intarsia.backends.cuda.backend import BACKEND
+from intarsia.backends.cuda.cublas.backend import BACKEND as CUBLAS
 
 NETWORKS = ("squeezenet", "mobilenet_v2", "resnet50")
 SIDES = (256, 1024, 4096)
@@ -72,7 +73,14 @@ def compare(name, model, runs):
         session = onnxruntime.InferenceSession(content, providers=[PEER, "CPUExecutionProvider"])
         session.run(names, feeds)
         calls.append(lambda: session.run(names, feeds))
+    is_beside = bool(CUBLAS.detect().targets)
+    if is_beside:
+        beside = intarsia.compile(model, "cublas, cuda, llvm", placement="greedy")
+        calls.append(lambda: beside.run(feeds))
     ours, *theirs = median_seconds(calls, runs)
+    if is_beside:
+        last = theirs.pop()
+        print(f"{name:14} with cublas {1e3 * last:9.3f} ms  ratio {last / ours:5.2f}")
     peer = f"{1e3 * theirs[0]:9.3f} ms  ratio {theirs[0] / ours:5.2f}" if theirs else "not measured"
     on_gpu = sum(len(r.nodes) for r in exe.placement.regions if r.backend == "cuda")
     print(f"{name:14} {on_gpu:4} nodes  error {error:.1e}  {1e3 * ours:9.3f} ms  {PEER}: {peer}")

@@ -73,7 +73,7 @@ def test_every_backend_of_a_library_has_an_extra_and_all_brings_them():
     # A server is not for everybody, and NNCF makes models: no backend, and a dozen packages.
     # `cross` and `ethos-u` compile for other machines: `all` is for what runs on this one.
     # `xnnpack` and `ncnn` are weighed where they are named, and not chosen by themselves; `cuda`
-    # needs a GPU, and PyTorch is large. `plot` draws figures.
+    # and `cublas` need a GPU, and PyTorch is large. `plot` draws figures.
     # A server of requests is for those who serve.
     others = {
         "nncf",
@@ -81,6 +81,7 @@ def test_every_backend_of_a_library_has_an_extra_and_all_brings_them():
         "serve",
         "serve-grpc",
         "cross",
+        "cublas",
         "cuda",
         "ethos-u",
         "xnnpack",
@@ -94,7 +95,9 @@ def test_every_backend_of_a_library_has_an_extra_and_all_brings_them():
 
 def test_the_extras_can_be_had_together():
     """With what is installed here; what is missing would have to be downloaded."""
-    extras = [name for name in EXTRAS if name != "torch" or find_spec("torch")]  # a large download
+    here = {"torch": find_spec("torch"), "cublas": find_spec("nvidia")}  # large downloads
+    here["cublas"] = here["cublas"] and find_spec("nvidia.cublas")
+    extras = [name for name in EXTRAS if here.get(name, True)]
     wanted = f"intarsia[{','.join(extras)}]"
     command = [sys.executable, "-m", "pip", "install", "--no-index", "--dry-run", wanted]
     environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}

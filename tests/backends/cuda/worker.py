@@ -12,13 +12,17 @@ from unittest import mock
 
 import numpy as np
 import onnx
+import onnx.reference
 import onnxruntime
 import pytest
+from tests.backends.cuda import cublas_stand_in
 from tests.codegen.emit import runners, test_families
 from tests.gpu_on_cpu import WAIT, link_kernel, waits
 
 import intarsia
 from intarsia.backends.cuda import backend, driver
+from intarsia.backends.cuda.cublas import backend as cublas
+from intarsia.backends.cuda.cublas import execution, library
 from intarsia.backends.device_payload import decode
 from intarsia.codegen.emit.nvptx import emit_nvptx
 from intarsia.errors import BackendError, ExecutionError, InputError
@@ -136,6 +140,57 @@ def too_old():
         intarsia.compile(make_model(), "cuda -arch=sm_90, llvm", num_threads=1, cache=False)
 
 
+def products_by_cublas(folder):
+    """`cublas` beside `cuda` on one device: no copies between them, the table's products there."""
+    parser = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["" : 20]>
+        g (float[6,16] x, float16[3,4,8] h, float16[8,8] s) => (float[6,5] y, float16[3,4,6] z) {
+            a = MatMul(x, u)
+            b = Add(a, c)
+            d = Relu(b)
+            e = Softmax(d)
+            y = Gemm<transB=1, alpha=0.5>(e, v, f)
+            i = Gemm<transA=1>(s, s)
+            j = Gemm(i, t)
+            z = MatMul(h, j)
+        }""")
+    rng = np.random.default_rng(3)
+    shapes = {"u": (16, 12), "c": (12,), "v": (5, 12), "f": (5,), "t": (8, 6)}
+    for name, shape in shapes.items():
+        dtype = "float16" if name == "t" else "float32"
+        weight = rng.uniform(-1, 1, shape).astype(dtype)
+        parser.graph.initializer.append(onnx.numpy_helper.from_array(weight, name))
+    feeds = {
+        "x": rng.standard_normal((6, 16)).astype("float32"),
+        "h": rng.uniform(-1, 1, (3, 4, 8)).astype("float16"),
+        "s": rng.uniform(-1, 1, (8, 8)).astype("float16"),
+    }
+    wanted = onnx.reference.ReferenceEvaluator(parser).run(None, feeds)
+    lt = cublas_stand_in.StandIn()
+    with mock.patch.object(library, "library", return_value=library.CublasLt(lt)):
+        for module in (cublas, execution):
+            mock.patch.object(module, "library", library.library).start()
+        target = "cublas -workspace_size=4096, cuda, llvm"
+        exe = intarsia.compile(parser, target, num_threads=1, cache=False, placement="greedy")
+        on = [region.backend for region in exe.placement.regions for _ in region.nodes]
+        assert sorted(on) == ["cublas"] * 7 + ["cuda"], exe.explain()
+        before = count("copies in"), count("copies out")
+        lt.ran.clear()
+        found = exe.run(feeds)
+        for name, value in zip(("y", "z"), wanted, strict=True):
+            np.testing.assert_allclose(found[name], value, rtol=2e-3, atol=2e-3)
+        assert (count("copies in") - before[0], count("copies out") - before[1]) == (3, 2)
+        assert lt.asked[1] == 4096
+        exe.save(folder / "c.intarsia")
+        again = intarsia.load(folder / "c.intarsia").run(feeds)
+        np.testing.assert_array_equal(again["y"], found["y"])
+        assert {epilogue for _, epilogue, _ in lt.ran} == {1, 4, 6}, lt.ran
+        del exe, again
+        gc.collect()
+        assert not [one for one in lt.made.values() if one.kind != "handle"], lt.made
+    mock.patch.stopall()
+
+
 def main(folder):
     names = tuple(one.name for one in driver._devices())
     tried = TriedDevices(passed=names, failed=())
@@ -145,6 +200,7 @@ def main(folder):
     ):
         assert backend.BACKEND.detect().devices[1].startswith("cuda:1 stand-in (sm_80, driver 12.9")
         two_devices(folder)
+        products_by_cublas(folder)
         with mock.patch.object(runners, "emit_nvptx", emitted):
             test_families.FAMILIES["pad"](runners.run_cuda)
         too_old()
