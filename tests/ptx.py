@@ -19,7 +19,7 @@ ON_EACH_ARCHITECTURE = pytest.mark.parametrize(
         pytest.param("sm_90", marks=pytest.mark.exhaustive),
     ],
 )
-LIMITS = DeviceLimits(work_group=64, local_bytes=48 << 10)
+LIMITS = DeviceLimits(work_group=64, local_bytes=48 << 10, has_shuffles=True)
 
 
 def assembled(functions, arch):
@@ -30,7 +30,10 @@ def assembled(functions, arch):
         arch: A GPU, such as `sm_80`.
     """
     named = [replace(expand(function), name=name) for name, function in functions.items()]
-    counted, ptx = count([emit_nvptx(function, LIMITS) for function in named], arch)
+    kernels = {function.name: emit_nvptx(function, LIMITS) for function in named}
+    counted, ptx = count(list(kernels.values()), arch)
+    for one in counted:  # what is said of a kernel, but for how its buffers are aligned
+        assert abs(one.shared_bytes - kernels[one.name].shared_bytes) <= 64, one
     bodies = {body.split("(")[0]: body for body in ptx.split(".visible .entry ")[1:]}
     assert {one.name for one in counted} == set(bodies) == set(functions)
     return {one.name: (one, bodies[one.name]) for one in counted}

@@ -176,20 +176,24 @@ def _check_machine(function: ir.Function, machine: CpuModel | GpuModel) -> None:
             f"kernel {name} has blocks of {function.work_items} work-items, and the machine runs "
             f"{machine.most_items}"
         )
-    nbytes = shared_bytes(function)
+    nbytes = shared_bytes(function, has_shuffles=machine.has_shuffles)
     if nbytes > machine.shared_bytes:
         raise InternalError(
             f"kernel {name} shares {nbytes} bytes, and a block has {machine.shared_bytes}"
         )
 
 
-def shared_bytes(function: ir.Function) -> int:
-    """Return the bytes of shared memory that a block of a kernel has, shuffles included.
+def shared_bytes(function: ir.Function, *, has_shuffles: bool) -> int:
+    """Return the bytes of shared memory that a block of a kernel has.
 
-    These need a number of each work-item for each dtype, where no instruction does it.
+    Args:
+        function: The kernel.
+        has_shuffles: Whether an instruction hands numbers from lane to lane; else shuffles need a
+            number of each work-item for each dtype.
     """
     shared = [item for item in function.locals if item.scope is ir.Scope.SHARED]
     shuffles = [item for item in ir.walk(function.body) if isinstance(item, ir.WarpShuffle)]
     dtypes = {item.operand.type.dtype for item in shuffles}
     meeting = sum(np.dtype(name).itemsize * function.work_items for name in dtypes)
+    meeting = 0 if has_shuffles else meeting
     return meeting + sum(int(item.span) * item.item_bytes for item in shared)

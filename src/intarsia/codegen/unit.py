@@ -96,6 +96,7 @@ class GpuModel:
         registers: Of 32 bits, what a work-item can have without spilling.
         has_mma: Whether warps multiply matrices of float16 (`ir.Mma`).
         has_tf32: Whether they may multiply those of float32, rounded to TF32.
+        has_shuffles: Whether an instruction hands numbers from lane to lane (`ir.WarpShuffle`).
     """
 
     item: CpuModel
@@ -105,6 +106,7 @@ class GpuModel:
     registers: int = 128
     has_mma: bool = False
     has_tf32: bool = False
+    has_shuffles: bool = False
 
 
 _ZMM_BITS = 512

@@ -97,6 +97,7 @@ def gpu_limits(target: Target, arch: str = "") -> DeviceLimits:
         is_correctly_rounded=True,
         has_mma=has_mma,
         has_tf32=is_tf32,
+        has_shuffles=True,
     )
 
 

@@ -166,7 +166,7 @@ def test_ptx_stays_in_registers(arch):
         spec, _ = placed(sketched, *numbers(sketched))
         function = build(shared(spec, GPU, None))
         name = f"a{len(functions)}"
-        memory[name] = shared_bytes(function) - 4 * function.work_items  # no shuffle needs it
+        memory[name] = shared_bytes(function, has_shuffles=True)
         functions[name] = function
     most = {"a0": 168, "a1": 216}  # of 64 K that a multiprocessor has, for 128 work-items
     for one, body in assembled(functions, arch).values():

@@ -47,6 +47,7 @@ class DeviceLimits:
         is_correctly_rounded: Whether divisions and square roots can round once.
         has_mma: Whether warps multiply matrices of float16.
         has_tf32: Whether they may multiply those of float32, rounded to TF32.
+        has_shuffles: Whether an instruction hands numbers from lane to lane.
         most_buffers: Arrays that a kernel can be given; None for any number.
     """
 
@@ -63,6 +64,7 @@ class DeviceLimits:
     is_correctly_rounded: bool = False
     has_mma: bool = False
     has_tf32: bool = False
+    has_shuffles: bool = False
     most_buffers: int | None = None
 
     @property
@@ -86,6 +88,7 @@ class DeviceLimits:
             shared_bytes=self.local_bytes,
             has_mma=self.has_mma,
             has_tf32=self.has_tf32,
+            has_shuffles=self.has_shuffles,
         )
 
 
@@ -174,7 +177,8 @@ def divide(
     """
     if function.grid is not None:
         # It says itself what is parallel.
-        return Distribution(shared_bytes=shared_bytes(function))
+        has_shuffles = limits.has_shuffles
+        return Distribution(shared_bytes=shared_bytes(function, has_shuffles=has_shuffles))
     plan = distribute(function)
     own_bytes = sum(buffer.span * item_bytes(buffer.dtype) for buffer in function.locals)
     meeting: dict[object, int] = {}

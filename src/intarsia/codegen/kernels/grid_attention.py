@@ -107,7 +107,7 @@ def grid_attention(attention: Attention, machine: GpuModel) -> GridAttention | N
 def fits(spec: GridAttention) -> bool:
     """Tell whether the machine has what a kernel needs."""
     plan, machine = spec.schedule, spec.machine
-    meeting = 4 * plan.work_items  # of the shuffles, where there is no instruction
+    meeting = 0 if machine.has_shuffles else 4 * plan.work_items  # of the shuffles
     sums = plan.item_queries * _widths(spec).value // _OCTET
     return (
         plan.work_items <= machine.most_items
