@@ -17,7 +17,7 @@ from intarsia.backends.cuda.cublas.library import (
     Description,
     library,
 )
-from intarsia.backends.cuda.cublas.products import LtProduct, Place
+from intarsia.backends.cuda.cublas.products import LtPlace, LtProduct
 from intarsia.backends.cuda.cublas.table import TABLE
 from intarsia.backends.patterns import pattern_rules
 from intarsia.errors import BackendError
@@ -123,7 +123,7 @@ def test_products_of_the_table(name, graph_of):
     for product, fields in zip(made.products, wanted, strict=True):
         assert {key: getattr(product, key) for key in fields} == fields
     places = [made.tensors[one.result].place for one in made.products]
-    assert places == [Place.SCRATCH] * (len(places) - 1) + [Place.OUTPUT]
+    assert places == [LtPlace.SCRATCH] * (len(places) - 1) + [LtPlace.OUTPUT]
     assert made.scratch_bytes == (192 if len(places) > 1 else 0)
 
 

@@ -17,7 +17,7 @@ from intarsia.backends.backend import ConfiguredBackend
 from intarsia.backends.cuda import driver
 from intarsia.backends.cuda.backend import BACKEND as CUDA
 from intarsia.backends.cuda.cublas.library import BACKEND_NAME, library
-from intarsia.backends.cuda.cublas.products import LtProduct, LtProgram, Place, ProductTensor
+from intarsia.backends.cuda.cublas.products import LtPlace, LtProduct, LtProgram, ProductTensor
 from intarsia.backends.cuda.device import CudaView
 from intarsia.backends.device_backend import own_view
 from intarsia.backends.patterns import pattern_groups, pattern_rules
@@ -178,14 +178,14 @@ def program_of(region: Region, context: BuildContext) -> tuple[LtProgram, dict[s
         if value in numbers:
             return numbers[value]
         if value in region.inputs:
-            tensor = ProductTensor(Place.INPUT, region.inputs.index(value))
+            tensor = ProductTensor(LtPlace.INPUT, region.inputs.index(value))
         elif value in region.outputs:
-            tensor = ProductTensor(Place.OUTPUT, region.outputs.index(value))
+            tensor = ProductTensor(LtPlace.OUTPUT, region.outputs.index(value))
         elif values[value].constant is not None:
-            tensor = ProductTensor(Place.CONSTANT, len(constants))
+            tensor = ProductTensor(LtPlace.CONSTANT, len(constants))
             constants[values[value].name] = constant_array(values[value])
         else:
-            tensor = ProductTensor(Place.SCRATCH, scratch_bytes)
+            tensor = ProductTensor(LtPlace.SCRATCH, scratch_bytes)
             nbytes = tensor_spec(values[value]).nbytes
             scratch_bytes += -(-nbytes // ALIGNMENT) * ALIGNMENT
         numbers[value] = len(tensors)

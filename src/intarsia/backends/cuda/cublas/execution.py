@@ -17,7 +17,7 @@ from intarsia.backends.cuda.cublas.library import (
     Description,
     library,
 )
-from intarsia.backends.cuda.cublas.products import LtProduct, LtProgram, Place
+from intarsia.backends.cuda.cublas.products import LtPlace, LtProduct, LtProgram
 from intarsia.backends.cuda.device import CudaView, DeviceMemory
 from intarsia.backends.cuda.driver import PROCESS, call
 from intarsia.backends.values import TensorSpec
@@ -62,7 +62,7 @@ class CublasExecutable:
         with device.failing("cannot choose algorithms"):
             device.context.enter()
             try:
-                self._handle = Handle(self._lt)
+                self._handle = LtHandle(self._lt)
                 self._algorithms = [self._fastest(product) for product in program.products]
             except CublasError as error:
                 raise BackendError(
@@ -115,11 +115,15 @@ class CublasExecutable:
         """
         found = []
         for tensor in self._program.tensors:
-            if tensor.place is Place.SCRATCH:
+            if tensor.place is LtPlace.SCRATCH:
                 assert scratch is not None
                 found.append(scratch.memory.address + tensor.index)
                 continue
-            lists = {Place.INPUT: inputs, Place.OUTPUT: outputs, Place.CONSTANT: self._constants}
+            lists = {
+                LtPlace.INPUT: inputs,
+                LtPlace.OUTPUT: outputs,
+                LtPlace.CONSTANT: self._constants,
+            }
             place: DeviceTensor = lists[tensor.place][tensor.index]
             found.append(place.block.memory.address + place.offset)
         if any(address % ALIGNMENT for address in found):
@@ -170,7 +174,7 @@ class CublasExecutable:
         return found[times.index(min(times))]
 
 
-class Handle:
+class LtHandle:
     """cuBLASLt's handle of the current context.
 
     Args:

@@ -8,7 +8,7 @@ from enum import StrEnum
 import msgspec
 
 
-class Place(StrEnum):
+class LtPlace(StrEnum):
     """Where a tensor of a program lies."""
 
     INPUT = "input"
@@ -20,7 +20,7 @@ class Place(StrEnum):
 class ProductTensor(msgspec.Struct, frozen=True):
     """A tensor of a program."""
 
-    place: Place
+    place: LtPlace
     index: int
     """Which input, output or constant it is; of scratch memory, where it begins, in bytes."""
 
