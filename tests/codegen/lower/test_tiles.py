@@ -197,6 +197,58 @@ def test_what_kernels_of_tiles_compute(name):
     close(run_program(program, region, feeds, run, filler=0xFF)["y"], wanted(model, feeds))
 
 
+@pytest.mark.parametrize(
+    ("groups", "shape", "stride", "products"),
+    [
+        (8, (64, 8, 3, 3), 1, 2),
+        (8, (64, 4, 3, 3), 2, 1),
+        (2, (48, 32, 1, 1), 1, 1),
+        (16, (32, 2, 3, 3), 1, 0),
+        (6, (48, 8, 3, 3), 1, 0),
+    ],
+    ids=["of 8", "of 4", "of results that are no blocks", "of 2", "of 8 that fill no last row"],
+)
+def test_few_channels_of_a_group_in_blocks(groups, shape, stride, products):
+    """Groups that have a part of a row each are one product, zeros between their weights."""
+    inside = groups * shape[1]
+    pads = [shape[-1] // 2] * 4
+    head = small_model("h", "h = Conv(x, u)", {"x": (1, 32, 7, 6)}, {"u": (inside, 32, 1, 1)})
+    window = f"group = {groups}, strides = [{stride}, {stride}], pads = {pads}"
+    body = f"Conv<kernel_shape = [{shape[2]}, {shape[3]}], {window}>"
+    tail = small_model("y", f"y = {body}(h, w)", {"h": (1, inside, 7, 6)}, {"w": shape})
+    arrays = {
+        tensor.name: numpy_helper.to_array(tensor)
+        for part in (head, tail)
+        for tensor in part.graph.initializer
+    }
+    model = small_model("y", f"h = Conv(x, u) y = {body}(h, w)", {"x": (1, 32, 7, 6)}, arrays)
+    feeds, graph = feeds_of(model), snapshot(load(model))
+    region = Region.of(graph, range(len(graph.nodes)))
+    program = lower_region(region, LoweringOptions(TILES, is_bf16=True))
+    assert sum("bfloat16 tiles" in call.note for call in program.calls) == 1 + products
+
+    def run(call, memory):
+        interpret(program.kernels[call.kernel], memory)
+
+    found = run_program(program, region, feeds, run)["y"]
+    want = evaluate(model, feeds)[0]
+    assert np.linalg.norm(found - want) < 0.01 * np.linalg.norm(want)
+    if products:
+        between = evaluate(replaced(head, "u"), {"x": rounded(feeds["x"])})[0].astype("f4")
+        want = evaluate(replaced(tail, "w"), {"h": rounded(between)})[0]
+        assert np.linalg.norm(found - want) < 2e-4 * np.linalg.norm(want)
+
+
+def replaced(model, name):
+    """A model whose weights are rounded."""
+    exact = type(model).FromString(model.SerializeToString())
+    for tensor in exact.graph.initializer:
+        if tensor.name == name:
+            array = rounded(numpy_helper.to_array(tensor))
+            tensor.CopyFrom(numpy_helper.from_array(array, name))
+    return exact
+
+
 @pytest.mark.parametrize("name", CHAINS)
 def test_results_are_written_as_bfloat16_where_tiles_read_them(name):
     """Rounded once, by who makes them; kept as float32 where others read them too."""
@@ -348,7 +400,13 @@ def test_others_have_no_tiles(name, unit):
         small_model("y", "y = MatMul(x, w)", {"x": (33, 90)}, {"w": (90, 32)}),
         conv("y = Conv<group = 3>(x, w, b)", (1, 48, 5, 7), (48, 16, 1, 1)),
         conv("y = Conv<group = 4>(x, w, b)", (1, 32, 5, 7), (64, 8, 1, 1)),
-        conv("y = Conv<group = 2>(x, w, b)", (1, 64, 5, 7), (48, 32, 1, 1)),
+        conv("y = Conv<group = 6>(x, w, b)", (1, 48, 5, 7), (96, 8, 1, 1)),
+        small_model(
+            "y",
+            "y = Conv<group = 4>(x, w)",
+            {"x": (1, 32, 5, 7)},
+            {"w": np.full((64, 8, 1, 1), 3.4e38, "f")},
+        ),
         conv("y = Conv<group = 130>(x, w, b)", (1, 2080, 3, 3), (2080, 16, 1, 1)),
         conv("y = Conv<group = 64>(x, w, b)", (1, 64, 5, 7), (64, 1, 1, 1)),
         conv("y = Conv(x, w, b)", (1, 40, 5, 7), (32, 40, 1, 1)),
@@ -361,8 +419,9 @@ def test_others_have_no_tiles(name, unit):
         "few rows",
         "terms",
         "groups of which a last one is half a row",
-        "groups of few channels",
-        "groups of results that are no blocks",
+        "groups of 8 of what is in no blocks",
+        "groups of 8 that fill no last row",
+        "weights of groups of 8 that it does not hold",
         "too many groups",
         "depthwise",
         "channels",

@@ -79,7 +79,9 @@ def refuse_conv(operation: Operation) -> str | None:
 def wish_conv(operation: Operation, unit: CpuModel) -> Wish:
     """Return what a convolution wants of layouts."""
     if conv_kind(operation, unit) is ConvKind.PLAIN:
-        return Wish()
+        # Blocks are worth it for tiles where they are there already, as behind a 1 x 1 convolution.
+        follows = (operation.node.inputs[0],)
+        return Wish("follow", follows) if _may_take_tiles(operation, unit) else Wish()
     if _may_take_tiles(operation, unit):  # its copy has the zeros
         return Wish("blocked")
     pads = _pads(operation)
@@ -155,7 +157,10 @@ def lower_conv(assembler: Assembler, group: KernelGroup) -> None:
 def _takes_tiles(assembler: Assembler, group: KernelGroup) -> bool:
     """Tell whether a convolution is a product of tiles of bfloat16."""
     operation, unit = group.anchor, assembler.unit
-    if not _may_take_tiles(operation, unit) or assembler.halves.get(operation.inputs[1].id):
+    if not _may_take_tiles(operation, unit):
+        return False
+    is_direct = conv_kind(operation, unit) is ConvKind.DIRECT
+    if is_direct and assembler.halves.get(operation.inputs[1].id):
         return False
     if assembler.plan.blocks.get(group.result, 0) != assembler.lanes:
         return False
@@ -191,8 +196,15 @@ def find_tiled_reads(
 
 
 def _may_take_tiles(operation: Operation, unit: CpuModel) -> bool:
-    is_direct = conv_kind(operation, unit) is ConvKind.DIRECT
-    return is_direct and fits_tiles(operation, unit)
+    """Tell whether a convolution may be a product of tiles; of few channels in a group, it is."""
+    if not operation.is_constant(1) or not fits_tiles(operation, unit):
+        return False
+    kind = conv_kind(operation, unit)
+    if kind is ConvKind.DIRECT:
+        return True
+    # Blocks are only for tiles then: what these do not hold is found before layouts are.
+    is_grouped = kind is ConvKind.PLAIN and operation.attribute("group", 1) > 1
+    return is_grouped and bool(bfloat16_weights(operation.array(1))[0])
 
 
 def read_conv(assembler: Assembler, operation: Operation) -> View:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import gcd, lcm, prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,6 +49,9 @@ _FEW_SETS = 512
 """Rows a multiple of so many numbers apart share few sets of the first cache."""
 _MOST_ITEMS = 64
 """Calls of a product of two computed operands at most: each is of the last dimension of a batch."""
+_MOST_TOGETHER = 8
+"""Groups of a convolution that are one product: groups of 4 channels, of which an eighth of the
+products count."""
 _PAIR = 2
 """Blocks of columns that products of tiles take together."""
 _TILES, _VECTORS = "tiles", "vectors"
@@ -340,14 +343,13 @@ def fits_tiles(operation: Operation, unit: CpuModel) -> bool:
 def _products_of(groups: int, channels: int, outputs: int) -> int:
     """Return how many products of tiles the groups of a convolution are; 0 if they fit none.
 
-    Each has whole rows of channels, and whole blocks of results. Half a row is a group's where two
-    are one product, half of whose weights are zeros.
+    Each has whole rows of channels, and whole blocks of results. Groups that fill a part of these
+    are one product together, whose weights are zeros where they are no group's.
     """
     inside, results = channels // groups, outputs // groups
-    if inside % PIECE or results % TILE_ROWS:
-        return 0
-    joined = 1 if inside % row_of(_DTYPE) == 0 else _PAIR
-    return 0 if groups % joined else groups // joined
+    row = row_of(_DTYPE)
+    together = lcm(row // gcd(row, inside), TILE_ROWS // gcd(TILE_ROWS, results))
+    return 0 if together > _MOST_TOGETHER or groups % together else groups // together
 
 
 def _as_products(weights: Array, groups: int, products: int) -> Array:
