@@ -19,7 +19,7 @@ _MATRIX = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class DraftedProduct:
     """The meaning of a match.
 
     Attributes:
@@ -29,7 +29,7 @@ class Draft:
     product: LtProduct
 
 
-def _matmul(match: Match) -> Draft | str:
+def _matmul(match: Match) -> DraftedProduct | str:
     """Return what `MatMul` or ONNX Runtime's `FusedMatMul` computes, or why it is not taken."""
     operation = Operation(match.graph, match.nodes[0])
     problem = _refuse(operation, operation.inputs[:2])
@@ -62,7 +62,7 @@ def _matmul(match: Match) -> Draft | str:
     )
 
 
-def _gemm(match: Match) -> Draft | str:
+def _gemm(match: Match) -> DraftedProduct | str:
     """Return what `Gemm` computes, or why it is not taken."""
     operation = Operation(match.graph, match.nodes[0])
     problem = _refuse(operation, operation.inputs[:2])
@@ -87,7 +87,7 @@ def _gemm(match: Match) -> Draft | str:
     return _with_bias(found, addend)
 
 
-def _bias(match: Match) -> Draft | str:
+def _bias(match: Match) -> DraftedProduct | str:
     """Return a product to which a row is added."""
     assert match.follows is not None
     before = _before(match)
@@ -98,7 +98,7 @@ def _bias(match: Match) -> Draft | str:
     return _with_bias(before, others[0])
 
 
-def _activation(match: Match) -> Draft | str:
+def _activation(match: Match) -> DraftedProduct | str:
     """Return a product to whose results a function is applied."""
     before = _before(match)
     operation = Operation(match.graph, match.nodes[0])
@@ -108,10 +108,10 @@ def _activation(match: Match) -> Draft | str:
         return "cuBLASLt applies no function to float64"
     if operation.op_type == "Gelu" and operation.attribute("approximate", "none") != "tanh":
         return "cuBLASLt's Gelu is the one with tanh"
-    return Draft(_changed(before.product, activation=operation.op_type))
+    return DraftedProduct(_changed(before.product, activation=operation.op_type))
 
 
-def _with_bias(before: Draft, addend: Value) -> Draft | str:
+def _with_bias(before: DraftedProduct, addend: Value) -> DraftedProduct | str:
     product = before.product
     if product.bias >= 0 or product.activation:
         return "it follows another sum or an activation"
@@ -120,13 +120,13 @@ def _with_bias(before: Draft, addend: Value) -> Draft | str:
     shape = tuple(addend.shape or ())
     if addend.dtype != product.dtype or shape[-1:] != (product.n,) or prod(shape) != product.n:
         return "what it adds is not one row"
-    return Draft(_changed(product, bias=addend.id))
+    return DraftedProduct(_changed(product, bias=addend.id))
 
 
-def _before(match: Match) -> Draft:
+def _before(match: Match) -> DraftedProduct:
     assert match.follows is not None
     last = match.follows.followers[-1] if match.follows.followers else match.follows
-    assert isinstance(last.meaning, Draft)
+    assert isinstance(last.meaning, DraftedProduct)
     return last.meaning
 
 
@@ -148,12 +148,14 @@ def _refuse(operation: Operation, operands: tuple[Value, ...]) -> str:
     return ""
 
 
-def _draft(operation: Operation, sizes: tuple[int, int, int, int], **fields: object) -> Draft:
+def _draft(
+    operation: Operation, sizes: tuple[int, int, int, int], **fields: object
+) -> DraftedProduct:
     batch, m, n, k = sizes
     left, right = (value.id for value in operation.inputs[:2])
     name, dtype = operation.node.name, operation.output.dtype
     product = LtProduct(name, dtype, m, n, k, batch, left, right, operation.output.id)
-    return Draft(_changed(product, **fields))
+    return DraftedProduct(_changed(product, **fields))
 
 
 _FOLLOWERS = (
@@ -176,6 +178,6 @@ TABLE = (
 def drafted(match: Match) -> LtProduct:
     """Return what a match with its followers computes; its tensors are ids of values."""
     last = match.followers[-1] if match.followers else match
-    assert isinstance(last.meaning, Draft)
+    assert isinstance(last.meaning, DraftedProduct)
     product = last.meaning.product
     return _changed(product, result=match.result)
