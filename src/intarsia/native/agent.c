@@ -23,6 +23,9 @@
 
    A region is `int32_t NAME_call(const void *const *inputs, void *const *outputs)`; 0 means done. */
 
+#ifndef _FILE_OFFSET_BITS
+#define _FILE_OFFSET_BITS 64 /* boards of 32 bits may have numbers of files of 64 */
+#endif
 #ifndef _POSIX_C_SOURCE
 #define _POSIX_C_SOURCE 200809L
 #endif

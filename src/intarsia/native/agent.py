@@ -222,7 +222,10 @@ class LeftTensor:
         """
         if self.carried is not None:
             return bytes(_bytes(self.carried))
-        return self.memory.read(self.number)
+        left = self.memory.read(self.number)
+        if len(left) < self.nbytes:
+            raise LinkError(f"a tensor of {self.nbytes} bytes has {len(left)} on its machine")
+        return left[: self.nbytes]  # of what was there before, which may have been larger
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,6 @@ def _copied(node: ir.Node, names: set[str]) -> ir.Node:
         outputs=[value],
         name=f"{node.name}/{number}",
     )
-    names |= {copy.name, value.name}
+    names |= {f"{node.name}/{number}", f"{result.name}/{number}"}
     stand_for(copy, [node])
     return copy

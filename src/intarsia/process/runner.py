@@ -47,7 +47,9 @@ _CONNECT_SECONDS = 10
 _SETUP_SECONDS = 60.0
 _SLOWEST_BYTES = 100e3
 """A second; what sends fewer is taken for dead."""
-_GRACE_SECONDS = 2.0
+_GRACE_SECONDS = 30.0
+"""For the end of what leads to another machine, with its last words; it is over sooner if all is
+well, and a machine may have much else to do."""
 _CHUNK_BYTES = 1 << 16
 _MEMORY = "/dev/shm"
 """Where systems have files in memory."""

@@ -130,9 +130,9 @@ class KernelGraph:
                 node.kernelParams = launch.arguments.address  # which is copied here
                 before = [call("cuGraphAddKernelNode", graph, before, len(before), node)]
             self._executable = call("cuGraphInstantiate", graph, 0)
+            weakref.finalize(self, release_in, view.context, "cuGraphExecDestroy", self._executable)
         finally:
             call("cuGraphDestroy", graph)
-        weakref.finalize(self, release_in, view.context, "cuGraphExecDestroy", self._executable)
 
     def queue(self, stream: Any) -> None:
         """Queue them in a stream."""

@@ -155,7 +155,7 @@ class _Writing:
         named = next((name for name in collected if name), "")
         if named:
             turns = len(self.values[named])
-        elif node.input[0] and not node.input[1]:
+        elif node.input[0] and not "".join(node.input[1:2]):
             turns = int(np.asarray(self.values[node.input[0]]).ravel()[0])
         else:
             return False
