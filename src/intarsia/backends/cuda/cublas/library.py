@@ -119,7 +119,9 @@ def library() -> CublasLt:
         except OSError as error:
             if path not in _NAMES:
                 problem = str(error)
-    raise BackendError(f"cuBLASLt cannot be loaded: {problem}", backend=BACKEND_NAME, hint=INSTALL)
+    raise BackendError(
+        f"cublas: cuBLASLt cannot be loaded: {problem}", backend=BACKEND_NAME, hint=INSTALL
+    )
 
 
 def _of_packages() -> list[str]:
