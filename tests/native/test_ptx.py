@@ -59,7 +59,7 @@ def test_kernels_fit_their_gpu(kernels, arch):
     counted, _ = count(kernels, arch)
     assert {kernel.name for kernel in counted} == {kernel.name for kernel in kernels}
     names = " ".join(kernel.name for kernel in counted)
-    for family in ("depthwise", "conv", "max_pool", "gemm", "rows", "reduce", "top_k"):
+    for family in ("strips", "conv", "max_pool", "gemm", "rows", "reduce", "top_k"):
         assert family in names
     for kernel in counted:
         assert kernel.registers <= 128, kernel

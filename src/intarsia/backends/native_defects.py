@@ -34,7 +34,7 @@ def _of_float32(inputs: Sequence[Any], result: Array) -> float:
 
 
 def _leaves_keys_out(graph: Graph, node: Node) -> bool:
-    if node.op_type == "GroupQueryAttention" or node.ir.attributes.get_int("is_causal", False):
+    if node.ir.attributes.get_int("is_causal", False):
         return True
     return len(node.inputs) > _LENGTHS and node.inputs[_LENGTHS] >= 0
 
@@ -106,7 +106,7 @@ def native_defects(backend: str) -> tuple[KnownDefect, ...]:
             bound=_of_cancelled_one,
         ),
         rule(
-            "Attention GroupQueryAttention",
+            "Attention",
             "keys behind the lengths, or that is_causal leaves out, have weight 0 whatever they"
             " hold, where ONNX adds -infinity to a score that may be NaN",
             Values.NAN,
