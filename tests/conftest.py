@@ -169,7 +169,7 @@ def no_mistakes(told_mistakes, request):
 
 _SIGNALS = [one for one in signal.Signals if one not in (signal.SIGKILL, signal.SIGSTOP)]
 _OURS = (b"INTARSIA", b"OCL_")
-_PATIENCE = 600.0
+_PATIENCE = 180.0
 """Seconds for threads to end and for what they have changed to be put back; CI may be busy."""
 
 
@@ -232,6 +232,9 @@ def _wait_for_threads(before):
 @pytest.fixture(autouse=True)
 def nothing_left():
     """No test changes its process for the next one, or leaves a thread at work in it."""
+    end = time.monotonic() + _PATIENCE
+    while not gc.isenabled() and time.monotonic() < end:
+        time.sleep(0.005)  # a daemon of an earlier test has stopped it for a moment
     state, threads = _own_state(), set(threading.enumerate())
     yield
     left = [f"threads: {one}" for one in _wait_for_threads(threads)]

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
+from intarsia.errors import BackendError, ExecutionError, LinkError, TrialError
 from intarsia.process.workers import CallOutcome
 from intarsia.verifying.verify import _failed
 
@@ -112,7 +113,13 @@ def test_what_cannot_be_isolated_is_said(call, model):
 
 
 @pytest.mark.parametrize(
-    ("raised", "code"), [("BackendError", 3), ("ExecutionError", 3), ("ModelError", 2)]
+    ("raised", "code"),
+    [
+        *((kind.__name__, 3) for kind in (BackendError, ExecutionError, LinkError, TrialError)),
+        ("InternalError", 4),
+        ("ModelError", 2),
+        ("ValueError", 2),
+    ],
 )
 def test_what_fails_in_the_worker_has_the_exit_code_of_other_commands(raised, code):
     error = _failed(CallOutcome(error_type=raised, message="it is not here", hint="bring it"))

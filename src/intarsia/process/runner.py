@@ -47,9 +47,10 @@ _CONNECT_SECONDS = 10
 _SETUP_SECONDS = 60.0
 _SLOWEST_BYTES = 100e3
 """A second; what sends fewer is taken for dead."""
-_GRACE_SECONDS = 30.0
-"""For the end of what leads to another machine, with its last words; it is over sooner if all is
-well, and a machine may have much else to do."""
+_GRACE_SECONDS = 5.0
+"""For what leads to another machine to end by itself, whoever waits: a hung program costs it."""
+_LAST_WORDS_SECONDS = 30.0
+"""For the end of what has closed its output already; over sooner but where much else is done."""
 _CHUNK_BYTES = 1 << 16
 _MEMORY = "/dev/shm"
 """Where systems have files in memory."""
@@ -369,10 +370,11 @@ class RemoteFolder:
         try:
             answer = self._keeper.read_line(_deadline(_SETUP_SECONDS))
         except TimeoutError:
+            self._keeper.kill()
             self._keeper.close()
             raise _silent(runner, "make a folder", _SETUP_SECONDS) from None
         except EOFError:
-            said = self._keeper.last_words(_GRACE_SECONDS)
+            said = self._keeper.last_words(_LAST_WORDS_SECONDS)
             self._keeper.close()
             raise _broken(runner, "cannot make a folder on", said) from None
         except BaseException:
@@ -614,7 +616,7 @@ def start_program(runner: Runner, name: str, content: bytes, *arguments: str) ->
         started.close()
         raise _silent(runner, doing, seconds) from None
     except (EOFError, OSError):
-        said = started.last_words(_GRACE_SECONDS)
+        said = started.last_words(_LAST_WORDS_SECONDS)
         started.close()
         raise _broken(runner, f"cannot {doing} on", said) from None
     except BaseException:
@@ -675,7 +677,7 @@ class Conversation:
 
     def _ended(self) -> BackendError:
         """Return why there is no answer."""
-        said = self._started.last_words(_GRACE_SECONDS)
+        said = self._started.last_words(_LAST_WORDS_SECONDS)
         self.close()
         try:
             code = _check_ended(self._runner, self._command, said)

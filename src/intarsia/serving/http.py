@@ -293,7 +293,8 @@ def _unpacker(coding: str) -> Unpacker | None:
     Raises:
         ServingError: Nothing here does.
     """
-    if coding == "identity":
+    coding = coding.strip().lower().removeprefix("x-")  # RFC 9110, section 8.4.1
+    if coding in ("", "identity"):
         return None
     if coding not in CODINGS:
         raise ServingError(

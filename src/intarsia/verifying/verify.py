@@ -20,8 +20,9 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
+from intarsia import errors
 from intarsia.arrays import Array
-from intarsia.errors import BackendError, ExecutionError, IntarsiaError, LinkError, ReasonCode
+from intarsia.errors import BackendError, IntarsiaError, InternalError, ReasonCode
 from intarsia.files import ModelFile
 from intarsia.graph.graph import Graph
 from intarsia.graph.load import load, parse
@@ -217,17 +218,15 @@ class _Watcher:
         return self.workers.watching.call(f"{_WORKER}:{function}", *arguments, **more)
 
 
-_OF_BACKENDS = {kind.__name__ for kind in (BackendError, ExecutionError, LinkError)}
-
-
 def _failed(outcome: CallOutcome) -> IntarsiaError:
     if outcome.reason in (ReasonCode.CRASHED, ReasonCode.TIMEOUT):
         return BackendError(
             f"the program could not be compiled: {outcome.message}",
             hint="find the target at fault: give one target at a time",
         )
-    kind = BackendError if outcome.error_type in _OF_BACKENDS else IntarsiaError
-    return kind(outcome.message, hint=outcome.hint or None)
+    named = getattr(errors, outcome.error_type, IntarsiaError)
+    same = (kind for kind in (BackendError, InternalError) if issubclass(named, kind))
+    return next(same, IntarsiaError)(outcome.message, hint=outcome.hint or None)
 
 
 def _plug_ins(request: Request | None) -> PlugIns:

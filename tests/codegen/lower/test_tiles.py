@@ -197,6 +197,21 @@ def test_what_kernels_of_tiles_compute(name):
     close(run_program(program, region, feeds, run, filler=0xFF)["y"], wanted(model, feeds))
 
 
+def test_few_channels_of_a_group_stay_float32_where_they_are_transposed():
+    weights = {"w": (32, 32, 1, 1), "t": (32, 8, 3, 3)}
+    body = "h = Conv(x, w) y = ConvTranspose<group = 4, strides = [2, 2]>(h, t)"
+    model = small_model("y", body, {"x": (1, 32, 7, 6)}, weights)
+    feeds, graph = feeds_of(model), snapshot(load(model))
+    region = Region.of(graph, range(len(graph.nodes)))
+    program = lower_region(region, LoweringOptions(TILES, is_bf16=True))
+    assert sum("bfloat16 tiles" in call.note for call in program.calls) == 1
+
+    def run(call, memory):
+        interpret(program.kernels[call.kernel], memory)
+
+    close(run_program(program, region, feeds, run)["y"], wanted(model, feeds))
+
+
 @pytest.mark.parametrize(
     ("groups", "shape", "stride", "products"),
     [

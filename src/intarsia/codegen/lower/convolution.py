@@ -197,7 +197,8 @@ def find_tiled_reads(
 
 def _may_take_tiles(operation: Operation, unit: CpuModel) -> bool:
     """Tell whether a convolution may be a product of tiles; of few channels in a group, it is."""
-    if not operation.is_constant(1) or not fits_tiles(operation, unit):
+    is_transposed = operation.op_type == "ConvTranspose"
+    if is_transposed or not operation.is_constant(1) or not fits_tiles(operation, unit):
         return False
     kind = conv_kind(operation, unit)
     if kind is ConvKind.DIRECT:

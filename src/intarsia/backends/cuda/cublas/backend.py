@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from intarsia.graph.region import Region
     from intarsia.target import VirtualDevice
 
+_GENERATORS = ("intarsia.backends.cuda", "intarsia.codegen.lower.operation")
 _WORKSPACE_BYTES = 32 << 20
 """What cuBLAS's manual recommends for the newest GPUs."""
 
@@ -108,7 +109,7 @@ class CublasBackend(ConfiguredBackend):
         """Return the modules that decide what the library is given, and the device."""
         number = context.target.device_id or 0
         device = driver.find_device(number, str(context.target), self.settings)
-        return CodeIdentity(("intarsia.backends.cuda",), device=device.key)
+        return CodeIdentity(_GENERATORS, device=device.key)
 
     def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
         """Return a region as products.

@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from intarsia.backends.cuda.cublas.library import (
     ALIGNMENT,
@@ -18,7 +18,7 @@ from intarsia.backends.cuda.cublas.library import (
     library,
 )
 from intarsia.backends.cuda.cublas.products import LtPlace, LtProduct, LtProgram
-from intarsia.backends.cuda.device import CudaView, DeviceMemory
+from intarsia.backends.cuda.device import CudaView, DeviceMemory, PrimaryContext, release_in
 from intarsia.backends.cuda.driver import PROCESS, call
 from intarsia.backends.values import TensorSpec
 from intarsia.errors import BackendError, ExecutionError
@@ -62,7 +62,7 @@ class CublasExecutable:
         with device.failing("cannot choose algorithms"):
             device.context.enter()
             try:
-                self._handle = LtHandle(self._lt)
+                self._handle = LtHandle(self._lt, device.context)
                 self._algorithms = [self._fastest(product) for product in program.products]
             except CublasError as error:
                 raise BackendError(
@@ -167,26 +167,38 @@ class CublasExecutable:
         workspace = DeviceMemory(context, max(most, ALIGNMENT))
         addresses = [one.address for one in memory]
         stream = int(self._device.stream)
-        times = []
+        times: dict[float, Algorithm] = {}
+        refused: list[CublasError] = []
         for algorithm in found:
             queue = description.caller(self._handle.value, algorithm, workspace.address, stream)
-            times.append(_median_time(self._device, _bound(queue, addresses)))
-        return found[times.index(min(times))]
+            try:
+                times[_median_time(self._device, _bound(queue, addresses))] = algorithm
+            except CublasError as error:  # a heuristic promises nothing
+                refused.append(error)
+        if not times:
+            raise refused[0]
+        return times[min(times)]
 
 
 class LtHandle:
-    """cuBLASLt's handle of the current context.
+    """cuBLASLt's handle of a context, which lives as long as this does.
 
     Args:
         lt: The library.
+        context: The current one.
 
     Raises:
         CublasError: It does not start.
     """
 
-    def __init__(self, lt: CublasLt) -> None:
+    def __init__(self, lt: CublasLt, context: PrimaryContext) -> None:
         self.value = lt.make("cublasLtCreate")
-        weakref.finalize(self, lt.functions.cublasLtDestroy, self.value)
+        weakref.finalize(self, _destroy, lt, context, self.value)
+
+
+def _destroy(lt: CublasLt, context: PrimaryContext, handle: Any) -> None:
+    release_in(context, "cuCtxSetCurrent", context.handle)  # that of the device may be another
+    lt.functions.cublasLtDestroy(handle)
 
 
 class _Failing:
