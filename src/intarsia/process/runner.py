@@ -779,8 +779,12 @@ class _Started:
             raise TimeoutError
 
     def last_words(self, seconds: float = 0.0) -> str:
-        """Return the end of what it wrote to its error output; first wait so long for its end."""
+        """Return the end of what it wrote to its error output; first wait so long for its end.
+
+        It reads nothing more then.
+        """
         if seconds:
+            _close(self._process.stdin)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(seconds)
         size = self._stderr.seek(0, os.SEEK_END)
@@ -808,18 +812,23 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end(process: subprocess.Popen[bytes], stderr: IO[bytes]) -> None:
-    if process.poll() is None and process.stdin is not None:
-        with contextlib.suppress(OSError):
-            process.stdin.close()
+    if process.poll() is None:
+        # Who reads learns that nothing comes, and who writes that nobody reads.
+        _close(process.stdin)
+        _close(process.stdout)
         try:
             process.wait(_GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             _kill(process)
     process.wait()
     for pipe in (process.stdin, process.stdout, stderr):
-        if pipe is not None:
-            with contextlib.suppress(OSError):
-                pipe.close()
+        _close(pipe)
+
+
+def _close(pipe: IO[bytes] | None) -> None:
+    if pipe is not None:
+        with contextlib.suppress(OSError):
+            pipe.close()
 
 
 def _silent(runner: Runner, doing: str, seconds: float) -> LinkError:
