@@ -175,6 +175,8 @@ class _Convolved(SharedProduct[Plan]):
         b, conv = self.b, self.conv
         image, *position = b.unravel(row, (conv.batch, *conv.window.out))
         block, channel = b.split(column, VECTOR)
+        if value.type.lanes == VECTOR:
+            channel = Index()  # which ptxas does not find out, and spills registers
         for group in item.batch:
             block = group * conv.group_blocks + block
             column = group * self.spec.n + column
