@@ -2,6 +2,7 @@
 """Which instructions oneDNN uses, in the library and in OpenVINO, and where they would be wrong.
 
 Without VNNI it multiplies bytes by instructions that saturate.
+
 A hypervisor may show AMX in CPUID leaf 7 and no palette of tiles in leaf 1DH. oneDNN 3.2, and the
 one inside of OpenVINO 2026.4, then load a configuration of palette 0, after which the first tile
 instruction is illegal (SIGILL). A kernel may refuse tiles as well.

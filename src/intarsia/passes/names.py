@@ -19,8 +19,8 @@ def names_of(graph: ir.Graph) -> set[str]:
     return {name for name in names if name}
 
 
-def is_name_free(graph: ir.Graph, conv: ir.Node) -> bool:
+def is_name_free(graph: ir.Graph, node: ir.Node) -> bool:
     """Whether nothing is called as new nodes will be: a node's name, a word, a number."""
-    return bool(conv.name) and not any(
-        name.startswith(f"{conv.name}.") and name[-1].isdigit() for name in names_of(graph)
+    return bool(node.name) and not any(
+        name.startswith(f"{node.name}.") and name[-1].isdigit() for name in names_of(graph)
     )
