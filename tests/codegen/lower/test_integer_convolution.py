@@ -101,6 +101,37 @@ def test_a_zero_point_in_what_is_read_as_it_is(lower_model, unit):
 
 
 @pytest.mark.parametrize(
+    ("channels", "zero", "pads", "product"),
+    [
+        (57, 0, 1, "uint8 times float32"),  # sums of up to 57 * 9 * 127 * 255 < 2**24
+        (58, 0, 1, "int32 times int32"),
+        (57, 255, 0, "uint8 times float32"),
+        (57, 255, 1, "uint8 times float32"),
+        (57, None, 1, "int32 times float32"),
+    ],
+)
+def test_plain_convolutions_are_in_floats_where_these_hold_all_sums(
+    lower_model, channels, zero, pads, product
+):
+    """Codes and weights are the largest there are, so that a rounded sum would show."""
+    inputs, outputs = 2 * channels, 6  # two groups, of no whole blocks
+    weights = np.full((outputs, channels, 3, 3), 127, np.int8)
+    weights[1::2] = -127
+    weights[2, 0, 0, 0] = 126
+    feeds = {"x": np.full((1, inputs, 5, 6), 255 if zero != 255 else 0, np.uint8)}
+    feeds["x"][0, 3, 2, 2] = 1
+    arrays = {"w": weights}
+    if zero is None:
+        feeds["z"] = np.uint8(0)
+    else:
+        arrays["z"] = np.uint8(zero)
+    body = f"y = ConvInteger<group = 2, pads = {[pads] * 4}>(x, w, z)"
+    model = small_model("y", body, feeds, arrays)
+    notes = [call.note for call in check_unit(lower_model, model, feeds, UNITS["avx512"]).calls]
+    assert product in notes
+
+
+@pytest.mark.parametrize(
     ("name", "attributes", "zero"),
     [
         ("part of a block", "strides = [2, 1], pads = [1, 1, 0, 1]", 0),

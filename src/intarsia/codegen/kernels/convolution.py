@@ -93,7 +93,7 @@ class Convolution:
     @property
     def result_dtype(self) -> str:
         """The first input of the epilogue."""
-        return "float32" if self.x.dtype == "float32" else "int32"
+        return self.epilogue.body.inputs[0]
 
     @property
     def algorithm(self) -> str:
@@ -118,7 +118,7 @@ class Convolution:
     @property
     def is_measurable(self) -> bool:
         """Whether it does anything, on the numbers that a tuner makes up."""
-        dtypes = {self.x.dtype, self.weight_dtype}
+        dtypes = {self.x.dtype, self.weight_dtype, self.result_dtype}
         return dtypes == {"float32"} and 0 not in (self.batch, *self.window.out)
 
 

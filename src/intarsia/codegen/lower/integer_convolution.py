@@ -11,7 +11,7 @@ most weights are safe with that, one of the bytes in several orders (`kernels.pa
 Of int16, 3x3 taps are computed by Winograd's F(2), whose weights times four are integers: exactly,
 and in four ninths of the products. Filters of one channel have nothing to be summed by
 groups. They are computed in float32, which holds their sums exactly and in which a CPU multiplies
-and adds in one instruction; in int32 where it might not hold them.
+and adds in one instruction; in int32 where it might not hold them. So are plain convolutions.
 
 Where memory counts first (`CpuModel.is_small`), all are plain convolutions of channels as they
 lie: weights stay bytes, and the input is bytes or int16. Both are widened as they are read.
@@ -193,8 +193,11 @@ class _Reading:
         window = read_window(operation, weights.shape[_SPATIAL:])
         pads = window.pads
         is_small = unit.is_small
-        has_bytes = kind is ConvKind.DEPTHWISE or (unit.has_byte_dots and weights.dtype == np.int8)
-        has_bytes = has_bytes or is_small
+        if kind is ConvKind.PLAIN:
+            has_bytes = is_small or _is_exact(weights)
+        else:
+            is_dot = unit.has_byte_dots and weights.dtype == np.int8
+            has_bytes = kind is ConvKind.DEPTHWISE or is_dot
         is_known = operation.value(at.zero) is None or operation.is_constant(at.zero)
         may_tile = kind is ConvKind.DIRECT and is_known and weights.dtype == np.int8
         if may_tile and weights.size and fits_tiles_of_codes(operation, window, unit):
@@ -202,10 +205,9 @@ class _Reading:
         is_zero = is_known and not _zero(operation, at)
         has_border = any(map(any, pads)) and not is_zero
         # A copy as bytes, with a border that is no zeros, is half of one as int16.
-        is_copied = is_known and unit.has_byte_dots and kind is not ConvKind.PLAIN
+        is_copied = unit.has_byte_dots if kind is not ConvKind.PLAIN else not is_small
         is_read = has_bytes and is_known and (not has_border or is_copied)
         wide = _SUM if kind is ConvKind.PLAIN and not is_small else _WIDE
-        is_read = is_read and (is_small or kind is not ConvKind.PLAIN)
         dtype = operation.inputs[0].dtype if is_read else wide
         return cls(kind, pads, weights, dtype, is_small, has_border=is_read and has_border)
 
@@ -214,15 +216,19 @@ class _Reading:
         """What the kernel multiplies with."""
         if self.kind is ConvKind.DIRECT:
             return self.weights.dtype.name if self.dtype in BYTES else _WIDE
-        if self.kind is ConvKind.PLAIN:
-            return self.weights.dtype.name if self.is_small else _SUM
-        sums = np.abs(self.weights.astype(np.int64)).reshape(len(self.weights), -1).sum(-1)
-        is_exact = int(sums.max(initial=0)) * _LARGEST < _EXACT
-        return "float32" if is_exact else _SUM
+        if self.kind is ConvKind.PLAIN and self.is_small:
+            return self.weights.dtype.name
+        return "float32" if _is_exact(self.weights) else _SUM
 
 
 _LARGEST = 255
-"""The largest difference of codes."""
+"""The largest code, and the largest difference of two."""
+
+
+def _is_exact(weights: Array) -> bool:
+    """Tell whether float32 holds every sum of codes times the weights of an output channel."""
+    sums = np.abs(weights.astype(np.int64)).reshape(len(weights), -1).sum(-1)
+    return int(sums.max(initial=0)) * _LARGEST < _EXACT
 
 
 def _zero(operation: Operation, at: _ConvolutionPlaces) -> int:
