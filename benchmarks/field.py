@@ -23,8 +23,10 @@ of 32, of those networks that have such. MNN and, in int8, LiteRT have the float
 quantise by their own converters. In bfloat16 all have the float32 network and a setting of their
 own. Errors are then the root mean square of the difference to the float32 network in float64, as a
 part of its own; they are told, and wrong is what is further off than twice what ONNX Runtime makes
-of the quantised network without optimisations, or as far off as the numbers are large. What a
-runtime computes in float32 all the same, it has not in bfloat16.
+of the quantised network without optimisations, or in bfloat16 as far off as the numbers are large.
+A deep network of random weights may lose all its numbers to int8 (errors about 1): then only what
+is no number, or of another size, counts as wrong. What a runtime computes in float32 all the same,
+it has not in bfloat16.
 """
 
 from __future__ import annotations
@@ -294,7 +296,7 @@ def make_subject(floats: BenchModel, numbers: str, folder: Path) -> Subject | No
     plain = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     made = dict(zip(names, plain.run(names, dict(floats.feeds)), strict=True))
     own = max(distance(made[name], expected[name], numbers) for name in names)
-    return Subject(floats, str(path), numbers, expected, min(2 * own + SLACK, 1.0))
+    return Subject(floats, str(path), numbers, expected, 2 * own + SLACK)
 
 
 def last_softmax(proto: onnx.ModelProto) -> frozenset[str]:
