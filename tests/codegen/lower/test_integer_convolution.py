@@ -16,7 +16,7 @@ from tests.codegen.lower.test_integer_products import (
 )
 
 import intarsia
-from intarsia.codegen.unit import NEON
+from intarsia.codegen.unit import NEON, CpuModel
 from intarsia.errors import UnsupportedError
 
 DTYPES = [(a, b) for a in ("uint8", "int8") for b in ("uint8", "int8")]
@@ -98,6 +98,68 @@ def test_a_zero_point_in_what_is_read_as_it_is(lower_model, unit):
     model = small_model("y", "y = ConvInteger(x, w, z)", feeds, arrays)
     notes = [call.note for call in check_unit(lower_model, model, feeds, UNITS[unit]).calls]
     assert ("uint8 times int8" in notes) == UNITS[unit].has_byte_dots
+
+
+@pytest.mark.parametrize("unit", ["vnni", "neon", "wide"])
+@pytest.mark.parametrize(
+    ("a", "zero", "image", "taps", "attributes"),
+    [
+        ("uint8", 0, (7, 9), (3, 3), "pads = [1, 1, 1, 1]"),
+        ("uint8", 113, (3, 37), (1, 1), ""),
+        ("int8", -3, (7, 20), (3, 2), "pads = [1, 0, 2, 1], dilations = [1, 3]"),
+        ("uint8", 9, (5, 41), (1, 3), "strides = [1, 2], pads = [0, 1, 0, 1]"),
+        ("uint8", 7, (9, 9), (3, 3), "strides = [2, 2], pads = [0, 1, 2, 1]"),
+        ("int8", 0, (2, 67), (2, 5), "strides = [1, 4]"),
+        ("uint8", 0, (2, 50), (2, 3), "strides = [1, 3], dilations = [1, 2]"),
+        ("uint8", 3, (40,), (3,), "strides = [2], pads = [1, 1]"),
+    ],
+)
+def test_groups_of_few_channels_by_dot_products(
+    lower_model, a, zero, image, taps, attributes, unit
+):
+    """Plain convolutions read four channels side by side, rows to their last entry."""
+    units = {**UNITS, "wide": CpuModel(512, 32, dots=("avx512vnni",))}
+    feeds = {"x": codes(a, 2, 12, *image)}
+    arrays = {"w": codes("int8", 9, 4, *taps), "z": np.dtype(a).type(zero)}
+    body = f"y = ConvInteger<group = 3, {attributes or 'strides = [1, 1]'}>(x, w, z)"
+    model = small_model("y", body, feeds, arrays)
+    program = check_unit(lower_model, model, feeds, units[unit])
+    kernels = {call.note: program.kernels[call.kernel].name for call in program.calls}
+    assert kernels[f"{a} times int8"].startswith("conv_plain")
+
+
+@pytest.mark.parametrize("unit", ["vnni", "wide"])
+@pytest.mark.parametrize("zero", [0, 5])
+@pytest.mark.parametrize(("channels", "groups"), [(20, 5), (24, 3), (12, 1)])
+def test_what_lies_in_blocks_of_lanes_is_read_in_blocks_of_groups(
+    lower_model, channels, groups, zero, unit
+):
+    units = {**UNITS, "wide": CpuModel(512, 32, dots=("avx512vnni",))}
+    outputs = 3 * groups
+    arrays = {
+        "e": codes("int8", channels, 8, 1, 1),
+        "f": codes("int8", channels, 1, 3, 3),
+        "w": codes("int8", outputs, channels // groups, 3, 3),
+        "z": np.uint8(zero),
+    }
+    body = f"""
+        c = ConvInteger(x, e) s = Cast<to = 2>(c)
+        d = ConvInteger<group = {channels}, pads = [1, 1, 1, 1]>(s, f) t = Cast<to = 2>(d)
+        y = ConvInteger<group = {groups}, pads = [1, 1, 1, 1]>(t, w, z)"""
+    feeds = {"x": codes("uint8", 2, 8, 6, 11)}
+    model = small_model("y", body, feeds, arrays)
+    program = check_unit(lower_model, model, feeds, units[unit])
+    assert "uint8 times int8" in [call.note for call in program.calls]
+
+
+def test_strides_beyond_a_few_vectors_and_part_groups_are_no_dot_products(lower_model):
+    for inputs, stride in ((8, 5), (6, 1)):
+        feeds = {"x": codes("uint8", 1, inputs, 4, 30)}
+        arrays = {"w": codes("int8", 6, inputs // 2, 2, 2)}
+        body = f"y = ConvInteger<group = 2, strides = [1, {stride}]>(x, w)"
+        model = small_model("y", body, feeds, arrays)
+        notes = [call.note for call in check_unit(lower_model, model, feeds, UNITS["vnni"]).calls]
+        assert "uint8 times float32" in notes
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 """Convolution of plain NCHW for any groups and channels: vectors go along the last dimension.
 
 The fallback where blocks of channels would be mostly empty. The register tile is some output
-channels, each a scalar weight in every lane, times vectors of positions.
+channels, each a scalar weight in every lane, times vectors of positions. Where a CPU has products
+of bytes, what is in every lane are weights of four input channels, and each position has four bytes
+side by side.
 
 Weights that are known only at run time are read where they lie. That is slower than packed weights,
 of which a register tile reads one after the other, and than the kernels for blocks of channels.
@@ -17,7 +19,7 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.codegen.body import store_lanes
-from intarsia.codegen.ir import Function, Index, IrValue, Type
+from intarsia.codegen.ir import DOT_GROUPS, Function, Index, IrValue, Type
 from intarsia.codegen.kernels import convolution
 from intarsia.codegen.kernels.convolution import ConvKernel, Convolution, of_codes
 from intarsia.codegen.kernels.domain import each_turn
@@ -44,7 +46,8 @@ class PlainConv(Convolution):
     """A convolution of any groups and channels, input and output by channels.
 
     Attributes:
-        x: Over (batch, in_channels, *spatial with padding).
+        x: Over (batch, in_channels, *spatial with padding), or over (batch, in_channels / x_block,
+            *spatial with padding, x_block), a row of positions without gaps.
         y: Over (batch, out_channels, *window.out).
         schedule: How; None leaves it to the heuristic.
         weights: Strides, none of them negative, of weights that are read as they are, over
@@ -52,16 +55,27 @@ class PlainConv(Convolution):
             ones.
         is_turned: Whether weights that are read as they are have their taps in reverse, in every
             spatial dimension.
+        x_block: Channels in a block of the input: 1, or as many as a dot product sums.
     """
 
     schedule: PlainConvSchedule | None = None
     weights: tuple[int, ...] | None = None
     is_turned: bool = False
+    x_block: int = 1
+
+    def __post_init__(self) -> None:
+        """Check what the kernel relies on."""
+        if self.x_block > 1:
+            assert self.x_block == DOT_GROUPS[self.x.dtype], "a block is what a dot product sums"
+            assert self.group_inputs % self.x_block == 0, "a group begins inside an input block"
+            assert self.x.strides[-2:] == (self.x_block, 1), "there are gaps between positions"
+            assert self.window.strides[-1] <= MOST_LOADS, "positions are not read singly"
+            assert self.weights is None, "weights of narrow numbers are packed"
 
     @property
     def group(self) -> int:
-        """Input channels of one product: narrow numbers are widened as they are read."""
-        return 1
+        """Input channels of one product: in no blocks, narrow numbers are widened as read."""
+        return self.x_block
 
     @property
     def sum_dtype(self) -> str:
@@ -76,7 +90,7 @@ def key(spec: PlainConv) -> str:
         "plain conv",
         extents,
         spec.window,
-        f"{spec.groups} groups{of_codes(spec)}",
+        f"{spec.groups} groups, x{spec.x_block}{of_codes(spec)}",
         spec.y.dtype,
     )
 
@@ -96,7 +110,7 @@ def schedule(spec: PlainConv) -> PlainConvSchedule:
     channels = spec.out_channels // spec.groups
     needed = -(-width // row_lanes(width, unit))
     # Bytes become integers, and these floats, on the pipes that multiply: half a cycle each.
-    widening = 0 if spec.x.dtype == spec.sum_dtype else 2
+    widening = 0 if spec.x_block > 1 or spec.x.dtype == spec.sum_dtype else 2
 
     def cost(vectors: int) -> float:
         # Rows that the group has no channels for are not computed.
@@ -131,14 +145,16 @@ def candidates(spec: PlainConv) -> Iterator[PlainConvSchedule]:
 def pack(spec: PlainConv, weights: Array) -> Array:
     """Return weights (out_channels, in_channels / groups, *kernel) as `build` reads them.
 
-    In order: groups, tiles of output channels, input channels, taps, channels of the tile.
+    In order: groups, tiles of output channels, blocks of input channels, taps, channels of the
+    tile, input channels of the block.
     """
-    outputs, terms = spec.out_channels // spec.groups, spec.group_inputs * spec.window.taps
+    outputs, block = spec.out_channels // spec.groups, spec.x_block
     dtype = spec.weight_dtype
-    grouped = weights.astype(dtype).reshape(spec.groups, outputs, terms)
+    shape = (spec.groups, outputs, spec.group_inputs // block, block, spec.window.taps)
+    grouped = weights.astype(dtype).reshape(shape)
     tiles = channel_tiles(spec)
     parts = [
-        group[begin : begin + run.size].T.reshape(-1)
+        group[begin : begin + run.size].transpose(1, 3, 0, 2).reshape(-1)
         for group in grouped
         for run in tiles.runs
         for begin in run.begins
@@ -149,7 +165,7 @@ def pack(spec: PlainConv, weights: Array) -> Array:
 def packing(spec: PlainConv) -> str:
     """Name the order of packed weights."""
     dtype = "" if spec.weight_dtype == "float32" else spec.weight_dtype
-    return f"plain{dtype}{spec.groups}{schedule(spec)}"
+    return f"plain{dtype}{spec.groups}x{spec.x_block}{schedule(spec)}"
 
 
 def build(spec: PlainConv) -> Function:
@@ -180,10 +196,11 @@ class _PlainConvKernel(ConvKernel):
         outputs = spec.out_channels // spec.groups
         packed = (spec.out_channels * spec.group_inputs * spec.window.taps,)
         as_they_are = (spec.groups, outputs, spec.group_inputs, *spec.window.kernel)
+        block = (spec.x_block,) if spec.x_block > 1 else ()
         super().__init__(
             "conv_plain",
             spec,
-            x=(spec.batch, spec.in_channels, *spec.window.reach),
+            x=(spec.batch, spec.in_channels // spec.x_block, *spec.window.reach, *block),
             w=packed if strides is None else as_they_are,
             w_strides=strides,
             channels=spec.out_channels,
@@ -230,18 +247,19 @@ class _PlainConvKernel(ConvKernel):
             else:
                 first = b.splat(b.load(self.bias, channel + r), lanes)
             start += [first] * len(columns)
-        extents = [(0, extent, 1) for extent in (spec.group_inputs, *spec.window.kernel)]
+        planes, block = spec.group_inputs // spec.x_block, spec.x_block
+        extents = [(0, extent, 1) for extent in (planes, *spec.window.kernel)]
 
         def step(at: list[Index], sums: Sequence[IrValue]) -> list[IrValue]:
             weights = self._weights(place, at)
-            plane = place.group * spec.group_inputs + at[0]
+            plane = place.group * planes + at[0]
             entries = [spec.window.at((*place.outer, column), at[1:]) for column in columns]
             return mma_step(
                 b,
                 sums,
                 place.channels,
                 len(columns),
-                lambda r: self._wide(b.load(self.w, weights(r))),
+                lambda r: self._wide(b.load(self.w, weights(r), block)),
                 lambda v: self._wide(self._entries((place.image, plane, *entries[v]), count)),
             )
 
@@ -252,8 +270,8 @@ class _PlainConvKernel(ConvKernel):
                 store_lanes(b, self.finish(next(sums), at, count), self.y, at, count)
 
     def _wide(self, value: IrValue) -> IrValue:
-        """Return a number as what products are summed in."""
-        is_wide = value.type.dtype == self.sum_dtype
+        """Return a number as what products are summed in; dot products take narrow ones."""
+        is_wide = self.spec.x_block > 1 or value.type.dtype == self.sum_dtype
         return value if is_wide else self.b.cast(value, self.sum_dtype)
 
     def _weights(self, place: _PlainTurn, at: list[Index]) -> Callable[[int], tuple[Index, ...]]:
@@ -268,28 +286,44 @@ class _PlainConvKernel(ConvKernel):
         for tap, extent in zip(taps, kernel, strict=True):
             flat = flat * extent + tap
         channel = place.group * (spec.out_channels // spec.groups) + place.first
-        first = channel * (spec.group_inputs * spec.window.taps) + flat * place.channels
-        return lambda r: (first + r,)
+        first = channel * (spec.group_inputs * spec.window.taps) + flat * (
+            place.channels * spec.x_block
+        )
+        return lambda r: (first + r * spec.x_block,)
 
     def _entries(self, at: tuple[Index, ...], count: int) -> IrValue:
         """Read what a vector of positions meets below one tap, a stride of the window apart."""
-        b, lanes = self.b, self.lanes
+        b, lanes, block = self.b, self.lanes, self.spec.x_block
         *where, entry = at
-        stride, step = self.spec.window.strides[-1], self.x.strides[-1]
-        if stride == 1 or count < lanes or step != 1 or stride > _MOST_LOADS:
-            return b.load(self.x, (*where, entry), lanes, stride=stride * step, count=count)
-        result = b.load(self.x, (*where, entry), lanes)
-        places = list(range(0, lanes, stride))  # of the first lanes, in `result`
-        while len(places) < lanes:
-            # The last read is moved back so that it ends with the last lane's entry: what lies
+        stride, step = self.spec.window.strides[-1], self.x.strides[len(where)]
+
+        def read(begin: int, positions: int) -> IrValue:
+            inner = (entry + begin,) if block == 1 else (entry + begin, Index())
+            return b.load(self.x, (*where, *inner), lanes * block, count=positions * block)
+
+        if stride == 1 and step == block:
+            return read(0, count)
+        if step != block or stride > MOST_LOADS:
+            return b.load(self.x, at, lanes, stride=stride * step, count=count)
+        last = (count - 1) * stride
+        result = read(0, min(lanes, last + 1))
+        places = list(range(0, lanes, stride))[:count]  # of the first positions, in `result`
+        while len(places) < count:
+            # The last read is moved back so that it ends with the last position's entry: what lies
             # behind the input may not be ours.
-            begin = min(len(places) * stride, (lanes - 1) * (stride - 1))  # not beyond the last
-            more = range(len(places) * stride - begin, lanes, stride)[: lanes - len(places)]
+            begin = min(len(places) * stride, last - (lanes - 1))
+            more = range(len(places) * stride - begin, lanes, stride)[: count - len(places)]
             mask = [*places, *(lanes + place for place in more)]
-            item = b.load(self.x, (*where, entry + begin), lanes)
-            result = b.shuffle(result, item, mask + [0] * (lanes - len(mask)))
+            item = read(begin, lanes)
+            result = self._pick(result, item, mask)
             places = list(range(len(mask)))
-        return result
+        return self._pick(result, result, places) if places != list(range(count)) else result
+
+    def _pick(self, left: IrValue, right: IrValue, positions: list[int]) -> IrValue:
+        """Return positions of two vectors; what is missing is any."""
+        block = self.spec.x_block
+        filled = positions + [0] * (self.lanes - len(positions))
+        return self.b.shuffle(left, right, [p * block + i for p in filled for i in range(block)])
 
 
 def _weight_strides(spec: PlainConv) -> tuple[int, ...] | None:
@@ -305,5 +339,5 @@ def _weight_strides(spec: PlainConv) -> tuple[int, ...] | None:
     return (*spec.weights[:3], *(0 if extent == 1 else next(steps) for extent in kernel))
 
 
-_MOST_LOADS = 4
+MOST_LOADS = 4
 """Strides up to which whole vectors are read and lanes picked; beyond, lanes are read singly."""

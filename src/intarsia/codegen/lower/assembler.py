@@ -545,6 +545,15 @@ class Assembler:
         if source.shape != destination.shape and is_free((*source.shape, *destination.shape)):
             raise UndecidedError(f"whether {source.shape} is {destination.shape} is not known")
         ragged = None
+        blocks = {source.block, destination.block}
+        if len(blocks - {0}) > 1:  # of two sizes
+            old, new = (_over_groups(view, min(blocks)) for view in (source, destination))
+            if body is None and old and new:
+                source, destination = old, new
+            else:
+                plain = self.scratch(source.dtype, source.shape)
+                self.copy(source, plain, nodes, note)
+                source = plain
         old, new = source, destination
         if source.block != destination.block:
             block = source.block or destination.block
@@ -946,7 +955,7 @@ def _other_form(view: View, block: int) -> View | None:
     if view.block == block or len(view.shape) <= CHANNELS:
         return None
     batch, step, *strides = view.strides
-    if view.block and step == view.block:
+    if view.block and not block and step == view.block:
         return replace(view, block=0, strides=(batch, 1, *strides[:-1]))
     if block and not view.block and step == 1 and not view.shape[CHANNELS] % block:
         return replace(view, block=block, strides=(batch, block, *strides, 1))
@@ -961,6 +970,34 @@ def _over_blocks(view: View, block: int) -> View:
         step = strides[CHANNELS]
         strides = (strides[0], step * block, *strides[2:], step)
     return replace(view, shape=shape, strides=strides, block=0)
+
+
+def _over_groups(view: View, group: int) -> View | None:
+    """Return a tensor in blocks of bytes as one of what has as many bits as some neighbours.
+
+    Args:
+        view: In blocks of a multiple of the group.
+        group: Channels that are neighbours.
+
+    Returns:
+        The view, or None where nothing has as many bits, or they do not lie so.
+    """
+    nbytes = group * view.item_bytes
+    dtype = {2: "int16", 4: "int32", 8: "int64"}.get(nbytes)
+    places = (view.block, view.offset, *view.strides[:-1])
+    is_aligned = view.align and not view.align % nbytes
+    if not dtype or not is_aligned or any(place % group for place in places):
+        return None
+    batch, channels, *spatial = view.shape
+    strides = tuple(stride // group for stride in view.strides[:-1])
+    return replace(
+        view,
+        dtype=dtype,
+        shape=(batch, -(-channels // group), *spatial),
+        strides=strides if view.block == group else (*strides, 1),
+        offset=view.offset // group,
+        block=0 if view.block == group else view.block // group,
+    )
 
 
 def _nothing() -> Array:

@@ -11,7 +11,8 @@ most weights are safe with that, one of the bytes in several orders (`kernels.pa
 Of int16, 3x3 taps are computed by Winograd's F(2), whose weights times four are integers: exactly,
 and in four ninths of the products. Filters of one channel have nothing to be summed by
 groups. They are computed in float32, which holds their sums exactly and in which a CPU multiplies
-and adds in one instruction; in int32 where it might not hold them. So are plain convolutions.
+and adds in one instruction; in int32 where it might not hold them. So are plain convolutions whose
+groups are not of whole groups of bytes, or where a CPU does not multiply these.
 
 Where memory counts first (`CpuModel.is_small`), all are plain convolutions of channels as they
 lie: weights stay bytes, and the input is bytes or int16. Both are widened as they are read.
@@ -32,7 +33,7 @@ from intarsia.codegen.body import Apply, Attributes, Fused, Layout
 from intarsia.codegen.fixed_point import factor_of
 from intarsia.codegen.ir import DOT_GROUPS, row_major
 from intarsia.codegen.kernels.conv import Conv
-from intarsia.codegen.kernels.conv_plain import PlainConv
+from intarsia.codegen.kernels.conv_plain import MOST_LOADS, PlainConv
 from intarsia.codegen.kernels.convolution import ConvKind, choose
 from intarsia.codegen.kernels.depthwise import Depthwise
 from intarsia.codegen.kernels.families import weight_family
@@ -170,6 +171,7 @@ class _Reading:
         dtype: Of the input as the kernel reads it: its own, or a wide one without zero points.
         is_small: Whether a plain kernel widens both as it reads them.
         is_tiled: Whether it is a product of tiles.
+        x_block: Channels of a block that a plain kernel reads; 1 for channels as they lie.
         has_border: Whether its padding is a zero point that is not 0: its copy has that.
     """
 
@@ -179,6 +181,7 @@ class _Reading:
     dtype: str
     is_small: bool = False
     is_tiled: bool = False
+    x_block: int = 1
     has_border: bool = False
 
     @classmethod
@@ -193,10 +196,12 @@ class _Reading:
         window = read_window(operation, weights.shape[_SPATIAL:])
         pads = window.pads
         is_small = unit.is_small
+        is_dot = unit.has_byte_dots and weights.dtype == np.int8
         if kind is ConvKind.PLAIN:
-            has_bytes = is_small or _is_exact(weights)
+            is_dot = is_dot and window.strides[-1] <= MOST_LOADS and not is_small
+            is_dot = is_dot and inputs // groups % DOT_GROUPS["int8"] == 0
+            has_bytes = is_small or is_dot or _is_exact(weights)
         else:
-            is_dot = unit.has_byte_dots and weights.dtype == np.int8
             has_bytes = kind is ConvKind.DEPTHWISE or is_dot
         is_known = operation.value(at.zero) is None or operation.is_constant(at.zero)
         may_tile = kind is ConvKind.DIRECT and is_known and weights.dtype == np.int8
@@ -209,14 +214,17 @@ class _Reading:
         is_read = has_bytes and is_known and (not has_border or is_copied)
         wide = _SUM if kind is ConvKind.PLAIN and not is_small else _WIDE
         dtype = operation.inputs[0].dtype if is_read else wide
-        return cls(kind, pads, weights, dtype, is_small, has_border=is_read and has_border)
+        is_blocked = is_read and is_dot and kind is ConvKind.PLAIN
+        x_block = DOT_GROUPS["int8"] if is_blocked else 1
+        has_border = is_read and has_border
+        return cls(kind, pads, weights, dtype, is_small, x_block=x_block, has_border=has_border)
 
     @property
     def weight_dtype(self) -> str:
         """What the kernel multiplies with."""
         if self.kind is ConvKind.DIRECT:
             return self.weights.dtype.name if self.dtype in BYTES else _WIDE
-        if self.kind is ConvKind.PLAIN and self.is_small:
+        if self.kind is ConvKind.PLAIN and (self.is_small or self.x_block > 1):
             return self.weights.dtype.name
         return "float32" if _is_exact(self.weights) else _SUM
 
@@ -433,8 +441,8 @@ def _append(
     )
     if steps is not None:
         reading = replace(reading, dtype=_PAIRED)
-    before = _before(operation, at, reading, bias)
-    first = recipe(name, len(operation.output_shape), before)
+    rank = len(operation.output_shape)
+    first = recipe(name, rank, _before(operation, at, reading, bias))
     fused, operands = fuse(assembler, group, _SUM, first)
     y = assembler.target(group.result)
     value = operation.value(at.weights)
@@ -459,10 +467,13 @@ def _append(
             is_padded = all(after > 0 for _, after in reading.pads)
             threads = assembler.threads
             make = partial(Winograd, outputs=_TILE, threads=threads, is_padded=is_padded)
-        elif reading.kind is ConvKind.DIRECT:
-            make = partial(Conv, x_block=x.block)
         else:
-            make = Depthwise if reading.kind is ConvKind.DEPTHWISE else PlainConv
+            makers: dict[ConvKind, Callable[..., _ConvSpec]] = {
+                ConvKind.DIRECT: partial(Conv, x_block=x.block),
+                ConvKind.DEPTHWISE: Depthwise,
+                ConvKind.PLAIN: partial(PlainConv, x_block=reading.x_block),
+            }
+            make = makers[reading.kind]
     spec = make(
         x.shape[0],
         operation.attribute("group", 1),
@@ -658,7 +669,7 @@ def _read(assembler: Assembler, operation: Operation, reading: _Reading) -> View
 def _block(assembler: Assembler, operation: Operation, reading: _Reading) -> int:
     """Return the blocks that a convolution reads; few plain channels are filled up to groups."""
     if reading.kind is ConvKind.PLAIN:
-        return 0
+        return reading.x_block if reading.x_block > 1 else 0
     is_blocked = bool(assembler.plan.blocks.get(operation.node.inputs[0]))
     channels = operation.shape()[CHANNELS]
     is_wide = channels >= assembler.lanes or operation.attribute("group", 1) > 1
