@@ -5,6 +5,7 @@ is written around them runs everywhere; those that it has run as they are.
 """
 
 import re
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -57,6 +58,30 @@ def dots(left, right, lanes, total="", *, fits_pairs=False):
     return b.finish()
 
 
+def blocked_dots(left, right, lanes):
+    """A kernel of blocked dot products, the sums of one the addends of the next."""
+    b = Builder("blocked_dots")
+    group, total = DOT_GROUPS[left], DOT_SUMS[left]
+    x = b.argument("x", left, (TURNS, group * lanes))
+    w = b.argument("w", right, (TURNS, group * lanes))
+    s = b.argument("s", total, (TURNS, lanes))
+    y = b.argument("y", total, (TURNS, lanes), is_written=True)
+    with b.parallel(TURNS) as turn:
+        rows, first = (b.load(x, (at, 0), group * lanes) for at in (turn, 0))
+        columns, addend = b.load(w, (turn, 0), group * lanes), b.load(s, (turn, 0), lanes)
+        once = b.dot(rows, columns, addend, is_blocked=True)
+        b.store(b.dot(first, columns, once, is_blocked=True), y, (turn, 0))
+    return b.finish()
+
+
+def blocked_memory(left, right, lanes):
+    """As `memory`, of as many numbers in each operand."""
+    group, total = DOT_GROUPS[left], DOT_SUMS[left]
+    shapes = ((TURNS, group * lanes),) * 2 + ((TURNS, lanes),) * 2
+    dtypes = (left, right, total, total)
+    return [numbers(*pair, seed) for seed, pair in enumerate(zip(dtypes, shapes, strict=True))]
+
+
 def numbers(dtype, shape, seed):
     """Numbers of all sizes, the extremes in the first two rows."""
     rng = np.random.default_rng(seed)
@@ -102,6 +127,70 @@ def test_the_interpreter_sums_by_definition(left, right):
     else:
         wrapped = np.array([(int(n) + 2**31) % 2**32 - 2**31 for n in exact.reshape(-1)])
         np.testing.assert_array_equal(out, wrapped)
+
+
+@pytest.mark.parametrize(("left", "right"), PAIRS)
+def test_the_interpreter_sums_blocks_by_definition(left, right):
+    lanes = 8
+    x, w, s, y = blocked_memory(left, right, lanes)
+    function = blocked_dots(left, right, lanes)
+    assert "blocked_dot(" in print_function(function)
+    interpret(function, [x.reshape(-1), w.reshape(-1), s.reshape(-1), (out := y.reshape(-1))])
+
+    def wide(item):  # turns, blocks, rows or columns, neighbours
+        if left == "uint16":
+            item = (item.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        else:
+            item = item.astype(object)
+        return item.reshape(TURNS, lanes // 4, 2, -1)
+
+    exact = s.astype(np.float64 if left == "uint16" else object).reshape(TURNS, -1, 2, 2)
+    for rows in (wide(x), wide(x)[:1]):
+        exact = exact + (rows[:, :, :, None] * wide(w)[:, :, None]).sum(-1)
+    if left == "uint16":
+        np.testing.assert_allclose(out, exact.reshape(-1), rtol=1e-5, atol=2e-4)
+    else:
+        wrapped = np.array([(int(n) + 2**31) % 2**32 - 2**31 for n in exact.reshape(-1)])
+        np.testing.assert_array_equal(out, wrapped)
+
+
+def test_a_blocked_product_has_the_bits_of_two_that_are_not():
+    """Of bfloat16, in the interpreter: halves of the neighbours one after the other."""
+    x, w, s, y = blocked_memory("uint16", "uint16", 4)
+    interpret(blocked_dots("uint16", "uint16", 4), [a.reshape(-1) for a in (x, w, s, y)])
+    b = Builder("halves")
+    arguments = [b.argument(name, "uint16", (TURNS, 8)) for name in "xw"]
+    sums = [b.argument(n, "float32", (TURNS, 4), is_written=n == "y") for n in "sy"]
+    with b.parallel(TURNS) as turn:
+        total = b.load(sums[0], (turn, 0), 4)
+        for row in (turn, 0):
+            for half in (0, 2):
+                parts = []
+                for argument, places in zip(arguments, ((0, 0, 4, 4), (0, 4, 0, 4)), strict=True):
+                    item = b.load(argument, (row if argument is arguments[0] else turn, 0), 8)
+                    picks = [place + half + i for place in places for i in range(2)]
+                    parts.append(b.shuffle(item, item, picks))
+                total = b.dot(*parts, total)
+        b.store(total, sums[1], (turn, 0))
+    out = np.zeros_like(y)
+    interpret(b.finish(), [a.reshape(-1) for a in (x, w, s, out)])
+    np.testing.assert_array_equal(out, y)
+
+
+@pytest.mark.parametrize("run", [run_c, run_opencl, run_wgsl])
+@pytest.mark.parametrize(("left", "right"), [PAIRS[1], PAIRS[3], PAIRS[4], PAIRS[5]])
+def test_blocks_in_c_and_opencl(run, left, right):
+    run(blocked_dots(left, right, 8), blocked_memory(left, right, 8))
+
+
+@pytest.mark.parametrize("features", ["plain", "here"])
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+@pytest.mark.parametrize(("left", "right"), PAIRS)
+def test_machine_code_of_blocks(run_kernel, left, right, lanes, features):
+    dots = HERE if features == "here" else ()
+    emit = partial(emit_llvm, unit=CpuModel(dots=dots))
+    function = blocked_dots(left, right, lanes)
+    run_kernel(function, blocked_memory(left, right, lanes), emit=emit, rtol=1e-6)
 
 
 @pytest.mark.parametrize("run", [run_c, run_opencl, run_wgsl])
@@ -198,14 +287,36 @@ def test_instructions_of_other_cpus(cpu, left, right):
     assert "pmaddubsw" not in assembly
 
 
+BLOCKED = {
+    ("int8", "int8"): "smmla",
+    ("uint8", "uint8"): "ummla",
+    ("uint8", "int8"): "usmmla",
+    ("uint16", "uint16"): "bfmmla",
+}
+
+
+@pytest.mark.parametrize(("left", "right"), [*BLOCKED, ("int8", "uint8"), ("int16", "int16")])
+def test_instructions_for_blocks(left, right):
+    _, _, features = CPUS["neon"]
+    native = NativeCpu(ARM, "generic", "+dotprod,+i8mm,+bf16")
+    function = blocked_dots(left, right, 4)
+    assembly = compile_assembly(emit_llvm(function, CpuModel(dots=features)), native)
+    found = set(re.findall(r"\b(?:us|s|u|bf)mmla\b", assembly))
+    assert found == ({BLOCKED[left, right]} if (left, right) in BLOCKED else set())
+    kept = tuple(name for name in features if name not in ("i8mm", "bf16"))
+    assert "mmla" not in emit_llvm(function, CpuModel(dots=kept))
+    assert "mmla" not in emit_llvm(blocked_dots(left, right, 8), CpuModel(dots=features))
+
+
+@pytest.mark.parametrize("make", [(dots, memory), (blocked_dots, blocked_memory)])
 @pytest.mark.parametrize(("left", "right"), PAIRS)
-def test_neon_under_an_emulator(tmp_path, monkeypatch, left, right):
+def test_neon_under_an_emulator(tmp_path, monkeypatch, left, right, make):
     """NEON's instructions as an emulator of Arm's CPUs has them."""
     monkeypatch.setenv("ZIG_GLOBAL_CACHE_DIR", str(CACHE))
     lanes, name, features = CPUS["neon"]
     name, _, flags = name.partition(" ")
-    function, native = dots(left, right, lanes), NativeCpu(ARM, name, flags)
-    arrays = memory(left, right, lanes)
+    function, native = make[0](left, right, lanes), NativeCpu(ARM, name, flags)
+    arrays = make[1](left, right, lanes)
     (tmp_path / "k.o").write_bytes(
         compile_object(emit_llvm(function, CpuModel(dots=features)), native)
     )
@@ -333,6 +444,17 @@ def test_what_is_around_the_instructions_of_other_cpus(run_kernel, cpu, left, ri
     run_kernel(
         function, memory(left, right, lanes), emit=partial(emit_in_words, features), rtol=1e-6
     )
+
+
+@pytest.mark.parametrize(("total", "lanes"), [("int32", 6), ("int16", 8)])
+def test_the_verifier_refuses_blocks_of_others(total, lanes):
+    count = lanes * (4 if total == "int32" else 2)
+    x, w, s = (IrValue(Type(t, n)) for t, n in (("uint8", count), ("int8", count), (total, lanes)))
+    body = (*(Constant(value, 1) for value in (x, w, s)), Dot(IrValue(s.type), x, w, s))
+    verify(Function("right", (), (), (), body))
+    body = (*body[:-1], replace(body[-1], is_blocked=True))
+    with pytest.raises(InternalError, match="blocks of sums"):
+        verify(Function("wrong", (), (), (), body))
 
 
 WRONG = {

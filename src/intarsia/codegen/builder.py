@@ -345,9 +345,11 @@ class Builder:
         addend: ir.IrValue,
         *,
         fits_pairs: bool = False,
+        is_blocked: bool = False,
     ) -> ir.IrValue:
         """Return the addend plus the products of a lane's neighbours; see `ir.Dot`."""
-        return self._append(ir.Dot(ir.IrValue(addend.type), left, right, addend, fits_pairs))
+        result = ir.IrValue(addend.type)
+        return self._append(ir.Dot(result, left, right, addend, fits_pairs, is_blocked))
 
     def mma(self, left: ir.IrValue, right: ir.IrValue, addend: ir.IrValue) -> ir.IrValue:
         """Return the product of a warp's matrices plus a third; see `ir.Mma`."""

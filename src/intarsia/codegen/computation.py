@@ -29,6 +29,8 @@ def computation(operation: ir.Operation) -> Callable[..., Any]:  # noqa: PLR0911
             return binary
         case ir.Fma(result=result):
             return _fused(np.dtype(result.type.dtype))
+        case ir.Dot(result=result, is_blocked=True):
+            return lambda a, b, c: _blocked_dot(a, b, c, result.type.lanes)
         case ir.Dot(result=result):
             return lambda a, b, c: _dot(a, b, c, result.type.lanes)
         case ir.Compare(predicate=predicate):
@@ -91,6 +93,21 @@ def _dot(left: Array, right: Array, addend: Any, lanes: int) -> Any:
             exact = before.astype(np.int32) + products[..., number::group]
             assert (total == exact).all(), "a sum does not fit int16"
     return total if lanes > 1 else total[..., 0]
+
+
+def _blocked_dot(left: Array, right: Array, addend: Any, lanes: int) -> Any:
+    """Add the products of two rows by two columns for each block; see `ir.Dot`."""
+    group = left.shape[-1] // lanes
+    # Blocks, rows or columns, halves of their neighbours, and these.
+    rows, columns = (item.reshape(*item.shape[:-1], -1, 2, 2, group) for item in (left, right))
+    total = addend
+    for half in range(2):
+        each = (rows[..., :, None, half, :], columns[..., None, :, half, :])
+        whole = np.broadcast_shapes(*(item.shape for item in each))
+        wide = (np.broadcast_to(item, whole) for item in each)
+        x, w = (item.reshape(*whole[:-4], lanes * group) for item in wide)
+        total = _dot(x, w, total, lanes)
+    return total
 
 
 def _reduce(name: str, lanes: Array) -> Any:

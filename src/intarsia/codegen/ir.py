@@ -289,6 +289,9 @@ DOT_GROUPS = {"int8": 4, "uint8": 4, "int16": 2, "uint16": 2}
 DOT_SUMS = {"int8": "int32", "uint8": "int32", "int16": "int32", "uint16": "float32"}
 """What these products are summed in."""
 
+DOT_BLOCK = 4
+"""Lanes of a block of two by two sums; see `Dot`."""
+
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Dot(Computed):
@@ -302,18 +305,26 @@ class Dot(Computed):
     Or pairs of bytes, one operand unsigned and the other signed, are summed in int16, all of which
     must fit there: instructions differ in what they do with others.
 
+    Where it is blocked, each four lanes are a block of two by two sums, row by row, and an operand
+    has for each block two rows, or two columns, of 2 g neighbours:
+    `result[4 * n + 2 * r + c] = addend[4 * n + 2 * r + c] + sum(left[(4 * n + 2 * r) * g + j] *
+    right[(4 * n + 2 * c) * g + j] for j in range(2 * g))`. Of bfloat16 that has the bits of two
+    products that are not, of the first g neighbours and then of the others, as Arm defines it.
+
     Attributes:
         left: The left operand.
         right: The right operand.
         addend: What the sums are added to.
         fits_pairs: Whether the products of bytes 0 and 1 of each group are known to add up to an
             int16, and those of 2 and 3: then an instruction that saturates there may be used.
+        is_blocked: Whether lanes are blocks; sums have 32 bits then.
     """
 
     left: IrValue
     right: IrValue
     addend: IrValue
     fits_pairs: bool = False
+    is_blocked: bool = False
 
     @property
     def group(self) -> int:

@@ -121,8 +121,8 @@ class _Printer:
                 return f"{use(a)} {symbol} {use(b)}" if symbol else f"{name}({use(a)}, {use(b)})"
             case ir.Fma(left=a, right=b, addend=c):
                 return f"fma({use(a)}, {use(b)}, {use(c)})"
-            case ir.Dot(left=a, right=b, addend=c, fits_pairs=fits):
-                name = "dot_fitting_pairs" if fits else "dot"
+            case ir.Dot(left=a, right=b, addend=c, fits_pairs=fits, is_blocked=is_blocked):
+                name = f"{'blocked_' * is_blocked}dot{'_fitting_pairs' * fits}"
                 return f"{name}({use(a)}, {use(b)}, {use(c)})"
             case ir.Mma(left=a, right=b, addend=c):
                 return f"mma({use(a)}, {use(b)}, {use(c)})"

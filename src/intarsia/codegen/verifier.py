@@ -222,7 +222,9 @@ def _type_problem(operation: ir.Operation) -> str | None:  # noqa: PLR0911, PLR0
             return _mismatch(result.type, a.type, b.type)
         case ir.Fma(result=result, left=a, right=b, addend=c):
             return _mismatch(result.type, a.type, b.type, c.type)
-        case ir.Dot(result=result, left=a, right=b, addend=c):
+        case ir.Dot(result=result, left=a, right=b, addend=c, is_blocked=is_blocked):
+            if is_blocked and (c.type.lanes % ir.DOT_BLOCK or c.type.dtype == "int16"):
+                return f"{c.type} is no blocks of sums"
             return _mismatch(result.type, c.type) or _dot_problem(a.type, b.type, c.type)
         case ir.Mma(result=result, left=a, right=b, addend=c):
             dtype = "float32" if a.type.dtype == "float32" else "float16"

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from intarsia.codegen import ir
+from intarsia.codegen.blocked_dots import without_blocks
 from intarsia.codegen.emit import c_text as text
 from intarsia.codegen.emit.c_family import CFamily, spell
 from intarsia.codegen.emit.c_maths import helpers
@@ -353,6 +354,9 @@ class _Kernel(CFamily):
                 self._shuffle(operation)
             case ir.Reduce():
                 self._reduce(operation)
+            case ir.Dot(is_blocked=True):
+                for part in without_blocks(operation):
+                    self.compute(part)
             case ir.Dot():
                 self._dot(operation)
             case ir.Extract(result=result, operand=a, lane=lane):

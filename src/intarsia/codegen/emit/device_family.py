@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from intarsia.codegen import ir
+from intarsia.codegen.blocked_dots import without_blocks
 from intarsia.codegen.emit.c_family import CFamily, Spelling, spell
 from intarsia.codegen.emit.distribute import Distribution, distribute
 from intarsia.codegen.grid_rules import shared_bytes
@@ -421,6 +422,9 @@ class DeviceFamily(CFamily):
                 self.declare(result, [self.lane(a, lane)])
             case ir.Reduce():
                 self._reduce(operation)
+            case ir.Dot(is_blocked=True):
+                for part in without_blocks(operation):
+                    self.compute(part)
             case ir.Dot():
                 self._dot(operation)
             case ir.WarpShuffle():

@@ -16,7 +16,14 @@ from math import gcd
 from typing import NamedTuple
 
 from intarsia.codegen import ir
-from intarsia.codegen.emit.llvm_dots import DotOperand, Lines, spell_dot
+from intarsia.codegen.blocked_dots import without_blocks
+from intarsia.codegen.emit.llvm_dots import (
+    DotOperand,
+    Lines,
+    has_blocked_dot,
+    spell_blocked_dot,
+    spell_dot,
+)
 from intarsia.codegen.emit.llvm_remainder import by_lanes, remainder_function
 from intarsia.codegen.unit import CpuModel
 
@@ -478,7 +485,14 @@ class LlvmCore:
         ]
         lines = Lines(self._appended, self._shared, self.declare)
         lanes, fits_pairs = dot.result.type.lanes, dot.fits_pairs
-        name = spell_dot(lines, self._dots, lanes, *parts, fits_pairs=fits_pairs)
+        if not dot.is_blocked:
+            name = spell_dot(lines, self._dots, lanes, *parts, fits_pairs=fits_pairs)
+        elif has_blocked_dot(self._dots, lanes, dot.left.type.dtype, dot.right.type.dtype):
+            name = spell_blocked_dot(lines, *parts)
+        else:
+            for part in without_blocks(dot):
+                self.pure(part)
+            return
         self.keep(dot.result, name, depth)
 
     def _appended(self, text: str, depth: int) -> str:

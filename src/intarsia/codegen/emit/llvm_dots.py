@@ -10,7 +10,7 @@ little-endian CPUs.
 Source:
     Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2: VPDPBUSD, VPDPBSSD,
     VPDPWSSD, PMADDWD, PMADDUBSW, VDPBF16PS; Arm Architecture Reference Manual: SDOT, UDOT, USDOT,
-    BFDOT.
+    BFDOT, SMMLA, UMMLA, USMMLA, BFMMLA.
 """
 
 from __future__ import annotations
@@ -34,6 +34,13 @@ _BYTE_PAIRS = {
 """By lanes of 16 bits."""
 _SIGNED = {_XMM: "llvm.x86.avx2.vpdpbssd.128", _YMM: "llvm.x86.avx2.vpdpbssd.256"}
 _ARM_BYTES = {"int8": "sdot", "uint8": "udot"}
+_ARM_BLOCKS = {
+    ("int8", "int8"): ("i8mm", "smmla"),
+    ("uint8", "uint8"): ("i8mm", "ummla"),
+    ("uint8", "int8"): ("i8mm", "usmmla"),
+    ("uint16", "uint16"): ("bf16", "bfmmla"),
+}
+"""By the dtypes of both operands, the feature that has an instruction for blocked ones, and it."""
 _TOP = 128
 """What a byte differs by as a signed and as an unsigned number if its top bit is turned."""
 
@@ -93,6 +100,27 @@ def spell_dot(
     return speller.dot(left, right, addend, fits_pairs=fits_pairs)
 
 
+def has_blocked_dot(dots: Collection[str], lanes: int, left: str, right: str) -> bool:
+    """Tell whether one instruction makes a blocked dot product.
+
+    Args:
+        dots: The features of the CPU, of `unit.DOT_FEATURES`.
+        lanes: Of the result.
+        left: The left operand's dtype.
+        right: The right operand's dtype.
+    """
+    return lanes == _XMM and _ARM_BLOCKS.get((left, right), ("", ""))[0] in dots
+
+
+def spell_blocked_dot(lines: Lines, left: DotOperand, right: DotOperand, addend: DotOperand) -> str:
+    """Write a blocked dot product that is one instruction, and return the name of its result."""
+    speller = _Speller(lines, frozenset(), _XMM)
+    _, name = _ARM_BLOCKS[left.dtype, right.dtype]
+    if left.dtype == "uint16":
+        return speller.bfloats(f"llvm.aarch64.neon.{name}", left, right, addend)
+    return speller.arm(name, left, right, addend)
+
+
 @dataclass(frozen=True, slots=True)
 class _Speller:
     lines: Lines
@@ -111,10 +139,10 @@ class _Speller:
             return self._vnni(left, right, addend)
         if "dotprod" in self.dots and self.lanes == _XMM:
             if left.dtype == right.dtype:
-                return self._arm(_ARM_BYTES[left.dtype], left, right, addend)
+                return self.arm(_ARM_BYTES[left.dtype], left, right, addend)
             if "i8mm" in self.dots:
                 unsigned, signed = _by_sign(left, right)
-                return self._arm("usdot", unsigned, signed, addend)
+                return self.arm("usdot", unsigned, signed, addend)
         feature, _ = _BYTE_PAIRS.get(2 * self.lanes, ("", ""))
         if fits_pairs and feature in self.dots and left.dtype != right.dtype:
             return self._small(left, right, addend)
@@ -186,7 +214,8 @@ class _Speller:
         depth = self._depth(left, right, addend)
         return write(f"call {vector} {callee}({', '.join(words)})", depth)
 
-    def _arm(self, name: str, left: DotOperand, right: DotOperand, addend: DotOperand) -> str:
+    def arm(self, name: str, left: DotOperand, right: DotOperand, addend: DotOperand) -> str:
+        """Call an instruction of NEON that takes bytes."""
         total, source = self._vector("i32"), _vector("i8", 4 * self.lanes)
         callee = self.lines.declare(
             f"llvm.aarch64.neon.{name}.v4i32.v16i8", f"{total} ({total}, {source}, {source})"
@@ -201,9 +230,13 @@ class _Speller:
         is_x86 = is_x86 and self.lanes in _PAIRS
         if not is_x86 and not ("bf16" in self.dots and self.lanes == _XMM):
             return self._sum(left, right, addend, 2)
-        total, source = self._vector("float"), _vector("bfloat", 2 * self.lanes)
         name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * self.lanes}"
         name = name if is_x86 else "llvm.aarch64.neon.bfdot.v4f32.v8bf16"
+        return self.bfloats(name, left, right, addend)
+
+    def bfloats(self, name: str, left: DotOperand, right: DotOperand, addend: DotOperand) -> str:
+        """Call an instruction that takes bfloat16."""
+        total, source = self._vector("float"), _vector("bfloat", 2 * self.lanes)
         callee = self.lines.declare(name, f"{total} ({total}, {source}, {source})")
         texts = [f"{total} {addend.name}"]
         texts += [f"{source} {self._cast(item, 'bfloat', 2)}" for item in (left, right)]
