@@ -170,11 +170,19 @@ def test_a_program_of_webassembly_runs_with_files(case, tmp_path):
     agree([np.load(tmp_path / f"{name}.npy") for name in names], want)
 
 
+BLOCKS = {"smmla", "ummla", "usmmla"}
+"""Instructions for blocks of two by two sums."""
+
+
 @pytest.mark.parametrize(
     ("target", "instructions"),
     [
-        ("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a76", {"sdot"}),
-        ("llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-v1", {"sdot", "usdot"}),
+        ("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a76", {"sdot", "udot"}),
+        ("llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-v1", BLOCKS | {"usdot"}),
+        ("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-x2", BLOCKS | {"usdot"}),
+        ("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a76 -mattr=+i8mm", BLOCKS | {"usdot"}),
+        ("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-x2 -mattr=-i8mm", {"sdot", "udot"}),
+        ("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a53", set()),
     ],
 )
 def test_products_of_bytes_are_the_cpus_instructions(tmp_path, target, instructions):
@@ -185,23 +193,31 @@ def test_products_of_bytes_are_the_cpus_instructions(tmp_path, target, instructi
         compile_assembly(emit_llvm(kernel, native.unit), native.cpu)
         for kernel in native.program.kernels
     )
-    found = {word for word in text.split() if word in ("sdot", "udot", "usdot")}
+    found = {word for word in text.split() if word in {"sdot", "udot", "usdot", *BLOCKS}}
     assert found == instructions
 
 
 @pytest.mark.usefixtures("zig_cache")
-def test_bfloat16_is_multiplied_by_the_cpu(tmp_path):
+@pytest.mark.parametrize(
+    ("target", "instructions"),
+    [
+        ("-mcpu=neoverse-v1", {"bfmmla"}),
+        ("-mcpu=cortex-a76 -mattr=+bf16", {"bfmmla"}),
+        ("-mcpu=neoverse-v1 -mattr=-bf16", set()),
+    ],
+)
+def test_bfloat16_is_multiplied_by_the_cpu(tmp_path, target, instructions):
     drawn = np.random.default_rng(4)
     weights = {"m": drawn.standard_normal((64, 48)).astype(np.float32)}
     x = drawn.standard_normal((8, 64)).astype(np.float32)
     onnx.save(small_model("y", "y = MatMul(x, m)", {"x": x}, weights), tmp_path / "net.onnx")
-    target = "llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-v1 -precision=bf16"
+    target = f"llvm -mtriple=aarch64-linux-gnu {target} -precision=bf16"
     native = lower_model(Request(model=tmp_path / "net.onnx", target=target))
     text = "".join(
         compile_assembly(emit_llvm(kernel, native.unit), native.cpu)
         for kernel in native.program.kernels
     )
-    assert "bfdot" in text
+    assert {word for word in text.split() if word in ("bfdot", "bfmmla")} == instructions
     exported = export_object(tmp_path / "net.onnx", tmp_path, target)
     want = x @ weights["m"]
     (got,) = run_emulated(target, "max", exported, [x], [want], tmp_path)

@@ -130,6 +130,58 @@ def mma_step(
     return out
 
 
+def blocked_step(
+    builder: Builder,
+    accumulators: Sequence[IrValue],
+    rows: int,
+    vectors: int,
+    row: Callable[[int], IrValue],
+    columns: Callable[[int, int], IrValue],
+) -> list[IrValue]:
+    """Return accumulators after one step of blocks of two rows by two columns.
+
+    A register has two rows, or two columns, with as many neighbours along k in each as fill it; a
+    last row without a second one is there twice.
+
+    Args:
+        builder: Of the kernel.
+        accumulators: For each two rows, `2 * vectors` registers of blocks; see `rows_of_blocks`.
+        rows: Rows of the tile.
+        vectors: Vectors of a row.
+        row: From a row to its neighbours.
+        columns: From a vector of columns, and which half of them, to their neighbours.
+    """
+    pairs = [columns(v, half) for v in range(vectors) for half in range(2)]
+    out = list(accumulators)
+    for first in range(0, rows, 2):
+        one = row(first)
+        other = row(first + 1) if first + 1 < rows else one
+        both = builder.shuffle(one, other, range(2 * one.type.lanes))
+        for number, pair in enumerate(pairs, first * vectors):
+            out[number] = builder.dot(both, pair, out[number], is_blocked=True)
+    return out
+
+
+def blocked_count(rows: int, vectors: int) -> int:
+    """Return how many accumulators a tile of blocks has."""
+    return (rows + rows % 2) * vectors
+
+
+def rows_of_blocks(
+    builder: Builder, accumulators: Sequence[IrValue], rows: int, vectors: int
+) -> list[IrValue]:
+    """Return the sums of `blocked_step` as `mma_step` has them: vectors of a row, row by row."""
+    out = []
+    for r in range(rows):
+        top = r % 2 * 2  # where a row is in its block
+        for v in range(vectors):
+            first = (r - r % 2) * vectors + 2 * v
+            left, right = accumulators[first : first + 2]
+            half = left.type.lanes
+            out.append(builder.shuffle(left, right, (top, top + 1, half + top, half + top + 1)))
+    return out
+
+
 def multiply_add(builder: Builder, left: IrValue, right: IrValue, addend: IrValue) -> IrValue:
     """Return `left * right + addend`, fused where the elements have that."""
     if addend.type.is_float:

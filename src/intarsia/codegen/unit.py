@@ -51,6 +51,11 @@ class CpuModel:
         return is_evex or not {"avxvnni", "dotprod"}.isdisjoint(self.dots)
 
     @property
+    def multiplies_unsigned(self) -> bool:
+        """Whether an instruction multiplies unsigned bytes by unsigned ones, by fours."""
+        return "dotprod" in self.dots and self.bits == _NEON_BITS
+
+    @property
     def has_byte_pairs(self) -> bool:
         """Whether an instruction multiplies bytes by twos into 16 bits, where it saturates."""
         return {256: "avx2", 512: "avx512bw"}.get(self.bits) in self.dots
@@ -68,6 +73,16 @@ class CpuModel:
         """Whether an instruction multiplies pairs of bfloat16 into float32."""
         is_evex = "avx512bf16" in self.dots and (self.bits == _ZMM_BITS or "avx512vl" in self.dots)
         return is_evex or "bf16" in self.dots
+
+    def has_blocked_dots(self, dtype: str) -> bool:
+        """Whether one instruction makes two by two sums of products of narrow numbers.
+
+        Args:
+            dtype: Of the left operand: of bytes, or `uint16` for the bits of bfloat16; the right
+                one is of the same, or of int8.
+        """
+        feature = {"int8": "i8mm", "uint8": "i8mm", "uint16": "bf16"}.get(dtype)
+        return feature in self.dots and self.bits == _NEON_BITS
 
     @property
     def has_bf16_tiles(self) -> bool:
@@ -109,7 +124,7 @@ class GpuModel:
     has_shuffles: bool = False
 
 
-_ZMM_BITS = 512
+_ZMM_BITS, _NEON_BITS = 512, 128
 _PAIRS = ("sse2", "avx2", "avx512bw")
 _BYTES = ("avx512vl", "avx512vnni", "avxvnni", "avxvnniint8", "dotprod", "i8mm")
 DOT_FEATURES = (*_PAIRS, *_BYTES, "avx512bf16", "bf16")

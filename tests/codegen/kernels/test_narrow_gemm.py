@@ -9,7 +9,7 @@ from tests.codegen.test_dots import HERE, numbers
 
 from intarsia.codegen.body import Apply, Body, Fused, Layout, identity
 from intarsia.codegen.emit.llvm import emit_llvm
-from intarsia.codegen.ir import row_major
+from intarsia.codegen.ir import Dot, row_major, walk
 from intarsia.codegen.kernels import gemm
 from intarsia.codegen.kernels.gemm import Gemm, Panels
 from intarsia.codegen.unit import CpuModel
@@ -20,8 +20,10 @@ UNITS = {
     "avx512bw": CpuModel(512, 32, dots=("sse2", "avx2", "avx512bw")),
     "vnni": CpuModel(512, 32, dots=("avx512vnni",)),
     "neon": CpuModel(128, 32, dots=("dotprod",)),
+    "blocks": CpuModel(128, 32, dots=("dotprod", "i8mm", "bf16")),
     "scalar": CpuModel(0, 16),
 }
+ARM = ("neon", "blocks")
 PAIRS = [("uint8", "int8"), ("int8", "int8"), ("int16", "int8"), ("int16", "int16")]
 SHAPES = [(1, 5, 7), (7, 33, 19), (13, 64, 40), (3, 1, 1), (2, 17, 130)]
 
@@ -50,8 +52,14 @@ def operands(m, k, n, dtypes, small=False):
     return (np.clip(x, -255, 255), np.clip(w, -255, 255)) if small else (x, w)
 
 
-@pytest.mark.parametrize("unit", [name for name in UNITS if name != "avx512bw"])
-@pytest.mark.parametrize("dtypes", PAIRS, ids=str)
+@pytest.mark.parametrize(
+    ("dtypes", "unit"),
+    [
+        *((pair, name) for pair in PAIRS for name in UNITS if name != "avx512bw"),
+        *((("uint8", "uint8"), name) for name in ARM),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_sums_are_exact(run_kernel, shape, dtypes, unit):
     m, k, n = shape
@@ -89,10 +97,12 @@ def test_groups_that_are_split(run_kernel, batch, n, unit):
     np.testing.assert_array_equal(y.reshape(*batch, m, n), x.astype(np.int32) @ w.astype(np.int32))
 
 
-@pytest.mark.parametrize("rows", [1, 2, 6, 9, 23])
-def test_free_rows(run_kernel, rows):
+@pytest.mark.parametrize(
+    ("rows", "unit"), [*((m, "avx2") for m in (1, 2, 6, 9, 23)), (1, "blocks"), (23, "blocks")]
+)
+def test_free_rows(run_kernel, rows, unit):
     k, n = 37, 41
-    spec = product(symbol("m"), k, n)
+    spec = product(symbol("m"), k, n, unit=unit)
     x, w = operands(rows, k, n, ("uint8", "int8"))
     emit = partial(emit_llvm, unit=CpuModel(dots=HERE))
     arrays = [x, gemm.pack(spec, w), np.zeros((rows, n), "int32")]
@@ -117,10 +127,27 @@ def test_a_batch_and_an_epilogue(run_kernel):
     np.testing.assert_array_equal(y, x.astype(np.int32) @ w.astype(np.int32) - column)
 
 
+@pytest.mark.parametrize("dtypes", [*PAIRS, ("uint16", "uint16")], ids=str)
+def test_which_products_are_blocks(dtypes):
+    """Of bytes and of bfloat16, in tiles of as many rows as registers hold beside columns."""
+    spec = product(64, 64, 64, dtypes, "blocks")
+    is_blocked = "int16" not in dtypes
+    assert spec.is_blocked == is_blocked
+    dots = [item for item in walk(gemm.build(spec).body) if isinstance(item, Dot)]
+    assert dots
+    assert {dot.is_blocked for dot in dots} == {is_blocked}
+    plan = gemm.schedule(spec)
+    used = plan.rows * plan.vectors + (2 if is_blocked else 1) * plan.vectors + 1
+    assert 24 <= used <= 32
+    assert not product(64, 64, 64, dtypes, "neon").is_blocked
+    assert not product(64, 64, 64, dtypes, "vnni").is_blocked
+
+
+@pytest.mark.parametrize("unit", ["avx2", "blocks"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_bfloat16(run_kernel, shape):
+def test_bfloat16(run_kernel, shape, unit):
     m, k, n = shape
-    spec = product(m, k, n, ("uint16", "uint16"))
+    spec = product(m, k, n, ("uint16", "uint16"), unit)
     x, w = operands(m, k, n, ("uint16", "uint16"))
     emit = partial(emit_llvm, unit=CpuModel(dots=HERE))
     *_, y = run_kernel(

@@ -64,8 +64,9 @@ class CodePanels:
 
     @property
     def group(self) -> int:
-        """Neighbours along k."""
-        return DOT_GROUPS[self.dtype]
+        """Neighbours along k; twice as many where products are made of blocks."""
+        is_blocked = self.dtype == "int8" and self.unit.has_blocked_dots(self.dtype)
+        return DOT_GROUPS[self.dtype] * (1 + is_blocked)
 
     @property
     def lanes(self) -> int:
@@ -199,7 +200,7 @@ class _Vector:
             for code in codes if totals else ():
                 totals = [b.add(totals[0], b.cast(code, _SUM))]
             return list(totals)
-        parts = list(codes)
+        parts, summed = list(codes), list(codes)
         while len(parts) > 1:  # neighbours side by side, then pairs of them
             inside = parts[0].type.lanes // lanes
             order = [
@@ -210,7 +211,11 @@ class _Vector:
             ]
             pairs = zip(parts[::2], parts[1::2], strict=True)
             parts = [b.shuffle(left, right, order) for left, right in pairs]
+            if 2 * inside == DOT_GROUPS[self.spec.dtype]:
+                summed = parts
         b.store(parts[0], self.y, place)
         # Of an unsigned and a signed operand, which is what most instructions multiply.
-        ones = b.constant(1, Type("uint8", parts[0].type.lanes))
-        return [b.dot(ones, parts[0], total) for total in totals]
+        ones = b.constant(1, Type("uint8", summed[0].type.lanes))
+        for part in summed:
+            totals = [b.dot(ones, part, total) for total in totals]
+        return list(totals)

@@ -228,7 +228,7 @@ def _append(assembler: Assembler, group: KernelGroup, at: _Places, first: Recipe
         _append_computed(assembler, group, at, first)
         return
     a_value = operation.inputs[at.a]
-    weights, kept = _centred(operation, at)
+    weights, kept = _centred(operation, at, a_value.dtype, assembler.unit)
     is_row, is_column = len(a_value.shape or ()) == 1, weights.ndim == 1
     weights = weights[:, None] if is_column else weights
     form = _form(assembler.unit, weights, kept)
@@ -287,7 +287,7 @@ class _LeftForm(Enum):
 
 
 def _form(unit: CpuModel, weights: Array, kept: str) -> _LeftForm:
-    if kept != "int8":
+    if kept not in BYTES:
         return _LeftForm.WORDS
     if unit.has_byte_dots:
         return _LeftForm.BYTES
@@ -309,15 +309,26 @@ def _is_zero(operation: Operation, position: int) -> bool:
     return operation.is_constant(position) and not operation.array(position).any()
 
 
-def _centred(operation: Operation, at: _Places) -> tuple[Array, str]:
-    """Return the weights without their zero points, and the least dtype that holds them."""
+def _centred(operation: Operation, at: _Places, left: str, unit: CpuModel) -> tuple[Array, str]:
+    """Return the weights without their zero points, and the least dtype that holds them.
+
+    Args:
+        operation: The product.
+        at: Its operands.
+        left: The dtype of its left one.
+        unit: What it is shaped for.
+    """
     weights = operation.array(at.b).astype(np.int16)
     weights = weights.T if operation.attribute("transB", 0) else weights
     if operation.value(at.b_zero) is not None:
         weights = weights - operation.array(at.b_zero).astype(np.int16)
     limits = np.iinfo(np.int8)
     is_byte = bool(((weights >= limits.min) & (weights <= limits.max)).all())
-    return (weights.astype(np.int8), "int8") if is_byte else (weights, "int16")
+    if is_byte:
+        return weights.astype(np.int8), "int8"
+    if left == "uint8" and unit.multiplies_unsigned and bool((weights >= 0).all()):
+        return weights.astype(np.uint8), "uint8"
+    return weights, "int16"
 
 
 def _less(first: Recipe, operation: Operation, position: int, sums: Array, turn: int) -> Recipe:

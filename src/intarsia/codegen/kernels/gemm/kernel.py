@@ -27,7 +27,13 @@ from intarsia.codegen.kernels.gemm.small_pairs import DIGIT, place_bytes, split_
 from intarsia.codegen.kernels.gemm.spec import Gemm, GemmSchedule, Panels, PanelSource, merged
 from intarsia.codegen.kernels.lane_transpose import transpose_lanes
 from intarsia.codegen.kernels.window import FreeSplit, Run, Split, panel_runs, split_extent
-from intarsia.codegen.tile import mma_step, multiply_add
+from intarsia.codegen.tile import (
+    blocked_count,
+    blocked_step,
+    mma_step,
+    multiply_add,
+    rows_of_blocks,
+)
 from intarsia.extents import Expression
 from intarsia.graph.arena import aligned_bytes
 
@@ -78,7 +84,7 @@ def pack(spec: Gemm, weights: Array) -> Array:
 
 def packing(spec: Gemm) -> str:
     """Name the order of a packed right operand."""
-    groups = f"by{spec.group}" if spec.group > 1 else ""
+    groups = f"by{'2x' * spec.is_blocked}{spec.group}" if spec.group > 1 else ""
     assert isinstance(spec.b, Panels)
     groups += f"and{spec.b.split}" if spec.has_small_pairs else ""
     return f"{spec.b.dtype}{groups}{spec.unit.lanes(spec.sum_dtype)}{schedule(spec)}"
@@ -265,8 +271,12 @@ class _Product:
             for first in range(0, len(entries), size):
                 b.interleave(partial(finish, *entry) for entry in entries[first : first + size])
 
-        zeros = [b.constant(0, Type(self.dtype, lanes))] * len(grid)
+        is_blocked = self.spec.is_blocked
+        count = blocked_count(rows, place.vectors) if is_blocked else len(grid)
+        zeros = [b.constant(0, Type(self.dtype, lanes))] * count
         sums = self._accumulate(place, part, row, rows, zeros)
+        if is_blocked:
+            sums = rows_of_blocks(b, sums, rows, place.vectors)
         # Loops of one turn or none: the code of a part is the same for all of them.
         if part.is_later != Index():
             sums = b.loop(0, part.is_later, sums, add)
@@ -318,14 +328,28 @@ class _Product:
             k = start + k
             self._prefetch(place, part, k)
             first = (part.begin + k) * self.group
+
+            def of_row(r: int) -> IrValue:
+                at = (*place.batch, row + r, first)
+                return b.load(self.left, at, self.group, count=count)
+
+            if self.spec.is_blocked:
+                at = self._packed(place, part.begin + k)
+                width = self.lanes * self.group // 2
+                return blocked_step(
+                    b,
+                    sums,
+                    rows,
+                    place.vectors,
+                    of_row,
+                    lambda v, half: b.load(self.right, at + (2 * v + half) * width, width),
+                )
             return mma_step(
                 b,
                 sums,
                 rows,
                 place.vectors,
-                lambda r: b.load(
-                    self.left, (*place.batch, row + r, first), self.group, count=count
-                ),
+                of_row,
                 lambda v: self._column(place, part, k, v),
                 fits_pairs=self.spec.has_small_pairs,
             )

@@ -173,6 +173,8 @@ _SET_BYTES = 4096
 """Addresses so far apart share a set of the first cache: 32 KiB are 64 sets of 8 lines."""
 _SET_ROWS = 7
 """Rows that leave one line of such a set to the panel."""
+_HIDING = 8
+"""Sums that hide the latency of one: see `step_cost`."""
 _VECTORS = (3, 4, 2, 6, 8, 5, 1)
 """In the order of preference between equals. On Cascade Lake 9 rows of 3 vectors and 6 of 4 were
 about equal and fastest, 14 of 2 took 3 to 10 per cent longer."""
@@ -241,6 +243,9 @@ def _can_copy(product: Gemm, width: int) -> bool:
 def rows_of_tile(product: Gemm, vectors: int) -> int:
     """Return how many rows of so many vectors fit registers."""
     unit = product.unit
+    if product.is_blocked:  # a register has two columns, and is a row of two of the sums
+        spare = unit.registers - 1 - 2 * vectors
+        return max(2, spare // vectors // 2 * 2)
     if product.group > 1 and not unit.has_byte_dots:  # a product needs a place before it is added
         # Sums of pairs are added to one another by a product with ones.
         unit = replace(unit, has_fma=False, registers=unit.registers - product.has_small_pairs)
@@ -254,7 +259,8 @@ def _most_rows(product: Gemm, vectors: int) -> int:
     """
     stride = typical(product.a.strides[-2]) * np.dtype(product.a.dtype).itemsize
     rows = rows_of_tile(product, vectors)
-    return rows if stride % _SET_BYTES or not stride else min(rows, _SET_ROWS)
+    most = _SET_ROWS - _SET_ROWS % 2 if product.is_blocked else _SET_ROWS
+    return rows if stride % _SET_BYTES or not stride else min(rows, most)
 
 
 def _best_vectors(product: Gemm, lanes: int) -> int:
@@ -265,7 +271,7 @@ def _best_vectors(product: Gemm, lanes: int) -> int:
         half_cycles: int = sum(
             (columns.end - columns.first)
             * (rows.end - rows.first)
-            * step_cost(rows.size, columns.size)
+            * _step_cost(product, rows.size, columns.size)
             for columns in Split.of(total, vectors).runs
             for rows in Split.of(product.m, _most_rows(product, vectors)).runs
         )
@@ -275,10 +281,21 @@ def _best_vectors(product: Gemm, lanes: int) -> int:
     fitting = [
         vectors
         for vectors in _VECTORS
-        if 2 * vectors + 1 <= product.unit.registers
+        if (2 + 2 * product.is_blocked) * vectors + 1 <= product.unit.registers
         and (not is_copied or _can_copy(product, vectors * lanes))
     ]
     return min(fitting, key=cost)
+
+
+def _step_cost(product: Gemm, rows: int, vectors: int) -> int:
+    """Return half cycles of a step of a tile, as `step_cost`; blocks have an even number of rows.
+
+    They read a column twice as long, and take as many instructions for twice the products.
+    """
+    if not product.is_blocked:
+        return step_cost(rows, vectors)
+    rows += rows % 2
+    return max(rows * vectors, rows + 2 * vectors, _HIDING) + 1
 
 
 def candidates(spec: Gemm) -> Iterator[GemmSchedule]:

@@ -13,7 +13,12 @@ from intarsia.codegen.ir import DOT_GROUPS, DOT_SUMS
 from intarsia.codegen.unit import AVX512, CpuModel
 from intarsia.extents import Size
 
-_NARROW = {"uint8": ("int8",), "int8": ("int8",), "int16": ("int8", "int16"), "uint16": ("uint16",)}
+_NARROW = {
+    "uint8": ("int8", "uint8"),
+    "int8": ("int8",),
+    "int16": ("int8", "int16"),
+    "uint16": ("uint16",),
+}
 """By a left operand's dtype, those of right ones that dot products of its groups take."""
 
 
@@ -132,8 +137,18 @@ class Gemm:
     @property
     def group(self) -> int:
         """Steps along k of one product: more than 1 for narrow numbers times packed ones."""
-        is_narrow = isinstance(self.b, Panels) and self.b.dtype in _NARROW.get(self.a.dtype, ())
-        return DOT_GROUPS[self.a.dtype] if is_narrow else 1
+        return DOT_GROUPS[self.a.dtype] * (1 + self.is_blocked) if self._is_narrow else 1
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether it is made of blocks of two rows by two columns."""
+        assert isinstance(self.b, Panels) or not self._is_narrow
+        is_there = self._is_narrow and self.unit.has_blocked_dots(self.a.dtype)
+        return is_there and not self.has_small_pairs
+
+    @property
+    def _is_narrow(self) -> bool:
+        return isinstance(self.b, Panels) and self.b.dtype in _NARROW.get(self.a.dtype, ())
 
     @property
     def has_small_pairs(self) -> bool:
@@ -173,6 +188,7 @@ def key(spec: Gemm) -> str:
     if isinstance(spec.b, Panels):
         right = f"panels {'x'.join(map(str, spec.b.batch))}"
         right += f" of {spec.b.dtype}" if spec.group > 1 else ""
+        right += " in blocks" if spec.is_blocked else ""
         right += f", {spec.b.split} groups split" if spec.has_small_pairs else ""
     else:
         right = f"strides {spec.b.strides}"
