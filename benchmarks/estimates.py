@@ -327,7 +327,16 @@ def run_microcontroller(model: Path, cpu: str, folder: Path) -> tuple[str, str]:
 
 def run_aarch64(model: Path, cpu: str, folder: Path) -> tuple[str, str]:
     """Return what the program of a model says on qemu's `virt`, and the target of its estimate."""
-    export_object(model, folder, f"llvm -mtriple=aarch64-none-elf -mcpu={cpu}")
+    said = run_on_virt(model, f"llvm -mtriple=aarch64-none-elf -mcpu={cpu}", cpu, folder)
+    return said, f"llvm -mtriple=aarch64-linux-gnu -mcpu={cpu}"
+
+
+def run_on_virt(model: Path, target: str, cpu: str, folder: Path) -> str:
+    """Return what the program of a model for a target says on qemu's `virt` with a CPU of qemu's.
+
+    The model's name is `layer`.
+    """
+    export_object(model, folder, target)
     board = Path(__file__).parent / "aarch64_board"
     compiler = ["aarch64-linux-gnu-gcc-12", "-O2", "-ffreestanding", "-fno-pie", "-nostdlib"]
     files = [board / "start.S", board / "main.c", folder / "layer.o"]
@@ -336,7 +345,7 @@ def run_aarch64(model: Path, cpu: str, folder: Path) -> tuple[str, str]:
     machine = ["qemu-system-aarch64", "-M", "virt", "-cpu", cpu, "-m", "256", "-nographic"]
     machine += ["-nic", "none"]
     counting = ["-semihosting", "-icount", "shift=0", "-kernel", folder / "layer.elf"]
-    return said_by([*machine, *counting], folder), f"llvm -mtriple=aarch64-linux-gnu -mcpu={cpu}"
+    return said_by([*machine, *counting], folder)
 
 
 def said_by(command: list[Any], folder: Path) -> str:

@@ -37,11 +37,12 @@ int main(void)
     static const uint64_t done[2] = {0x20026, 0};
     char text[] = "instructions:                     \n";
     uint64_t begin, count;
+    /* Where the input is bytes, these are the bytes of such numbers. */
     for (int i = 0; i < LAYER_INPUT0_COUNT; ++i)
         x[i] = (float)(i % 7 - 3) / 4.0f;
-    layer_run(x, y);
+    layer_run((const void *)x, (void *)y);
     begin = nanoseconds();
-    layer_run(x, y);
+    layer_run((const void *)x, (void *)y);
     count = nanoseconds() - begin;
     for (char *at = text + sizeof text - 3; count != 0; count /= 10)
         *at-- = (char)('0' + count % 10);

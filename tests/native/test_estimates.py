@@ -108,6 +108,32 @@ def test_threads_share_turns() -> None:
     assert one.cycles / 4 <= four.cycles < 0.75 * one.cycles
 
 
+def codes_product(rows: int, dtype: str = "uint8") -> Region:
+    weights = np.random.default_rng(0).integers(-128, 128, (256, 256)).astype(np.int8)
+    text = (
+        '<ir_version: 10, opset_import: ["" : 20]> one '
+        f"({dtype}[{rows}, 256] x) => (int32[{rows}, 256] y) {{ y = MatMulInteger (x, w) }}"
+    )
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    onnx.checker.check_model(model)
+    return snapshot(load(model)).whole
+
+
+@pytest.mark.parametrize("cpu", ["neoverse-v1", "neoverse-n2"])
+def test_products_of_blocks_are_estimated_at_half_of_dot_products(cpu: str) -> None:
+    """Of many rows; of one, half of each block is for nothing."""
+
+    def cycles(rows: int, attributes: str) -> float:
+        target = Target(f"llvm -mtriple=aarch64-linux-gnu -mcpu={cpu}{attributes}")
+        estimate = estimate_region(codes_product(rows, "int8"), target)
+        assert estimate is not None
+        return estimate.cycles
+
+    assert 0.4 < cycles(64, "") / cycles(64, " -mattr=-i8mm") < 0.7
+    assert 0.7 < cycles(1, "") / cycles(1, " -mattr=-i8mm") < 1.3
+
+
 SAPPHIRE = Target("llvm -mtriple=x86_64-linux-gnu -mcpu=sapphirerapids -precision=bf16")
 
 

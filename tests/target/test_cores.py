@@ -15,7 +15,7 @@ def test_each_core_says_where_its_figures_are_from_and_has_pipes_for_every_opera
     cores, _ = _cores()
     for core in cores.values():
         assert core.source
-        assert set(core.ports) - {"tile"} == set(KINDS), core.name
+        assert set(core.ports) - {"tile", "mmla", "bfmmla"} == set(KINDS), core.name
         assert core.hz > 0
         sizes = [level.nbytes for level in core.caches]
         assert sizes == sorted(sizes), core.name
@@ -33,6 +33,19 @@ def test_cores_of_cpus_with_tiles_say_how_long_products_of_tiles_take() -> None:
             )
             assert core.slots["tile"] == 16
             assert core.latency["tile"] > core.latency["tile_load"] > core.latency["load"]
+
+
+def test_arms_large_cores_say_how_long_products_of_blocks_take() -> None:
+    """On as many pipes as multiply-adds; those of bfloat16 take longer (Neoverse V1: 3 and 5)."""
+    _, names = _cores()
+    for cpu in ("neoverse-v1", "neoverse-n2", "cortex-a710", "cortex-x2"):
+        assert {"i8mm", "bf16"} <= load_table("aarch64").features(cpu)
+        core = core_named(cpu)
+        assert core is not None
+        assert core.ports["mmla"] == core.ports["bfmmla"] == core.ports["fma"]
+        assert core.latency["mmla"] < core.latency["fma"] < core.latency["bfmmla"]
+    has_neither = [cpu for cpu in names if "mmla" not in core_named(cpu).ports]  # type: ignore[union-attr]
+    assert {"cortex-a53", "cortex-a72", "znver4"} <= set(has_neither)
 
 
 def test_most_cpus_of_cores_are_llvms() -> None:

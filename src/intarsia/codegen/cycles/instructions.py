@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from intarsia.codegen import ir
+from intarsia.codegen.blocked_dots import without_blocks
 from intarsia.codegen.unit import CpuModel
 from intarsia.target.cores import Core
 
@@ -280,6 +281,8 @@ def _shuffle(shuffle: ir.Shuffle, isa: Instructions) -> tuple[Slots, float]:
         sources = {lane // width for lane in lanes}
         in_place = all(lane % width == i for i, lane in enumerate(lanes)) and len(sources) == 1
         total += 0 if in_place else max(1, len(sources))
+        # Parts of registers are put together by an instruction for each but the first.
+        total += len({lane // operand.lanes for lane in lanes}) - 1 if in_place else 0
     return Slots(shuffle=float(total)), isa.latency("shuffle") if total else 0.0
 
 
@@ -287,6 +290,8 @@ def _dot(dot: ir.Dot, isa: Instructions) -> tuple[Slots, float]:
     """Return what a dot product takes: one instruction, or those that `emit.llvm_dots` writes."""
     each, unit = isa.slots(dot.result.type, "fma"), isa.unit
     bytes_, floats = dot.group == _WORD, dot.result.type.is_float
+    if dot.is_blocked:
+        return _blocked_dot(dot, isa)
     if (bytes_ and unit.has_byte_dots) or (floats and unit.has_bf16_dots):
         return Slots(fma=each), isa.latency("fma")
     if not unit.bits:
@@ -300,6 +305,23 @@ def _dot(dot: ir.Dot, isa: Instructions) -> tuple[Slots, float]:
     if dot.fits_pairs and unit.has_byte_pairs:
         return Slots(mul=2 * each, alu=alu), 2 * isa.latency("mul") + 1
     return Slots(mul=2 * each, alu=4 * alu), isa.latency("mul") + 3
+
+
+def _blocked_dot(dot: ir.Dot, isa: Instructions) -> tuple[Slots, float]:
+    """Return what a blocked dot product takes: one instruction, or shuffles and two others.
+
+    Where a core does not say what its own is like, it is as a dot product.
+    """
+    if isa.unit.has_blocked_dots(dot.left.type.dtype):
+        kind = "bfmmla" if dot.result.type.is_float else "mmla"
+        kind = kind if kind in isa.core.ports else "fma"
+        return Slots({kind: isa.slots(dot.result.type, kind)}), isa.latency(kind)
+    total, longest = Slots(), 0.0
+    for part in without_blocks(dot):
+        slots, latency = instructions_of(part, isa)
+        total.add(slots)
+        longest += latency
+    return total, longest
 
 
 def _tile_dot(isa: Instructions) -> tuple[Slots, float]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -451,14 +452,17 @@ def _cover(
         span = merged[-1][1] - merged[0][0] + sum(step * (n - 1) for step, n in ranges)
         low = min(low, merged[0][0])
         high = max(high, merged[0][0] + span)
-        is_apart = False
+        is_apart, steps = False, list[int]()
         for step, n in ranges:
             if step <= length + LINE - 1:
                 length += step * (n - 1)
             else:
                 count *= n
                 is_apart |= step % LINE > 0
-                apart.append(max(1, step // LINE))
+                steps.append(max(1, step // LINE))
+        if steps:  # places of one turn lie between those of the next, as rows of a tile do
+            steps += [(two - one) // LINE for (one, _), (two, _) in pairwise(merged)]
+            apart += filter(None, dict.fromkeys(steps))
         most = span / LINE + 1
         nbytes = min(count * length, span)
         crossed = (length + LINE - 4) / LINE if is_apart else math.ceil(length / LINE)
