@@ -5,7 +5,7 @@
     .section .text.start, "ax"
     .global _start
 _start:
-    mov     x0, #(3 << 20)
+    mov     x0, #(3 << 20 | 3 << 16)   /* SVE too, where the CPU has it */
     msr     cpacr_el1, x0
     mov     x0, #0xff                   /* attribute 0: normal memory, written back */
     msr     mair_el1, x0
