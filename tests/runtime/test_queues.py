@@ -14,7 +14,7 @@ from intarsia.backends.fake import FakeBackend, FakeDevice, FakeExecutable
 from intarsia.backends.registry import collect
 from intarsia.errors import ExecutionError
 from intarsia.plan.plan import CopyStep
-from intarsia.runtime.context import plan_waits
+from intarsia.runtime.queued import plan_waits
 
 
 class LateDevice(FakeDevice):

@@ -109,6 +109,45 @@ class QueuedDevice(Device, Protocol):
         """Wait until all that is queued is done; raises if some of it failed."""
 
 
+@dataclass(frozen=True, slots=True)
+class CapturedSteps:
+    """Queued steps as one thing that a device starts.
+
+    Attributes:
+        launch: Queues all of them.
+        kept: What a later capture of the same steps, bound to other buffers, may take over.
+    """
+
+    launch: Step
+    kept: object
+
+
+@runtime_checkable
+class CapturingDevice(QueuedDevice, Protocol):
+    """A device that starts many queued steps by one call, once it has been shown them."""
+
+    def capture(self, steps: Step, spare: object = None) -> CapturedSteps:
+        """Return steps of this device's queue as one; they are called once, and nothing is done.
+
+        What a step waits for by `start_write` and `start_read` is then what it waits for after
+        each launch.
+
+        Args:
+            steps: Regions' calls, and copies between this device and host memory that lies where
+                it lies at each launch.
+            spare: `CapturedSteps.kept` of such steps that are not launched any more.
+
+        Raises:
+            ExecutionError: They cannot be captured.
+        """
+
+
+def capturing_of(device: Device) -> CapturingDevice | None:
+    """Return a device as one that captures steps, if it does."""
+    found = queue_of(device)
+    return cast("CapturingDevice", found) if hasattr(type(device), "capture") and found else None
+
+
 def queue_of(device: Device) -> QueuedDevice | None:
     """Return a device as one that does its work later, if it does."""
     return cast("QueuedDevice", device) if _has_queue(type(device)) else None

@@ -101,6 +101,8 @@ class Explanation:
         by_sizes: Which plan is for which sizes of free dimensions, if that was measured.
         late: A line for each size that is found while it runs and given to the code behind.
         wiring: Which values each node reads and writes; None if its plan is of an older version.
+        captures: A line for each span of steps that a device starts by one call, or why it does
+            not; none unless the plan is loaded.
     """
 
     placement: Placement
@@ -122,6 +124,7 @@ class Explanation:
     by_sizes: PlansBySizes | None = None
     late: tuple[str, ...] = ()
     wiring: Wiring | None = None
+    captures: tuple[str, ...] = ()
 
     def with_free(
         self,
@@ -177,6 +180,7 @@ class Explanation:
                 f"  {row.tensor}: {row.source} -> {row.destination}, {row.nbytes} B"
                 for row in self.copies
             ),
+            *self.captures,
             *self.layout_lines,
             f"rewrites: {', '.join(self.rewrites) or 'none'}",
             f"backends: {versions or 'none'}",

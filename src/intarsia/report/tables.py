@@ -183,6 +183,7 @@ def explanation_view(explanation: Explanation, *, complete: bool) -> RenderableT
         devices_table(explanation.devices),
         copies_table(explanation, complete=complete),
         *refusals_tables(placement, complete=complete),
+        *map(Text, explanation.captures),
         *map(Text, explanation.layout_lines),
         Text(f"rewrites: {', '.join(explanation.rewrites) or 'none'}"),
         Text(f"backends: {_pairs(explanation.versions)}"),

@@ -9,9 +9,8 @@ overwrites memory that one reads. At the end of a run all queues are waited for.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -53,9 +52,17 @@ from intarsia.plan.plan import (
     TensorStorage,
     ends_of,
 )
+from intarsia.runtime.captures import (
+    CapturedSpan,
+    CaptureRecord,
+    StepSpan,
+    capturing_devices,
+    find_spans,
+)
 from intarsia.runtime.device_array import DeviceArray
 from intarsia.runtime.memories import RunMemory
 from intarsia.runtime.moving import MovableTensor, PlainRun, is_worth_moving, moving_run
+from intarsia.runtime.queued import QueuedCopy, plan_waits, queued_side
 
 if TYPE_CHECKING:
     from intarsia.native.agent import LeftTensor
@@ -81,9 +88,10 @@ class Context:
         is_part: Whether it shares queues with others of one run.
         memory: Where what it needs of the host's memory lies; None allocates it.
         guard: Asked before each run whether it may be in this process; None asks nobody.
+        records: What the program's contexts know of its spans; None if it has no other.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a program has, and what is of one call
         self,
         plan: Plan,
         executables: Sequence[Executable],
@@ -94,9 +102,11 @@ class Context:
         is_part: bool = False,
         memory: RunMemory | None = None,
         guard: ForkGuard | None = None,
+        records: dict[StepSpan, CaptureRecord] | None = None,
     ) -> None:
         self.plan = plan
         self._guard = guard
+        self._records = {} if records is None else records
         self._opened = tuple(devices)
         # Parts of one run share its queues.
         self._devices = tuple(devices) if is_part else tuple(map(own_queue, devices))
@@ -205,7 +215,8 @@ class Context:
         """Run every step on the buffers as they are.
 
         Args:
-            is_over: Asked before each step whether to leave out the rest; None is not asked.
+            is_over: Asked before each step, or span that is captured, whether to leave out the
+                rest; None is not asked.
 
         Raises:
             RunCancelledError: The rest was left out.
@@ -225,7 +236,9 @@ class Context:
                 return
         except Exception as error:
             self._settle()
-            raise self._failure(self._positions[position], error) from error
+            step = self._sequence[position]
+            reached = step.reached if isinstance(step, CapturedSpan) else 0
+            raise self._failure(self._positions[position] + reached, error) from error
         self._settle()
         raise RunCancelledError("nobody waits for the run any more")
 
@@ -526,18 +539,32 @@ class Context:
         sequence: list[Step] = []
         positions: list[int] = []
         waits = plan_waits(self.plan, self._queued_positions())
-        for position, (copies, step) in enumerate(zip(waits, self._steps, strict=True)):
-            for copy in copies:
+        spans = {one.first: one for one in self._spans(waits)}
+        position = 0
+        while position < len(self._steps):
+            for copy in waits[position]:
                 pending = self._steps[copy]
                 assert isinstance(pending, QueuedCopy)
                 sequence.append(pending.wait)
                 positions.append(copy)
-            sequence.append(step)
+            span = spans.get(position)
+            sequence.append(self._steps[position] if span is None else self._captured(span))
             positions.append(position)
+            position = position + 1 if span is None else span.last
         for device in self._queued:
             sequence.append(device.synchronize)
             positions.append(len(self._steps))
         return sequence, positions
+
+    def _spans(self, waits: Sequence[Sequence[int]]) -> Sequence[StepSpan]:
+        """Return what is captured."""
+        return find_spans(self.plan, waits, capturing_devices(self._devices))
+
+    def _captured(self, span: StepSpan) -> CapturedSpan:
+        device = capturing_devices(self._devices)[span.device]
+        record = self._records.setdefault(span, CaptureRecord())
+        steps = self._steps[span.first : span.last]
+        return CapturedSpan(device, steps, record, span.title(self.plan))
 
     def _settle(self) -> None:
         """After a failure, wait for what is queued: it may still write to host memory."""
@@ -661,102 +688,3 @@ def own_queue(device: Device) -> Device:
     """Return a device with a queue of its own, if it has queues."""
     queued = queue_of(device)
     return device if queued is None else queued.open_queue()
-
-
-class QueuedCopy:
-    """A copy between host memory and a device with a queue: started by a call, waited for later."""
-
-    __slots__ = ("_destination", "_device", "_source", "_to_device", "_wait")
-
-    def __init__(
-        self, device: QueuedDevice, source: Buffer, destination: Buffer, *, to_device: bool
-    ) -> None:
-        self._device = device
-        self._source = source
-        self._destination = destination
-        self._to_device = to_device
-        self._wait: Step | None = None
-
-    def __call__(self) -> None:
-        """Queue it."""
-        start = self._device.start_write if self._to_device else self._device.start_read
-        self._wait = start(self._source, self._destination)
-
-    def wait(self) -> None:
-        """Wait until it is done, if it was queued."""
-        if self._wait is not None:
-            self._wait()
-            self._wait = None
-
-
-@dataclass(frozen=True, slots=True)
-class _HostAccess:
-    """Host memory that a step reads or writes: bytes of the arena, or a tensor by itself."""
-
-    tensor: int
-    start: int
-    end: int
-    in_arena: bool
-    is_written: bool
-
-    def is_against(self, other: _HostAccess) -> bool:
-        """Tell whether the order of the two matters."""
-        if not (self.is_written or other.is_written):
-            return False
-        if self.in_arena and other.in_arena:
-            return self.start < other.end and other.start < self.end
-        return self.tensor == other.tensor
-
-
-def plan_waits(plan: Plan, queued: Collection[int]) -> tuple[tuple[int, ...], ...]:
-    """Return for each step of a plan the copies, by position, to wait for before it.
-
-    A queue is in order: waiting for a copy waits for all before it on that device.
-
-    Args:
-        plan: What is run.
-        queued: Positions in `plan.devices` of the devices that have queues.
-    """
-    pending: dict[int, tuple[int, _HostAccess]] = {}
-    waits: list[tuple[int, ...]] = []
-    for position, step in enumerate(plan.steps):
-        accesses = _host_accesses(plan, step)
-        needed: list[int] = []
-        # The latest first: in an in-order queue, waiting for it waits for all before it too.
-        for copy in sorted(pending, reverse=True):
-            if copy in pending and any(pending[copy][1].is_against(item) for item in accesses):
-                needed.append(copy)
-                queue = pending[copy][0]
-                for earlier in [at for at in pending if at <= copy and pending[at][0] == queue]:
-                    del pending[earlier]
-        waits.append(tuple(sorted(needed)))
-        device = queued_side(plan, step, queued)
-        if device is not None and accesses:
-            pending[position] = (device, accesses[0])
-    return tuple(waits)
-
-
-def queued_side(plan: Plan, step: PlanStep, queued: Collection[int]) -> int | None:
-    """Return the device of a copy between the host and a device with a queue, else None."""
-    if not isinstance(step, CopyStep):
-        return None
-    sides = (plan.tensors[step.source].device, plan.tensors[step.destination].device)
-    if HOST not in sides:
-        return None
-    device = sides[1] if sides[0] == HOST else sides[0]
-    return device if device in queued else None
-
-
-def _host_accesses(plan: Plan, step: PlanStep) -> list[_HostAccess]:
-    if isinstance(step, CopyStep):
-        sides = [(step.source, False), (step.destination, True)]
-    else:
-        sides = [*((i, False) for i in step.inputs), *((i, True) for i in step.outputs)]
-    accesses = []
-    for position, is_written in sides:
-        tensor = plan.tensors[position]
-        if tensor.device == HOST:
-            end = tensor.offset + tensor.spec.nbytes
-            in_arena = tensor.storage is TensorStorage.ARENA
-            accesses.append(_HostAccess(position, tensor.offset, end, in_arena, is_written))
-    return accesses

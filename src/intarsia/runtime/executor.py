@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -19,6 +20,7 @@ from intarsia.errors import InputError, PackageError
 from intarsia.graph.arena import aligned_array
 from intarsia.graph.model_info import ModelInfo
 from intarsia.plan.plan import HOST, Plan, PlanTensor, RegionStep, TensorStorage, ends_of
+from intarsia.runtime.captures import CaptureRecord, StepSpan, describe_spans
 from intarsia.runtime.context import Context, memory_for
 from intarsia.runtime.device_array import DeviceArray, check_device_array
 from intarsia.runtime.feeds import check_array, check_feeds
@@ -91,6 +93,7 @@ class PlanExecutable:
         self._memories = MemoryPool() if memories is None else memories
         self._idle = self._memories.idle
         self._bound: dict[RunMemory, _Bound] = {}
+        self._records: dict[StepSpan, CaptureRecord] = {}
         self._claims = plan.model.claims if plan.model is not None else {}
         self._is_unseen = False
         self.source: Callable[[PlanExecutable], StoredModel | None] | None = None
@@ -207,7 +210,10 @@ class PlanExecutable:
             body.explain(times.profile if times is not None else None)
             for body, times in zip(self.bodies, inner, strict=True)
         ]
-        return explain_plan(self.plan, self.artifacts, scratch, profile, bodies)
+        explanation = explain_plan(self.plan, self.artifacts, scratch, profile, bodies)
+        return replace(
+            explanation, captures=describe_spans(self.plan, self._devices, self._records)
+        )
 
     def profile(self, feeds: Mapping[str, Any], runs: int = 5) -> Profile:
         """Time each region and each copy by itself, in the bodies of If, Loop and Scan too.
@@ -585,7 +591,7 @@ class PlanExecutable:
         parts = (self._executables, self._devices, self.constants, given)
         if self._stages:  # each has memory of its own, at sizes that are not known yet
             return StagedContext(self.plan, self._stages, *parts, guard=self._guard)
-        return Context(self.plan, *parts, memory=memory, guard=self._guard)
+        return Context(self.plan, *parts, memory=memory, guard=self._guard, records=self._records)
 
     @cached_property
     def in_place(self) -> Mapping[int, int]:

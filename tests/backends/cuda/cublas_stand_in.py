@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stand-in of cuBLASLt: products in numpy, from what its descriptors say, column by column.
 
-It computes when it is called, after all that its stream has. Memory of the stand-in of the driver
+A product is queued in its stream, as a call of the host's. Memory of the stand-in of the driver
 is this process's.
 """
 
@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from intarsia.backends.cuda.driver import call
-
+HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 DTYPES = {0: np.float32, 1: np.float64, 2: np.float16}
 ROWS, COLUMNS, LD, BATCH, STEP = "rows", "columns", "ld", 5, 6
 
@@ -39,6 +38,7 @@ class StandIn:
     made: dict = field(default_factory=dict)
     ran: list = field(default_factory=list)
     asked: dict = field(default_factory=dict)
+    queued: list = field(default_factory=list)
     count: int = 0
     get_version: object = field(default_factory=Version)
 
@@ -96,27 +96,34 @@ class StandIn:
         assert c.value == d.value
         algorithm, _, nbytes, stream = how
         assert nbytes.value == algorithm._obj.workspace_bytes
-        call("cuStreamSynchronize", stream.value)
         said = self.made[operation.value]
+        attributes = dict(said.attributes)
         left, right = self._matrices(a, a_is), self._matrices(b, b_is)
-        if said.attributes[3]:
+        if attributes[3]:
             left = left.swapaxes(-1, -2)
-        if said.attributes[4]:
+        if attributes[4]:
             right = right.swapaxes(-1, -2)
-        total = alpha._obj.value * (left.astype("float64") @ right.astype("float64"))
-        epilogue = said.attributes[7]
-        result = self._matrices(d, d_is)
-        if epilogue & 4:
-            bias = _array(said.attributes[8], result.dtype, (result.shape[-2],), (1,))
-            total = total + bias.astype("float64")[:, None]
-        if epilogue & 2:
-            total = np.maximum(total, 0)
-        if epilogue & 32:
-            inner = np.sqrt(2 / np.pi) * (total + 0.044715 * total**3)
-            total = 0.5 * total * (1 + np.tanh(inner))
-        result[...] = total
-        self.ran.append((said.numbers[0], epilogue, int(algorithm._obj.algo[0])))
-        return 0
+        factor, result = alpha._obj.value, self._matrices(d, d_is)
+        number = int(algorithm._obj.algo[0])
+
+        def compute(_):
+            total = factor * (left.astype("float64") @ right.astype("float64"))
+            epilogue = attributes[7]
+            if epilogue & 4:
+                bias = _array(attributes[8], result.dtype, (result.shape[-2],), (1,))
+                total = total + bias.astype("float64")[:, None]
+            if epilogue & 2:
+                total = np.maximum(total, 0)
+            if epilogue & 32:
+                inner = np.sqrt(2 / np.pi) * (total + 0.044715 * total**3)
+                total = 0.5 * total * (1 + np.tanh(inner))
+            result[...] = total
+            self.ran.append((said.numbers[0], epilogue, number))
+
+        queued = HOST_FUNCTION(compute)
+        self.queued.append(queued)
+        launch = ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc
+        return launch(ctypes.c_void_p(stream.value), queued, None)
 
     def _matrices(self, address, layout):
         """The matrices of a batch, `[batch, rows, columns]`, of which columns lie side by side."""

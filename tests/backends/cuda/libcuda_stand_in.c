@@ -12,15 +12,21 @@
 #include <string.h>
 
 enum { OK, INVALID_VALUE, OUT_OF_MEMORY, INVALID_CONTEXT = 201, INVALID_IMAGE = 200,
-       NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
+       NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, ALREADY_ENABLED = 704,
+       CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CANNOT_UPDATE = 910 };
 enum { DEVICES = 2, MOST = 4096, ARGUMENTS = 512 };
 
 struct context { int device, users; size_t used; };
 struct piece { struct context *context; char *start; size_t size; int is_pinned; };
 struct event { struct stream *stream; long number; };
 struct operation { char *to, *from; size_t size; struct kernel *kernel; unsigned grid[2], threads;
+                   void (*host)(void *); void *data;   /* a call of the host's */
+                   struct stream *other; long number;  /* what another stream has to have done */
+                   struct event *event;                /* recorded in a graph */
+                   int *counter;                       /* of what is queued, by a graph too */
                    int64_t values[ARGUMENTS]; void *table[ARGUMENTS]; };
-struct stream { struct context *context; struct operation *queue[MOST]; long first, last; };
+struct stream { struct context *context; struct operation *queue[MOST]; long first, last;
+                struct graph *capture; int is_invalid; };
 struct host_code { char name[128]; void (*run)(void **); int waits; };
 struct kernel { struct host_code *code; unsigned threads; int arguments; };
 
@@ -29,7 +35,9 @@ static struct piece pieces[MOST];
 static struct host_code codes[MOST];
 static struct stream *streams[MOST];
 static void drain(struct stream *stream, long end);
-static int code_count, launches, graph_launches, graphs, copies_in, copies_out;
+static int record(struct stream *stream, struct operation work);
+static int code_count, launches, graph_launches, graphs, copies_in, copies_out, copies_between;
+static int instantiated, updated, failing_captures, peers = 1, enabled[DEVICES][DEVICES];
 static size_t limit = (size_t)1 << 30;
 static _Thread_local struct context *current;
 static _Thread_local int thread_x, block_x, block_y, blocks_y;
@@ -37,10 +45,15 @@ static pthread_barrier_t block_barrier;
 
 /* For tests. */
 void stand_in_limit(size_t bytes) { limit = bytes; }
+void stand_in_peers(int can_access) { peers = can_access; }
+void stand_in_failing_captures(int count) { failing_captures = count; }
 int64_t stand_in_count(const char *what) {
   if (!strcmp(what, "launches")) return launches;
   if (!strcmp(what, "graph launches")) return graph_launches;
   if (!strcmp(what, "graphs")) return graphs;
+  if (!strcmp(what, "instantiated")) return instantiated;
+  if (!strcmp(what, "updated")) return updated;
+  if (!strcmp(what, "copies between")) return copies_between;
   if (!strcmp(what, "copies in")) return copies_in;
   if (!strcmp(what, "copies out")) return copies_out;
   int64_t total = 0;
@@ -131,13 +144,17 @@ static void drain(struct stream *stream, long end) {
   for (; stream->first < end; stream->first++) {
     struct operation *work = stream->queue[stream->first % MOST];
     if (work->kernel) run_kernel(work);
+    else if (work->host) work->host(work->data);
+    else if (work->other) drain(work->other, work->number);
     else memcpy(work->to, work->from, work->size);
     free(work);
   }
 }
 static int submit(struct stream *stream, struct operation work) {
   if (!current || current != stream->context) return INVALID_CONTEXT;
+  if (stream->capture) return record(stream, work);
   if (stream->last - stream->first >= MOST) return OUT_OF_MEMORY;
+  if (work.counter) ++*work.counter;
   struct operation *kept = malloc(sizeof *kept);
   *kept = work;
   for (int i = 0; i < ARGUMENTS; i++) kept->table[i] = &kept->values[i];
@@ -193,7 +210,8 @@ int cuStreamCreate(struct stream **stream, unsigned flags) {
   return OUT_OF_MEMORY;
 }
 int cuStreamDestroy_v2(struct stream *stream) {
-  drain(stream, stream->last);
+  for (int i = 0; i < MOST; i++) /* one of them may wait for it */
+    if (streams[i]) drain(streams[i], streams[i]->last);
   for (int i = 0; i < MOST; i++)
     if (streams[i] == stream) streams[i] = NULL;
   free(stream);
@@ -201,6 +219,7 @@ int cuStreamDestroy_v2(struct stream *stream) {
 }
 int cuStreamSynchronize(struct stream *stream) {
   if (!current) return INVALID_CONTEXT;
+  if (stream->capture) { stream->is_invalid = 1; return CAPTURE_UNSUPPORTED; }
   drain(stream, stream->last); return OK;
 }
 int cuEventCreate(struct event **event, unsigned flags) {
@@ -210,7 +229,17 @@ int cuEventElapsedTime(float *milliseconds, struct event *start, struct event *e
   *milliseconds = 1.0f; (void)start; (void)end; return OK;
 }
 int cuEventDestroy_v2(struct event *event) { free(event); return OK; }
+int cuStreamWaitEvent(struct stream *stream, struct event *event, unsigned flags) {
+  if (flags || stream->capture) return INVALID_VALUE;
+  if (!event->stream) return OK; /* never recorded */
+  return submit(stream, (struct operation){.other = event->stream, .number = event->number});
+}
+int cuEventRecordWithFlags(struct event *event, struct stream *stream, unsigned flags) {
+  if (flags != 1 || !stream->capture) return INVALID_VALUE; /* external, as a node of a graph */
+  return submit(stream, (struct operation){.event = event});
+}
 int cuEventRecord(struct event *event, struct stream *stream) {
+  if (stream->capture) { stream->is_invalid = 1; return CAPTURE_UNSUPPORTED; }
   event->stream = stream; event->number = stream->last; return OK;
 }
 int cuEventQuery(struct event *event) {
@@ -220,14 +249,32 @@ int cuEventSynchronize(struct event *event) { drain(event->stream, event->number
 int cuMemcpyHtoDAsync_v2(char *to, char *from, size_t size, struct stream *stream) {
   if (!is_inside(stream->context, to, size, 0) || !is_inside(NULL, from, size, 1))
     return ILLEGAL_ADDRESS;
-  copies_in++;
-  return submit(stream, (struct operation){.to = to, .from = from, .size = size});
+  return submit(stream, (struct operation){.to = to, .from = from, .size = size,
+                                           .counter = &copies_in});
 }
 int cuMemcpyDtoHAsync_v2(char *to, char *from, size_t size, struct stream *stream) {
   if (!is_inside(stream->context, from, size, 0) || !is_inside(NULL, to, size, 1))
     return ILLEGAL_ADDRESS;
-  copies_out++;
-  return submit(stream, (struct operation){.to = to, .from = from, .size = size});
+  return submit(stream, (struct operation){.to = to, .from = from, .size = size,
+                                           .counter = &copies_out});
+}
+int cuDeviceCanAccessPeer(int *can, int device, int other) {
+  *can = peers && device != other; return OK;
+}
+int cuCtxEnablePeerAccess(struct context *other, unsigned flags) {
+  if (!current || other == current || flags || !peers) return INVALID_VALUE;
+  if (enabled[current->device][other->device]) return ALREADY_ENABLED;
+  enabled[current->device][other->device] = 1; return OK;
+}
+int cuMemcpyPeerAsync(char *to, struct context *there, char *from, struct context *here, size_t size,
+                      struct stream *stream) {
+  if (!is_inside(there, to, size, 0) || !is_inside(here, from, size, 0)) return ILLEGAL_ADDRESS;
+  if (!enabled[there->device][here->device]) return INVALID_CONTEXT; /* it would use the host */
+  return submit(stream, (struct operation){.to = to, .from = from, .size = size,
+                                           .counter = &copies_between});
+}
+int cuLaunchHostFunc(struct stream *stream, void (*function)(void *), void *data) {
+  return submit(stream, (struct operation){.host = function, .data = data});
 }
 int cuModuleLoadData(char **module, const char *ptx) {
   if (!current) return INVALID_CONTEXT;
@@ -262,7 +309,7 @@ int cuLaunchKernel(struct kernel *kernel, unsigned gx, unsigned gy, unsigned gz,
   struct operation work;
   int error = prepare(&work, kernel, gx, gy, gz, bx, by, bz, shared, given, extra);
   if (error) return error;
-  launches++;
+  if (!stream->capture) launches++;
   return submit(stream, work);
 }
 
@@ -290,11 +337,51 @@ int cuGraphAddKernelNode_v2(struct node **added, struct graph *graph, struct nod
   graph->count++;
   return OK;
 }
+static int record(struct stream *stream, struct operation work) {
+  if (stream->is_invalid) return CAPTURE_INVALIDATED;
+  struct node *node = calloc(1, sizeof *node);
+  *node = (struct node){stream->capture->last, work};
+  stream->capture->last = node;
+  stream->capture->count++;
+  return OK;
+}
+int cuStreamBeginCapture_v2(struct stream *stream, int mode) {
+  if (mode != 2 || stream->capture) return INVALID_VALUE; /* relaxed: memory may be given back */
+  stream->is_invalid = 0;
+  return cuGraphCreate(&stream->capture, 0);
+}
+int cuGraphDestroy(struct graph *graph);
+int cuStreamEndCapture(struct stream *stream, struct graph **graph) {
+  if (!stream->capture) return INVALID_VALUE;
+  *graph = stream->capture;
+  stream->capture = NULL;
+  if (!stream->is_invalid && failing_captures-- <= 0) { failing_captures = 0; return OK; }
+  cuGraphDestroy(*graph);
+  *graph = NULL;
+  return CAPTURE_INVALIDATED;
+}
+static int is_alike(struct operation *one, struct operation *other) {
+  return one->kernel == other->kernel && !one->host == !other->host && one->size == other->size &&
+         !one->event == !other->event;
+}
+int cuGraphExecUpdate_v2(struct executable *made, struct graph *graph, int *result) {
+  *result = 1;
+  if (made->count != graph->count) return CANNOT_UPDATE;
+  struct node *node = graph->last;
+  for (int i = made->count; i-- > 0; node = node->before)
+    if (!is_alike(&made->work[i], &node->work)) return CANNOT_UPDATE;
+  node = graph->last;
+  for (int i = made->count; i-- > 0; node = node->before) made->work[i] = node->work;
+  updated++;
+  *result = 0;
+  return OK;
+}
 int cuGraphInstantiateWithFlags(struct executable **made, struct graph *graph, uint64_t flags) {
   if (flags) return INVALID_VALUE;
   *made = calloc(1, sizeof **made + graph->count * sizeof(struct operation));
   (*made)->count = graph->count;
   graphs++;
+  instantiated++;
   struct node *node = graph->last;
   for (int i = graph->count; i-- > 0; node = node->before) (*made)->work[i] = node->work;
   return OK;
@@ -309,8 +396,11 @@ int cuGraphDestroy(struct graph *graph) {
 }
 int cuGraphExecDestroy(struct executable *made) { graphs--; free(made); return OK; }
 int cuGraphLaunch(struct executable *made, struct stream *stream) {
+  if (stream->capture) return CAPTURE_UNSUPPORTED;
   graph_launches++;
   for (int i = 0; i < made->count; i++) {
+    struct event *event = made->work[i].event;
+    if (event) { event->stream = stream; event->number = stream->last; continue; }
     int error = submit(stream, made->work[i]);
     if (error) return error;
   }

@@ -15,7 +15,7 @@ import onnx
 import onnx.reference
 import onnxruntime
 import pytest
-from tests.backends.cuda import cublas_stand_in
+from tests.backends.cuda import captures, cublas_stand_in
 from tests.codegen.emit import runners, test_families
 from tests.gpu_on_cpu import WAIT, link_kernel, waits
 
@@ -23,7 +23,6 @@ import intarsia
 from intarsia.backends.cuda import backend, driver
 from intarsia.backends.cuda.cublas import backend as cublas
 from intarsia.backends.cuda.cublas import execution, library
-from intarsia.backends.device_payload import decode
 from intarsia.codegen.emit.nvptx import emit_nvptx
 from intarsia.errors import BackendError, ExecutionError, InputError
 from intarsia.plan.plan import CopyStep
@@ -102,25 +101,38 @@ def two_devices(folder):
     exe = intarsia.compile(model, targets, pins=pins, num_threads=1, cache=False)
     assert set(exe.plan.devices) == {"cpu:0", "cuda:0", "cuda:1"}, exe.plan.devices
     check_numbers(exe, model)
+    feeds = {"x": np.zeros((1, 3, 9, 9), np.float32), "rows": np.array([0, 1])}
+    for _ in range(2):  # as they are, and captured: the last run above failed
+        exe.run(feeds)
     before = count("copies in"), count("copies out"), count("pinned")
     launched = count("launches"), count("graph launches")
-    exe.run({"x": np.zeros((1, 3, 9, 9), np.float32), "rows": np.array([0, 1])})
+    exe.run(feeds)
     copies = [step for step in exe.plan.steps if isinstance(step, CopyStep)]
     places = [exe.plan.devices[tensor.device] for tensor in exe.plan.tensors]
     copied_in = sum("cuda" in places[step.destination] for step in copies)
     copied_out = sum("cuda" in places[step.source] for step in copies)
-    # A region is one launch: of its one kernel, or of a graph of them.
-    alone = [len(decode(one).calls) == 1 for one in exe.artifacts if one.backend == "cuda"]
-    assert count("launches") - launched[0] == sum(alone)
-    assert count("graph launches") - launched[1] == len(alone) - sum(alone) > 0
+    # What follows one another on a device is one launch.
+    captured = exe.explain().captures
+    assert len(captured) > 2, captured
+    assert all("one call" in line for line in captured), captured
+    assert count("launches") == launched[0]
+    assert count("graph launches") - launched[1] == len(captured)
     # One more: whether an index was out of bounds.
     assert count("copies in") - before[0] == copied_in
     assert count("copies out") - before[1] == copied_out + 1
     assert count("pinned") == before[2], "pinned memory is not used again"
+    launched = count("graph launches")
+    by_itself = exe.context()
+    by_itself.write_inputs(list(feeds.values()))
+    by_itself.run()
+    for _ in range(2):
+        for step in by_itself.backend_steps():
+            step()
+    assert count("graph launches") > launched, "no region by itself was a graph"
     assert "cuda:1" in str(exe.explain())
     exe.save(folder / "p.intarsia")
     check_numbers(intarsia.load(folder / "p.intarsia"), model)
-    del exe
+    del exe, by_itself, step
     gc.collect()
     assert count("device") == count("graphs") == 0
 
@@ -201,6 +213,7 @@ def main(folder):
         assert backend.BACKEND.detect().devices[1].startswith("cuda:1 stand-in (sm_80, driver 12.9")
         two_devices(folder)
         products_by_cublas(folder)
+        captures.check(stand_in)
         with mock.patch.object(runners, "emit_nvptx", emitted):
             test_families.FAMILIES["pad"](runners.run_cuda)
         too_old()

@@ -27,7 +27,7 @@ from intarsia.backends.cuda.driver import (
     driver,
     failed,
 )
-from intarsia.backends.device import Step, ThreadOptions
+from intarsia.backends.device import CapturedSteps, Step, ThreadOptions
 from intarsia.backends.queues import Block, QueueView
 from intarsia.errors import ExecutionError
 
@@ -83,6 +83,7 @@ class Pinned:
         self.array: Array = np.ctypeslib.as_array(held)
         flags = driver().CUevent_flags.CU_EVENT_DISABLE_TIMING
         self.event = call("cuEventCreate", flags)
+        self.is_captured = False  # a graph has it, and no other copy
         weakref.finalize(self, release_in, context, "cuMemFreeHost", self.address)
         weakref.finalize(self, release_in, context, "cuEventDestroy", self.event)
 
@@ -129,6 +130,55 @@ class PinnedPool:
             self.free.setdefault(pinned.array.size, []).append(pinned)
 
 
+@dataclass(slots=True)
+class Recording:
+    """What is of the host in a capture.
+
+    Attributes:
+        writes: Pinned memory of copies to the device, and what is put there before each launch.
+        reads: Of copies to the host, and where their bytes go behind each.
+        checks: What is called when all is done.
+    """
+
+    writes: list[tuple[Pinned, Array]] = field(default_factory=list)
+    reads: list[tuple[Pinned, Array]] = field(default_factory=list)
+    checks: list[Step] = field(default_factory=list)
+
+
+class StreamGraph:
+    """A captured graph that can be launched.
+
+    Args:
+        context: Whose.
+        handle: The driver's.
+    """
+
+    def __init__(self, context: PrimaryContext, handle: Any) -> None:
+        self.handle = handle
+        weakref.finalize(self, release_in, context, "cuGraphExecDestroy", handle)
+
+
+def graph_of(context: PrimaryContext, graph: Any, spare: StreamGraph | None) -> StreamGraph:
+    """Return a graph as one that can be launched, and destroy it.
+
+    Args:
+        context: The current one.
+        graph: Of the driver's.
+        spare: What can be launched of an older graph; it is changed if only addresses differ.
+
+    Raises:
+        CudaError: The driver does not make it.
+    """
+    try:
+        if spare is not None:
+            error, _ = driver().cuGraphExecUpdate(spare.handle, graph)
+            if error == driver().CUresult.CUDA_SUCCESS:
+                return spare
+        return StreamGraph(context, call("cuGraphInstantiate", graph, 0))
+    finally:
+        call("cuGraphDestroy", graph)
+
+
 class CudaView(QueueView):
     """One GPU with a stream.
 
@@ -151,6 +201,7 @@ class CudaView(QueueView):
         self.entry = entry
         self._writing: list[Pinned] = []
         self._reading: dict[Pinned, Array] = {}
+        self.recording: Recording | None = None
         with self.failing("cannot be opened"):
             self.pool = pool or PinnedPool(PrimaryContext(entry.number))
             self.domain = self.pool
@@ -190,7 +241,11 @@ class CudaView(QueueView):
         with self.failing("failed to copy"):
             self.context.enter()
             pinned = self.pool.take(source.size)
-            pinned.array[: source.size] = source
+            if self.recording is not None:
+                self.recording.writes.append((pinned, source))
+                pinned.is_captured = True
+            else:
+                pinned.array[: source.size] = source
             call(
                 "cuMemcpyHtoDAsync",
                 memory.address + offset,
@@ -198,8 +253,9 @@ class CudaView(QueueView):
                 source.size,
                 self.stream,
             )
-            call("cuEventRecord", pinned.event, self.stream)
-            self._writing.append(pinned)
+            if self.recording is None:
+                call("cuEventRecord", pinned.event, self.stream)
+                self._writing.append(pinned)
 
         def wait() -> None:
             # Streams do not wait for each other: what is written here may be read in another one.
@@ -222,8 +278,15 @@ class CudaView(QueueView):
                 destination.size,
                 self.stream,
             )
-            call("cuEventRecord", pinned.event, self.stream)
-        self._reading[pinned] = destination
+            if self.recording is not None:
+                # Whoever waits for this copy waits for no more of the graph than is before it.
+                external = driver().CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL
+                call("cuEventRecordWithFlags", pinned.event, self.stream, int(external))
+                self.recording.reads.append((pinned, destination))
+                pinned.is_captured = True
+            else:
+                call("cuEventRecord", pinned.event, self.stream)
+                self._reading[pinned] = destination
 
         def wait() -> None:
             if pinned in self._reading:
@@ -237,7 +300,57 @@ class CudaView(QueueView):
         """Let the host have what has been copied."""
         destination = self._reading.pop(pinned)
         destination[:] = pinned.array[: destination.size]
-        self.pool.give(pinned)
+        if not pinned.is_captured:
+            self.pool.give(pinned)
+
+    def after_work(self, check: Step) -> None:
+        """Ask for a call when all that is queued is done; it may raise an error of ours."""
+        if self.recording is not None:
+            self.recording.checks.append(check)
+        else:
+            super().after_work(check)
+
+    def capture(self, steps: Step, spare: object = None) -> CapturedSteps:
+        """Return steps of this device's stream as one graph of the driver's, which runs nothing.
+
+        Args:
+            steps: Called once.
+            spare: The graph of the same steps on other memory, which is changed to be of these.
+
+        Raises:
+            ExecutionError: One of them cannot be captured.
+        """
+        PROCESS.check()
+        recording = Recording()
+        with self.failing("cannot capture what is queued"):
+            self.context.enter()
+            # Relaxed: pinned memory may be allocated meanwhile, and garbage be given back.
+            mode = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+            call("cuStreamBeginCapture", self.stream, mode)
+            self.recording = recording
+            try:
+                steps()
+            except BaseException:
+                driver().cuStreamEndCapture(self.stream)  # the first failure is the one to tell
+                raise
+            finally:
+                self.recording = None
+            graph = call("cuStreamEndCapture", self.stream)
+            taken = spare if isinstance(spare, StreamGraph) else None
+            made = graph_of(self.context, graph, taken)
+
+        def launch() -> None:
+            PROCESS.check()
+            with self.failing("failed to run a graph"):
+                self.context.enter()
+                for pinned, source in recording.writes:
+                    pinned.array[: source.size] = source
+                call("cuGraphLaunch", made.handle, self.stream)
+            self._reading.update(recording.reads)
+            for check in recording.checks:
+                super(CudaView, self).after_work(check)
+
+        return CapturedSteps(launch, made)
 
     def _reclaim(self) -> None:
         """Give pinned memory back whose copy is done: copies of a stream are done in order."""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A region loaded on a GPU: a module of the driver's, and its kernels with their arguments.
 
-The kernels of a bound region are one graph of the driver's, so that a run is one call of it
-(NVIDIA, "CUDA Driver API", "Graph Management").
+Kernels of a region that runs by itself more than once are one graph of the driver's, so that a run
+is one call of it (NVIDIA, "CUDA Driver API", "Graph Management"); those of a program are captured
+together (`CudaView.capture`).
 """
 
 from __future__ import annotations
@@ -142,26 +143,28 @@ class KernelGraph:
 def _make_step(view: CudaView, launches: Sequence[Launch], owned: object) -> Step:
     """Return the call that queues kernels.
 
+    What runs once needs no graph of its own, and what is captured is in a larger one.
+
     Args:
         view: Whose stream they run in.
         launches: The kernels.
         owned: Everything that must live as long as the call.
-
-    Raises:
-        ExecutionError: The driver does not make one thing of them.
     """
-    graph = None
-    if len(launches) > 1:
-        with view.failing("failed to make a graph of kernels"):
-            graph = KernelGraph(view, launches)
+    graph: KernelGraph | None = None
+    has_run = False
 
     def step(_owned: object = owned) -> None:
+        nonlocal graph, has_run
         PROCESS.check()
         with view.failing("failed to run a kernel"):
             view.context.enter()
-            if graph is not None:
-                graph.queue(view.stream)
-                return
+            if view.recording is None:
+                if graph is None and has_run and len(launches) > 1:
+                    graph = KernelGraph(view, launches)
+                has_run = True
+                if graph is not None:
+                    graph.queue(view.stream)
+                    return
             for launch in launches:
                 numbers, arguments = launch.numbers, launch.arguments
                 call(

@@ -110,6 +110,7 @@ def explanation_sections(explanation: Explanation, label: str = "") -> Iterator[
         f"Devices and copies{of}",
         devices_table(explanation.devices),
         copies_table(explanation, complete=True),
+        *map(Text, explanation.captures),
         *map(Text, explanation.layout_lines),
     )
     refused = refusals_tables(placement, complete=False) + refusals_tables(placement, complete=True)
