@@ -148,6 +148,28 @@ def capturing_of(device: Device) -> CapturingDevice | None:
     return cast("CapturingDevice", found) if hasattr(type(device), "capture") and found else None
 
 
+@runtime_checkable
+class PeerDevice(QueuedDevice, Protocol):
+    """A device that may copy from the memory of another one without the host."""
+
+    def reaches(self, other: Device) -> bool:
+        """Tell whether it does from another one."""
+
+    def queue_copy(self, source: Buffer, destination: Buffer) -> None:
+        """Queue a copy from a device that it reaches, behind all that is queued on both.
+
+        What is queued later on either comes behind it.
+        """
+
+
+def peer_of(device: Device, source: Device) -> PeerDevice | None:
+    """Return a device as one that copies from another one without the host, if it does."""
+    if not hasattr(type(device), "reaches"):
+        return None
+    found = cast("PeerDevice", device)
+    return found if found.reaches(source) else None
+
+
 def queue_of(device: Device) -> QueuedDevice | None:
     """Return a device as one that does its work later, if it does."""
     return cast("QueuedDevice", device) if _has_queue(type(device)) else None

@@ -29,6 +29,8 @@ class CopyRow:
         destination: The device that it goes to.
         nbytes: Bytes that cross.
         seconds: How long it took, if that was measured.
+        route: From one device to another: `direct`, or `through the host`; empty for what begins
+            or ends at the host, and unless the plan is loaded.
     """
 
     tensor: str
@@ -36,6 +38,11 @@ class CopyRow:
     destination: str
     nbytes: int
     seconds: float | None = None
+    route: str = ""
+
+    def __str__(self) -> str:
+        route = f", {self.route}" if self.route else ""
+        return f"{self.tensor}: {self.source} -> {self.destination}, {self.nbytes} B{route}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +183,7 @@ class Explanation:
             *(f"region {i}: {about}" for i, about in enumerate(self.regions) if about),
             *(f"device {device}" for device in self.devices),
             f"copies: {len(self.copies)}",
-            *(
-                f"  {row.tensor}: {row.source} -> {row.destination}, {row.nbytes} B"
-                for row in self.copies
-            ),
+            *(f"  {row}" for row in self.copies),
             *self.captures,
             *self.layout_lines,
             f"rewrites: {', '.join(self.rewrites) or 'none'}",

@@ -240,11 +240,15 @@ def copies_table(explanation: Explanation, *, complete: bool) -> RenderableType:
     if not copies:
         return Text("copies: none")
     shown = copies if complete else copies[:MOST_ROWS]
-    return make_table(
-        _title("copies", len(shown), len(copies)),
-        ("tensor", "from", "to", "bytes>", "ms>"),
-        ((row.tensor, row.source, row.destination, row.nbytes, _ms(row.seconds)) for row in shown),
-    )
+    title = _title("copies", len(shown), len(copies))
+    columns = ("tensor", "from", "to", "bytes>", "ms>")
+    rows = [
+        (row.tensor, row.source, row.destination, row.nbytes, _ms(row.seconds)) for row in shown
+    ]
+    if not any(row.route for row in copies):
+        return make_table(title, columns, rows)
+    routed = ((*cells, row.route) for cells, row in zip(rows, shown, strict=True))
+    return make_table(title, (*columns, "route"), routed)
 
 
 def refusals_tables(placement: Placement, *, complete: bool) -> list[RenderableType]:

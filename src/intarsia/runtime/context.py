@@ -28,6 +28,7 @@ from intarsia.backends.device import (
     ValueSlot,
     movable_step,
     never_fails,
+    peer_of,
     profiled,
     queue_of,
 )
@@ -458,7 +459,10 @@ class Context:
         read = self._devices[source.device].read
         if destination.device == HOST:
             return partial(read, from_buffer, to_buffer)
-        # No device reads another's memory, so the value goes through the host's.
+        peer = peer_of(self._devices[destination.device], self._devices[source.device])
+        if peer is not None:
+            return partial(peer.queue_copy, from_buffer, to_buffer)
+        # Neither reads the other's memory, so the value goes through the host's.
         staging = np.empty(source.shape or (), np_dtype(source.dtype))
         device = self._devices[destination.device]
         queued = queue_of(device)

@@ -28,6 +28,7 @@ from intarsia.runtime.forks import ForkGuard
 from intarsia.runtime.memories import MemoryPool, RunMemory
 from intarsia.runtime.moving import PlainRun
 from intarsia.runtime.overlaps import find_overlaps
+from intarsia.runtime.queued import copy_routes
 from intarsia.runtime.stages import PlanStage, StagedContext, split_stages
 
 if TYPE_CHECKING:
@@ -211,8 +212,12 @@ class PlanExecutable:
             for body, times in zip(self.bodies, inner, strict=True)
         ]
         explanation = explain_plan(self.plan, self.artifacts, scratch, profile, bodies)
+        routes = copy_routes(self.plan, self._devices)
+        copies = zip(explanation.copies, routes, strict=True)
         return replace(
-            explanation, captures=describe_spans(self.plan, self._devices, self._records)
+            explanation,
+            copies=tuple(replace(copy, route=route) for copy, route in copies),
+            captures=describe_spans(self.plan, self._devices, self._records),
         )
 
     def profile(self, feeds: Mapping[str, Any], runs: int = 5) -> Profile:

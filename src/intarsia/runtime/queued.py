@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from intarsia.backends.device import Buffer, QueuedDevice, Step
+from intarsia.backends.device import Buffer, Device, QueuedDevice, Step, peer_of
 from intarsia.plan.plan import HOST, CopyStep, Plan, PlanStep, TensorStorage
 
 
@@ -54,6 +54,24 @@ class _HostAccess:
         if self.in_arena and other.in_arena:
             return self.start < other.end and other.start < self.end
         return self.tensor == other.tensor
+
+
+def copy_routes(plan: Plan, devices: Sequence[Device]) -> list[str]:
+    """Return for each copy of a plan how it goes from one device to another.
+
+    Args:
+        plan: What is run.
+        devices: Its memories.
+    """
+    routes = []
+    for step in plan.copies:
+        ends = [plan.tensors[i].device for i in (step.source, step.destination)]
+        if HOST in ends:
+            routes.append("")
+        else:
+            peer = peer_of(devices[ends[1]], devices[ends[0]])
+            routes.append("through the host" if peer is None else "direct")
+    return routes
 
 
 def plan_waits(plan: Plan, queued: Container[int]) -> tuple[tuple[int, ...], ...]:

@@ -105,12 +105,13 @@ def two_devices(folder):
     for _ in range(2):  # as they are, and captured: the last run above failed
         exe.run(feeds)
     before = count("copies in"), count("copies out"), count("pinned")
-    launched = count("launches"), count("graph launches")
+    launched, between = (count("launches"), count("graph launches")), count("copies between")
     exe.run(feeds)
     copies = [step for step in exe.plan.steps if isinstance(step, CopyStep)]
     places = [exe.plan.devices[tensor.device] for tensor in exe.plan.tensors]
-    copied_in = sum("cuda" in places[step.destination] for step in copies)
-    copied_out = sum("cuda" in places[step.source] for step in copies)
+    ends = [(places[step.source][:4], places[step.destination][:4]) for step in copies]
+    copied_in, copied_out = ends.count(("cpu:", "cuda")), ends.count(("cuda", "cpu:"))
+    assert count("copies between") - between == ends.count(("cuda", "cuda")) > 0
     # What follows one another on a device is one launch.
     captured = exe.explain().captures
     assert len(captured) > 2, captured
@@ -135,6 +136,38 @@ def two_devices(folder):
     del exe, by_itself, step
     gc.collect()
     assert count("device") == count("graphs") == 0
+
+
+def from_one_to_another():
+    """A value goes to another GPU once, directly or, if neither reads the other, by the host."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["" : 20]>
+        g (float[6,50] x) => (float[6,50] y) {
+            a = Exp(x)
+            b = Neg(a)
+            c = Sqrt(a)
+            d = Add(b, c)
+            y = Mul(d, a)
+        }""")
+    for node in model.graph.node:
+        node.name = node.output[0]
+    pins = dict.fromkeys("bcd", "cuda:1") | dict.fromkeys("ay", "cuda:0")
+    x = np.random.default_rng(2).uniform(-1, 1, (6, 50)).astype(np.float32)
+    (wanted,) = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})
+    kinds = ("copies in", "copies out", "copies between")
+    for is_direct, copied in ((1, (1, 1, 2)), (0, (3, 3, 0))):
+        stand_in.stand_in_peers(is_direct)
+        exe = intarsia.compile(model, "cuda:0, cuda:1, llvm", pins=pins, num_threads=1, cache=False)
+        for _ in range(4):
+            before = [count(kind) for kind in kinds]
+            np.testing.assert_allclose(exe.run({"x": x})["y"], wanted, rtol=1e-5, atol=1e-6)
+            found = tuple(count(kind) - was for kind, was in zip(kinds, before, strict=True))
+            assert found == copied, exe.explain()
+        routes = [row.route for row in exe.explain().copies]
+        way = "direct" if is_direct else "through the host"
+        assert sorted(routes) == ["", "", way, way]
+        assert f"B, {way}" in str(exe.explain())
+    stand_in.stand_in_peers(1)
 
 
 def no_room():
@@ -212,6 +245,7 @@ def main(folder):
     ):
         assert backend.BACKEND.detect().devices[1].startswith("cuda:1 stand-in (sm_80, driver 12.9")
         two_devices(folder)
+        from_one_to_another()
         products_by_cublas(folder)
         captures.check(stand_in)
         with mock.patch.object(runners, "emit_nvptx", emitted):

@@ -25,10 +25,11 @@ from intarsia.backends.cuda.driver import (
     CudaError,
     call,
     driver,
+    error_text,
     failed,
 )
-from intarsia.backends.device import CapturedSteps, Step, ThreadOptions
-from intarsia.backends.queues import Block, QueueView
+from intarsia.backends.device import CapturedSteps, Device, Step, ThreadOptions
+from intarsia.backends.queues import Block, DeviceTensor, QueueView
 from intarsia.errors import ExecutionError
 
 _LEAST_BYTES = 256
@@ -108,11 +109,13 @@ class PinnedPool:
     Attributes:
         context: Whose.
         free: What is not in use.
+        peers: By number as the driver counts, whether the device reads the memory of another.
         lock: Taken by whoever takes or gives: views of a device may be of several threads.
     """
 
     context: PrimaryContext
     free: dict[int, list[Pinned]] = field(default_factory=dict)
+    peers: dict[int, bool] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, nbytes: int) -> Pinned:
@@ -128,6 +131,34 @@ class PinnedPool:
         """Take memory back, whose copy is done."""
         with self.lock:
             self.free.setdefault(pinned.array.size, []).append(pinned)
+
+
+class Moment:
+    """A place in a stream, for which other streams wait.
+
+    Args:
+        context: Of the stream; the current one.
+    """
+
+    def __init__(self, context: PrimaryContext) -> None:
+        flags = driver().CUevent_flags.CU_EVENT_DISABLE_TIMING
+        self.event = call("cuEventCreate", flags)
+        weakref.finalize(self, release_in, context, "cuEventDestroy", self.event)
+
+
+def _enable_peer(other: PrimaryContext) -> None:
+    """Let the current context's device read the memory of another one's.
+
+    Raises:
+        CudaError: It does not.
+    """
+    cuda = driver()
+    (error,) = cuda.cuCtxEnablePeerAccess(other.handle, 0)
+    if error not in (
+        cuda.CUresult.CUDA_SUCCESS,
+        cuda.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED,  # by another user of the context
+    ):
+        raise CudaError(f"cuCtxEnablePeerAccess: {error_text(error)}", is_memory=False)
 
 
 @dataclass(slots=True)
@@ -202,6 +233,7 @@ class CudaView(QueueView):
         self._writing: list[Pinned] = []
         self._reading: dict[Pinned, Array] = {}
         self.recording: Recording | None = None
+        self.reached: Moment | None = None
         with self.failing("cannot be opened"):
             self.pool = pool or PinnedPool(PrimaryContext(entry.number))
             self.domain = self.pool
@@ -295,6 +327,56 @@ class CudaView(QueueView):
                 self._fetch(pinned)
 
         return wait
+
+    def reaches(self, other: Device) -> bool:
+        """Tell whether this GPU reads the memory of another one, which it is told to do then.
+
+        Raises:
+            ExecutionError: The driver does not say, or does not let it.
+        """
+        if not isinstance(other, CudaView) or other.domain is self.domain:
+            return False
+        number = other.entry.number
+        found = self.pool.peers.get(number)
+        if found is None:
+            with self.failing("cannot be asked for its peers"):
+                can = call("cuDeviceCanAccessPeer", self.context.device, other.context.device)
+                found = bool(can)
+                if found:
+                    self.context.enter()
+                    _enable_peer(other.context)
+            self.pool.peers[number] = found
+        return found
+
+    def queue_copy(self, source: DeviceTensor, destination: DeviceTensor) -> None:
+        """Queue a copy from a GPU that this one reaches, behind all that is queued on both."""
+        there, nbytes = source.block.device, destination.spec.nbytes
+        assert isinstance(there, CudaView)
+        if not nbytes:
+            return
+        PROCESS.check()
+        with self.failing("failed to copy from another GPU"):
+            there.context.enter()
+            if there.reached is None:
+                there.reached = Moment(there.context)
+            call("cuEventRecord", there.reached.event, there.stream)
+            self.context.enter()
+            if self.reached is None:
+                self.reached = Moment(self.context)
+            call("cuStreamWaitEvent", self.stream, there.reached.event, 0)
+            call(
+                "cuMemcpyPeerAsync",
+                destination.block.memory.address + destination.offset,
+                self.context.handle,
+                source.block.memory.address + source.offset,
+                there.context.handle,
+                nbytes,
+                self.stream,
+            )
+            # The other stream is not to overwrite what is still read.
+            call("cuEventRecord", self.reached.event, self.stream)
+            there.context.enter()
+            call("cuStreamWaitEvent", there.stream, self.reached.event, 0)
 
     def _fetch(self, pinned: Pinned) -> None:
         """Let the host have what has been copied."""

@@ -118,11 +118,11 @@ def call(name: str, *arguments: Any) -> Any:
     error, *values = getattr(cuda, name)(*arguments)
     if error != cuda.CUresult.CUDA_SUCCESS:
         is_memory = error == cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY
-        raise CudaError(f"{name}: {_error_text(error)}", is_memory=is_memory)
+        raise CudaError(f"{name}: {error_text(error)}", is_memory=is_memory)
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def _error_text(error: Any) -> str:
+def error_text(error: Any) -> str:
     """Return the name and the meaning of a result."""
     cuda = driver()
     status, text = cuda.cuGetErrorString(error)
