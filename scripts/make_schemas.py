@@ -34,6 +34,7 @@ from intarsia.cost.records import Poison, Weight
 from intarsia.cost.selection import Pruned
 from intarsia.errors import Place
 from intarsia.measure.timing import Spread, Timing
+from intarsia.native.ptxas import KernelResources
 from intarsia.plan import explanation
 from intarsia.plan.by_sizes import PlansBySizes
 from intarsia.plan.checking import CheckReport
@@ -46,6 +47,7 @@ from intarsia.report.absence import Absences
 from intarsia.report.catalogue import KindRow, LabelRow, TagRow
 from intarsia.report.differences import Difference
 from intarsia.report.health import Diagnosis
+from intarsia.report.kernel_needs import PlanKernels
 from intarsia.report.nodes import NodeView
 from intarsia.report.targets import ConfigView, Missing, TargetView
 from intarsia.report.tensors import TensorSummary
@@ -69,6 +71,7 @@ class Package(TypedDict):
 class Program(TypedDict):
     files: list[WrittenFile]
     memory: NotRequired[Footprint]
+    kernels: NotRequired[list[KernelResources]]
 
 
 class SizesReport(TypedDict):
@@ -269,7 +272,7 @@ ANSWERS: dict[str, Any] = {
     "costs show": CostKeyFacts,
     "demo": DemoFigures,
     "doctor": Diagnosis,
-    "explain": explanation.Explanation | ExplainedNodes | ExplainedCuts | Absences,
+    "explain": explanation.Explanation | ExplainedNodes | ExplainedCuts | Absences | PlanKernels,
     "keys distrust": TrustedKeys,
     "keys list": TrustedKeys,
     "keys make": OwnKey,

@@ -36,6 +36,7 @@ INVOCATIONS = {
             *("--html", "report.html"),
         ),
         ("chain.intarsia", "--node", "second"),
+        ("chain.intarsia", "--kernels"),
         ("free.intarsia", "--sizes", "n=3"),
     ],
     "check": [("chain.intarsia",), ("chain.onnx", "-t", "fake -ops=Relu, llvm")],

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from intarsia.cost.cost import Cost
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
+    from intarsia.native.ptxas import KernelResources
     from intarsia.settings import Settings
     from intarsia.target import Target, TargetKind, VirtualDevice
 
@@ -213,6 +214,10 @@ class RegisteredBackend:
     notes: Callable[[], Sequence[str]] | None = None
     """Returns lines about itself for `doctor`, one for each fact, such as the file that is used and
     why."""
+
+    kernel_needs: Callable[[Artifact], Sequence[KernelResources]] | None = None
+    """Returns what the kernels of an artifact need of its device, as an assembler counts it: asked
+    for explanations alone. It raises a `BackendError` if there is no such assembler here."""
 
     own_threads: str = ""
     """Why it cannot keep to the threads of its device; the conformance kit does not try it then."""

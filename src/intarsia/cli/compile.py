@@ -25,7 +25,10 @@ from intarsia.cli.output import show, show_json, size_text, write
 from intarsia.errors import SettingError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from intarsia.codegen.emit.c_memory import Footprint
+    from intarsia.native.ptxas import KernelResources
 
 
 class Emit(StrEnum):
@@ -172,20 +175,21 @@ def _write_program(
     sizes = [(str(file), file.stat().st_size) for file in files]
     if json:
         listed = [{"file": file, "nbytes": nbytes} for file, nbytes in sizes]
-        show_json({"files": listed, **({"memory": needs[0]} if needs else {})})
+        kernels = _resources(files[0].read_text()) if emit is Emit.PTX else ()
+        memory, counted = {"memory": needs[0]} if needs else {}, {"kernels": kernels}
+        show_json({"files": listed, **memory, **(counted if kernels else {})})
         return
     for file, nbytes in sizes:
         write(f"wrote {file} ({size_text(nbytes)})\n")
     for need in needs:
         write(f"{need}\n")
     if emit is Emit.PTX:
-        _write_resources(files[0].read_text())
+        for kernel in _resources(files[0].read_text()):
+            write(f"{kernel}\n")
 
 
-def _write_resources(ptx: str) -> None:
-    """Say what kernels need of a GPU, if there is an assembler that counts it."""
+def _resources(ptx: str) -> Sequence[KernelResources]:
+    """Return what kernels need of a GPU, if there is an assembler that counts it."""
     from intarsia.native.ptxas import assemble, find_ptxas
 
-    if find_ptxas() is not None:
-        for kernel in assemble(ptx):
-            write(f"{kernel}\n")
+    return () if find_ptxas() is None else assemble(ptx)

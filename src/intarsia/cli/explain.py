@@ -51,6 +51,14 @@ def explain_command(  # noqa: PLR0913 - an option each
         bool,
         typer.Option("--cuts", help="Which nodes would save most if another target took them."),
     ] = False,
+    kernels: Annotated[
+        bool,
+        typer.Option(
+            "--kernels",
+            help="What the kernels of GPUs need: registers, spills, shared memory, as NVIDIA's "
+            "assembler counts.",
+        ),
+    ] = False,
     absent: Annotated[
         bool,
         typer.Option(
@@ -87,12 +95,12 @@ def explain_command(  # noqa: PLR0913 - an option each
     """Show what runs where in a package or a model, and why."""
     if overlay is not None:
         writable(overlay, source=file)
-    if sum((node is not None, not_on is not None, cuts)) > 1:
-        raise SettingError("--node, --not-on and --cuts exclude one another", hint="give one")
-    if absent and profile:
-        raise SettingError(
-            "--absent and --profile exclude one another", hint="nothing runs on an absent machine"
-        )
+    asked = sum((node is not None, not_on is not None, cuts, kernels))
+    others = sum((absent, bool(profile), overlay is not None, html is not None))
+    _check_one(asked, others if kernels else 0, both=absent and bool(profile))
+    if kernels:
+        _explain_kernels(file, choices, threads, as_json=json)
+        return
     page = None if html is None else report_file(html, source=file)
     explanation = (
         explain_absent_file(file, choices, threads)
@@ -129,6 +137,24 @@ def explain_command(  # noqa: PLR0913 - an option each
     if explanation.by_sizes is not None:
         parts.append(plans_view(explanation.by_sizes))
     show(explanation_view(explanation, complete=complete), *parts)
+
+
+def _check_one(asked: int, beside_kernels: int, *, both: bool) -> None:
+    """Refuse options that exclude one another.
+
+    Raises:
+        SettingError: They do.
+    """
+    if asked > 1:
+        raise SettingError(
+            "--node, --not-on, --cuts and --kernels exclude one another", hint="give one"
+        )
+    if beside_kernels:
+        raise SettingError("--kernels prints a table and nothing else", hint="give it alone")
+    if both:
+        raise SettingError(
+            "--absent and --profile exclude one another", hint="nothing runs on an absent machine"
+        )
 
 
 def _write_overlay(path: Path, placement: Placement, file: Path) -> None:
@@ -178,6 +204,23 @@ def _explain_absence(
     show(absences_view(absent, complete=complete))
     if explanation.tuning is None:
         write(f"what it would cost is not known: {_why_no_costs(explanation)}\n")
+
+
+def _explain_kernels(file: Path, choices: Choices, threads: int | None, *, as_json: bool) -> None:
+    """Show what the kernels of a package or a model need.
+
+    Raises:
+        BackendError: There is no assembler here, or a model cannot be compiled.
+        PackageError: A package cannot be read.
+    """
+    from intarsia.cli.models import kernels_of_file
+    from intarsia.report.kernel_needs import needs_view
+
+    found = kernels_of_file(file, choices, threads)
+    if as_json:
+        show_json(found)
+        return
+    show(needs_view(found))
 
 
 def _explain_cuts(explanation: Explanation, *, as_json: bool) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from intarsia.place.request import Progress, Request
     from intarsia.place.setting import Setting
     from intarsia.plan.explanation import Explanation
+    from intarsia.report.kernel_needs import PlanKernels
     from intarsia.runtime.free import Program
 
 
@@ -117,6 +118,33 @@ def explain_file(
 
     package = read_package(file)
     return package.explain() if not sizes else package.explain_at(sizes[0])
+
+
+def kernels_of_file(file: Path, choices: Choices, threads: int | None) -> PlanKernels:
+    """Return what the kernels of a package need, for which no device is needed, or of a model.
+
+    Args:
+        file: The package or model.
+        choices: What was given for compiling.
+        threads: Threads that one run may use.
+
+    Raises:
+        SettingError: Options of compiling are given for a package.
+        IntarsiaError: As `intarsia.compile`; the package cannot be read, or there is no assembler.
+    """
+    from intarsia.backends.registry import load_backends
+    from intarsia.report.kernel_needs import find_kernels
+    from intarsia.runtime.package import is_package, read_package
+
+    if is_package(file):
+        refuse_choices(file, choices)
+        package = read_package(file)
+        placement, artifacts = package.plan.placement, package.artifacts
+    else:
+        program = compile_file(file, choices, threads).program
+        placement, artifacts = program.placement, program.artifacts
+    names = {artifact.backend for artifact in artifacts}
+    return find_kernels(placement, artifacts, load_backends(Settings.from_environment(), names))
 
 
 def explain_absent_file(file: Path, choices: Choices, threads: int | None) -> Explanation:

@@ -2,6 +2,7 @@
 """The kind `cuda` without a GPU: on a stand-in of NVIDIA's driver, and refused without a driver."""
 
 import ctypes
+import json
 import os
 import subprocess
 import sys
@@ -40,6 +41,17 @@ def test_programs_run_on_a_stand_in_of_the_driver(tmp_path):
         command, env=environment, capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stderr[-4000:]
+    command = [sys.executable, "-m", "intarsia", "explain", "p.intarsia", "--kernels"]
+    for more in ([], ["--json"]):  # no driver is needed for that
+        said = subprocess.run(
+            [*command, *more], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert said.returncode == 0, said.stderr
+    counted = json.loads(said.stdout)["regions"]
+    kernels = [kernel for region in counted for kernel in region["kernels"]]
+    assert len({region["region"] for region in counted}) == len(counted) > 1
+    assert all(kernel["registers"] >= 8 for kernel in kernels)
+    assert all(kernel["name"] and kernel["spilled_bytes"] == 0 for kernel in kernels)
 
 
 @pytest.mark.skipif(has_driver(), reason="NVIDIA's driver is here")

@@ -24,6 +24,7 @@ from intarsia.codegen.emit.device_family import DeviceLimits
 from intarsia.codegen.emit.nvptx import emit_nvptx
 from intarsia.errors import BackendError
 from intarsia.native.ptx import capability_of, compile_ptx, gpu_limits, ptx_arch
+from intarsia.native.ptxas import KernelResources, assemble
 from intarsia.target import Target
 
 if TYPE_CHECKING:
@@ -75,6 +76,15 @@ class CudaBackend(DeviceBackend):
         """Return a line for each GPU that does not pass its self-test."""
         tried = driver.tried_devices(self.settings.cache_folder())
         return [f"not offered: {name}: {problem}" for name, problem in tried.failed]
+
+    def kernel_needs(self, artifact: Artifact) -> Sequence[KernelResources]:
+        """Return what the kernels of an artifact need of a GPU.
+
+        Raises:
+            BackendError: There is no `ptxas`.
+            PackageError: The artifact is damaged.
+        """
+        return assemble(source_of(artifact, decode(artifact)))
 
     def check_target(self, target: Target) -> Sequence[str]:
         """Return the limits that kernels are not shaped by."""
