@@ -17,8 +17,9 @@ from intarsia.backends.cuda.cublas.library import (
     Description,
     library,
 )
-from intarsia.backends.cuda.cublas.products import LtPlace, LtProduct
+from intarsia.backends.cuda.cublas.products import LtProduct
 from intarsia.backends.cuda.cublas.table import TABLE
+from intarsia.backends.cuda.library_program import LibraryPlace
 from intarsia.backends.patterns import pattern_rules
 from intarsia.errors import BackendError
 from intarsia.graph.load import load
@@ -123,7 +124,7 @@ def test_products_of_the_table(name, graph_of):
     for product, fields in zip(made.products, wanted, strict=True):
         assert {key: getattr(product, key) for key in fields} == fields
     places = [made.tensors[one.result].place for one in made.products]
-    assert places == [LtPlace.SCRATCH] * (len(places) - 1) + [LtPlace.OUTPUT]
+    assert places == [LibraryPlace.SCRATCH] * (len(places) - 1) + [LibraryPlace.OUTPUT]
     assert made.scratch_bytes == (192 if len(places) > 1 else 0)
 
 

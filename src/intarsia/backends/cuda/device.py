@@ -96,9 +96,14 @@ def _release(name: str, *arguments: Any) -> None:
         return
 
 
+def enter_to_release(context: PrimaryContext) -> None:
+    """Make a context the calling thread's, as far as that can be done, to give something back."""
+    _release("cuCtxSetCurrent", context.handle)
+
+
 def release_in(context: PrimaryContext, name: str, *arguments: Any) -> None:
     """Call what gives something of a context back, as far as that can be done."""
-    _release("cuCtxSetCurrent", context.handle)
+    enter_to_release(context)
     _release(name, *arguments)
 
 
@@ -218,6 +223,9 @@ class CudaView(QueueView):
         entry: What it is.
         options: What a run may use; a GPU's threads do not obey it.
         pool: Of the device's pinned memory; None opens the device.
+
+    Attributes:
+        handles: Of libraries that work in the stream, by their names.
     """
 
     def __init__(
@@ -230,6 +238,7 @@ class CudaView(QueueView):
         super().__init__(BACKEND_NAME, number, entry.name, options, pool, PROCESS)
         PROCESS.check()
         self.entry = entry
+        self.handles: dict[str, Any] = {}
         self._writing: list[Pinned] = []
         self._reading: dict[Pinned, Array] = {}
         self.recording: Recording | None = None

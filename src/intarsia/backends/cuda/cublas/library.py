@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from intarsia.errors import BackendError
+from intarsia.backends.cuda.libraries import LibraryError, files_of_packages, load_library
+from intarsia.backends.cuda.library_execution import ALIGNMENT
 
 if TYPE_CHECKING:
     from intarsia.backends.cuda.cublas.products import LtProduct
@@ -45,11 +45,9 @@ _WORKSPACE, _REDUCTIONS, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)
 """cublasLtMatmulPreferenceAttributes_t."""
 _IN_SUMS = 3
 """cublasLtReductionScheme_t: in place and in the type of sums, not in that of the output."""
-ALIGNMENT = 16
-"""Bytes to which all tensors are aligned at least."""
 
 
-class CublasError(Exception):
+class CublasError(LibraryError):
     """What cuBLASLt answered instead of success."""
 
 
@@ -112,32 +110,8 @@ def library() -> CublasLt:
     Raises:
         BackendError: It is not installed.
     """
-    problem = "it is not installed"
-    for path in (*_of_packages(), *_NAMES):
-        try:
-            return CublasLt(ctypes.CDLL(path))
-        except OSError as error:
-            if path not in _NAMES:
-                problem = str(error)
-    raise BackendError(
-        f"cublas: cuBLASLt cannot be loaded: {problem}", backend=BACKEND_NAME, hint=INSTALL
-    )
-
-
-def _of_packages() -> list[str]:
-    """Return the libraries of wheels that are installed."""
-    found = []
-    for name in _PACKAGES:
-        try:
-            files = distribution(name).files or ()
-        except PackageNotFoundError:
-            continue
-        found += [
-            str(one.locate())
-            for one in files
-            if one.name.startswith(("libcublasLt.so", "cublasLt64"))
-        ]
-    return found
+    files = files_of_packages(_PACKAGES, ("libcublasLt.so", "cublasLt64"))
+    return CublasLt(load_library(BACKEND_NAME, "cuBLASLt", files, _NAMES, INSTALL))
 
 
 class Description:

@@ -3,26 +3,9 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import msgspec
 
-
-class LtPlace(StrEnum):
-    """Where a tensor of a program lies."""
-
-    INPUT = "input"
-    OUTPUT = "output"
-    CONSTANT = "constant"
-    SCRATCH = "scratch"
-
-
-class ProductTensor(msgspec.Struct, frozen=True):
-    """A tensor of a program."""
-
-    place: LtPlace
-    index: int
-    """Which input, output or constant it is; of scratch memory, where it begins, in bytes."""
+from intarsia.backends.cuda.library_program import LibraryTensor
 
 
 class LtProduct(msgspec.Struct, frozen=True):
@@ -60,7 +43,7 @@ class LtProduct(msgspec.Struct, frozen=True):
 class LtProgram(msgspec.Struct, frozen=True):
     """The content of an artifact, except its constants."""
 
-    tensors: list[ProductTensor]
+    tensors: list[LibraryTensor]
     products: list[LtProduct]
     scratch_bytes: int
     """Of what is kept between products."""
