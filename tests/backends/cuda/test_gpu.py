@@ -14,6 +14,7 @@ from tests.codegen.kernels import test_grid_conv, test_grid_strips, test_warp_ge
 
 from intarsia.backends.cuda.backend import BACKEND
 from intarsia.backends.cuda.cublas.backend import BACKEND as CUBLAS
+from intarsia.backends.cuda.cudnn.backend import BACKEND as CUDNN
 from intarsia.testing import conformance
 
 FOUND = BACKEND.detect()
@@ -23,6 +24,8 @@ if not FOUND.targets:
 test_conformance = conformance(BACKEND, target="cuda, llvm")
 if CUBLAS.detect().targets:
     test_conformance_of_cublas = conformance(CUBLAS, target="cublas, cuda, llvm")
+if CUDNN.detect().targets:
+    test_conformance_of_cudnn = conformance(CUDNN, target="cudnn, cuda, llvm")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

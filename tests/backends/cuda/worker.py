@@ -5,6 +5,7 @@ What a kernel's PTX would do is done by the same LLVM IR, compiled for this CPU.
 """
 
 import ctypes
+import functools
 import gc
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import onnx
 import onnx.reference
 import onnxruntime
 import pytest
-from tests.backends.cuda import captures, cublas_stand_in
+from tests.backends.cuda import captures, cublas_stand_in, cudnn_stand_in
 from tests.codegen.emit import runners, test_families
 from tests.gpu_on_cpu import WAIT, link_kernel, waits
 
@@ -23,8 +24,12 @@ import intarsia
 from intarsia.backends.cuda import backend, driver
 from intarsia.backends.cuda.cublas import backend as cublas
 from intarsia.backends.cuda.cublas import execution, library
+from intarsia.backends.cuda.cudnn import backend as cudnn
+from intarsia.backends.cuda.cudnn import execution as cudnn_execution
+from intarsia.backends.cuda.cudnn import library as cudnn_library
+from intarsia.backends.device_payload import decode
 from intarsia.codegen.emit.nvptx import emit_nvptx
-from intarsia.errors import BackendError, ExecutionError, InputError
+from intarsia.errors import BackendError, ExecutionError, InputError, PlacementError
 from intarsia.plan.plan import CopyStep
 from intarsia.process.selftest import TriedDevices
 
@@ -236,6 +241,71 @@ def products_by_cublas(folder):
     mock.patch.stopall()
 
 
+def graphs_by_cudnn(folder):
+    """`cudnn` beside `cuda` on one device: no copies between them, a handle a stream."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["" : 20]>
+        g (float[2,3,9,9] x, float16[4,8] h) => (float[2,4,3,3] y, float16[4,6] z) {
+            a = Conv <pads=[1,1,1,1]> (x, w, b)
+            c = Relu(a)
+            d = Sigmoid(c)
+            e = Conv <pads=[1,1,1,1]> (d, v)
+            f = Add(e, c)
+            g = Relu(f)
+            y = MaxPool <kernel_shape=[3,3], strides=[3,3]> (g)
+            i = LayerNormalization(h, s, r)
+            z = MatMul(i, t)
+        }""")
+    rng = np.random.default_rng(5)
+    single = {"w": (4, 3, 3, 3), "b": (4,), "v": (4, 4, 3, 3)}
+    half = {"s": (8,), "r": (8,), "t": (8, 6)}
+    for shapes, dtype in ((single, "float32"), (half, "float16")):
+        for name, shape in shapes.items():
+            weight = rng.uniform(-1, 1, shape).astype(dtype)
+            model.graph.initializer.append(onnx.numpy_helper.from_array(weight, name))
+    feeds = {
+        "x": rng.standard_normal((2, 3, 9, 9)).astype("float32"),
+        "h": rng.uniform(-1, 1, (4, 8)).astype("float16"),
+    }
+    wanted = onnx.reference.ReferenceEvaluator(model).run(None, feeds)
+    wait = functools.partial(driver.call, "cuStreamSynchronize")
+    dnn = cudnn_stand_in.StandIn(wait)
+    found_library = mock.patch.object(cudnn, "library", return_value=cudnn_library.Cudnn(dnn))
+    loaded_library = mock.patch.object(
+        cudnn_execution, "library", return_value=cudnn_library.Cudnn(dnn)
+    )
+    with found_library, loaded_library:
+        exe = intarsia.compile(
+            model,
+            "cudnn -workspace_size=300, cuda, llvm",
+            num_threads=1,
+            cache=False,
+            placement="greedy",
+        )
+        on = [region.backend for region in exe.placement.regions for _ in region.nodes]
+        assert sorted(on) == ["cuda"] + ["cudnn"] * 8, exe.explain()
+        before = count("copies in"), count("copies out")
+        dnn.ran.clear()
+        found = exe.run(feeds)
+        for name, value in zip(("y", "z"), wanted, strict=True):
+            np.testing.assert_allclose(found[name], value, rtol=2e-3, atol=2e-3)
+        assert (count("copies in") - before[0], count("copies out") - before[1]) == (2, 2)
+        # Engines that need more workspace are not tried: 256 bytes times their number.
+        assert all(engine <= 1 for _, engine in dnn.ran)
+        kinds = sorted(kinds for kinds, _ in dnn.ran)
+        assert kinds == [(10, 13, 13), (10, 13, 13, 13), (19,), (25,), (29,)], kinds
+        exe.save(folder / "n.intarsia")
+        again = intarsia.load(folder / "n.intarsia").run(feeds)
+        np.testing.assert_array_equal(again["y"], found["y"])
+        with pytest.raises(PlacementError, match="no engine for it on this device"):
+            intarsia.compile(
+                model, "cudnn -math_type=fma, cuda, llvm", pins={"z": "cudnn"}, cache=False
+            )
+        del exe, again
+        gc.collect()
+        assert not dnn.made, dnn.made
+
+
 def main(folder):
     names = tuple(one.name for one in driver._devices())
     tried = TriedDevices(passed=names, failed=())
@@ -248,6 +318,7 @@ def main(folder):
         from_one_to_another()
         products_by_cublas(folder)
         captures.check(stand_in)
+        graphs_by_cudnn(folder)
         with mock.patch.object(runners, "emit_nvptx", emitted):
             test_families.FAMILIES["pad"](runners.run_cuda)
         too_old()

@@ -35,7 +35,7 @@ class LibraryTensor(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Numbering:
+class RegionTensors:
     """The tensors of a region, numbered as they are asked for.
 
     Attributes:

@@ -16,7 +16,7 @@ from intarsia.backends.artifact import unpack_payload
 from intarsia.backends.cuda.cublas.library import BACKEND_NAME, library
 from intarsia.backends.cuda.cublas.products import LtProduct, LtProgram
 from intarsia.backends.cuda.library_backend import CudaLibraryBackend, region_matches
-from intarsia.backends.cuda.library_program import Numbering
+from intarsia.backends.cuda.library_program import RegionTensors
 
 if TYPE_CHECKING:
     from intarsia.arrays import Array
@@ -82,7 +82,7 @@ def program_of(region: Region, context: BuildContext) -> tuple[LtProgram, dict[s
     from intarsia.backends.cuda.cublas.table import TABLE, drafted
 
     matches = region_matches(region, TABLE, BACKEND_NAME, "product of cuBLASLt's")
-    numbers = Numbering(region)
+    numbers = RegionTensors(region)
     products = [_numbered(drafted(match), numbers.number) for match in matches]
     attrs = context.attrs
     size = attrs.get("workspace_size")

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which operators are products of cuBLASLt's, and what may follow them there, as patterns."""
+"""Which operators are products, and what may follow them before a result is written, as patterns.
+
+Libraries differ in what they refuse of these: `product_patterns`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from math import prod
 
 import msgspec
@@ -12,7 +16,7 @@ from intarsia.backends.cuda.cublas.products import LtProduct
 from intarsia.codegen.lower.operation import Operation
 from intarsia.extents import is_free
 from intarsia.graph.graph import Value
-from intarsia.graph.pattern import ANY, SOURCE, Match, Op, Pattern
+from intarsia.graph.pattern import ANY, SOURCE, Match, Op, Pattern, Predicate
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 _MATRIX = 2
@@ -105,9 +109,9 @@ def _activation(match: Match) -> DraftedProduct | str:
     if before.product.activation:
         return "it follows another activation"
     if before.product.dtype == "float64":
-        return "cuBLASLt applies no function to float64"
+        return "no function is applied to float64"
     if operation.op_type == "Gelu" and operation.attribute("approximate", "none") != "tanh":
-        return "cuBLASLt's Gelu is the one with tanh"
+        return "the Gelu behind a product is the one with tanh"
     return DraftedProduct(_changed(before.product, activation=operation.op_type))
 
 
@@ -116,7 +120,7 @@ def _with_bias(before: DraftedProduct, addend: Value) -> DraftedProduct | str:
     if product.bias >= 0 or product.activation:
         return "it follows another sum or an activation"
     if product.dtype == "float64":
-        return "cuBLASLt adds no row to float64"
+        return "no row is added to float64"
     shape = tuple(addend.shape or ())
     if addend.dtype != product.dtype or shape[-1:] != (product.n,) or prod(shape) != product.n:
         return "what it adds is not one row"
@@ -138,7 +142,7 @@ def _changed(product: LtProduct, **fields: object) -> LtProduct:
 def _refuse(operation: Operation, operands: tuple[Value, ...]) -> str:
     for value in (*operands, operation.output):
         if value.dtype not in DTYPES:
-            return f"cuBLASLt multiplies no {value.dtype}"
+            return f"products have no {value.dtype}"
         if value.shape is None or is_free(value.shape):
             return "a size is not known"
         if len(value.shape) < _MATRIX:
@@ -175,9 +179,30 @@ TABLE = (
 """The order is their priority."""
 
 
+def product_patterns(refuse: Callable[[LtProduct], str]) -> tuple[Pattern, ...]:
+    """Return the table for a library that does not compute all products that cuBLASLt does.
+
+    Args:
+        refuse: Returns why it does not compute one; nothing if it does.
+    """
+
+    def narrowed(predicate: Callable[[Match], DraftedProduct | str]) -> Predicate:
+        def meaning(match: Match) -> DraftedProduct | str:
+            found = predicate(match)
+            return found if isinstance(found, str) else refuse(found.product) or found
+
+        return meaning
+
+    def changed(pattern: Pattern) -> Pattern:
+        assert pattern.predicate is not None
+        return replace(pattern, predicate=narrowed(pattern.predicate))
+
+    followers = tuple(map(changed, _FOLLOWERS))
+    return tuple(replace(changed(pattern), followers=followers) for pattern in TABLE)
+
+
 def drafted(match: Match) -> LtProduct:
     """Return what a match with its followers computes; its tensors are ids of values."""
     last = match.followers[-1] if match.followers else match
     assert isinstance(last.meaning, DraftedProduct)
-    product = last.meaning.product
-    return _changed(product, result=match.result)
+    return _changed(last.meaning.product, result=match.result)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kind `cudnn`: convolutions, pooling, norms, products and attention by NVIDIA's cuDNN."""
