@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intarsia.measure.divergence import compare_value, tolerance_of
+from intarsia.verifying.references import precision_of
 
 
 def values(dtype=np.float32, scale=1.0):
@@ -79,3 +80,24 @@ def test_every_value_agrees_with_itself(numbers):
     array = np.array(numbers, np.float32)
     finding = compare_value("y", array, array.copy())
     assert (finding.problem, finding.error) == ("", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("target", "wanted"),
+    [
+        ("cuda -arch=sm_80", 1e-3),
+        ("cuda -arch=sm_80 -precision=tf32", 1e-2),
+        ("cublas", 1e-3),
+        ("cublas -math_mode=pedantic", 1e-3),
+        ("cublas -math_mode=tf32", 1e-2),
+        ("cudnn -math_type=fma", 1e-3),
+        ("cudnn -math_type=tensor_op", 1e-2),
+        ("cudnn -math_type=tensor_op_allow_conversion", 1e-2),
+    ],
+)
+def test_what_a_library_may_multiply_in_decides_what_is_tolerated(target, wanted):
+    precision = precision_of(target)
+    assert tolerance_of("float32", precision, ["MatMul"]) == wanted
+    x = np.ones(100, np.float32)
+    compared = compare_value("y", x, x * np.float32(1.005), precision, ["MatMul"])
+    assert bool(compared.problem) == (wanted < 5e-3)

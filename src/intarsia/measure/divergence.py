@@ -7,7 +7,7 @@ not. It is relative to the size of the numbers, so that small outputs are not ex
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,13 @@ _TOLERANCE_BELOW = 0.3
 _PRECISIONS = {"f16": 1e-2, "fp16": 1e-2, "float16": 1e-2, "bf16": 5e-2, "bfloat16": 5e-2}
 _PRECISIONS["tf32"] = _PRECISIONS["f16"]  # its mantissa has as many bits
 """Tolerances of targets that compute in a narrower type."""
+
+_MATH = {
+    ("math_mode", "tf32"): "tf32",
+    ("math_type", "tensor_op"): "tf32",
+    ("math_type", "tensor_op_allow_conversion"): "f16",
+}
+"""What attributes of NVIDIA's libraries ask for, as `precision` names it."""
 
 _ROUNDED = frozenset(("int8", "uint8"))
 """Quantised types: halves may be rounded either way."""
@@ -98,6 +105,16 @@ class ValueComparison:
 
     problem: str = ""
     error: float = 0.0
+
+
+def asked_precision(attrs: Mapping[str, Any]) -> str:
+    """Return the precision that a target's attributes ask for; empty if none.
+
+    Args:
+        attrs: Those of a target of any kind.
+    """
+    said = str(attrs.get("precision") or "")
+    return said or next((word for pair, word in _MATH.items() if pair in attrs.items()), "")
 
 
 def tolerance_of(dtype: str, precision: str = "", operators: Collection[str] = ()) -> float:

@@ -15,7 +15,7 @@ from intarsia.backends.values import Candidate
 from intarsia.errors import BackendError, IntarsiaError
 from intarsia.graph.extract import extract
 from intarsia.graph.region import Region
-from intarsia.measure.divergence import WorstElement, compare_value, find_worst
+from intarsia.measure.divergence import WorstElement, asked_precision, compare_value, find_worst
 from intarsia.process.workers import own_seconds
 from intarsia.target import PlacedTarget
 from intarsia.verifying.judging import judge_cost, judge_outputs
@@ -172,7 +172,7 @@ def region_fault(position: int, placed: PlacedRegion, run: int, fault: Fault) ->
 
 def precision_of(target: str) -> str:
     """Return the precision that a placed target asks for; empty if none."""
-    return str(PlacedTarget.parse(target).target.attrs.get("precision", ""))
+    return asked_precision(PlacedTarget.parse(target).target.attrs)
 
 
 def worst_of(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> WorstElement | None:

@@ -24,7 +24,7 @@ from intarsia.backends.device import Step
 from intarsia.backends.values import Piece, TensorSpec
 from intarsia.errors import IntarsiaError, InternalError, LinkError, ReasonCode
 from intarsia.graph.arena import aligned_bytes
-from intarsia.measure.divergence import ValueComparison, compare_value
+from intarsia.measure.divergence import ValueComparison, asked_precision, compare_value
 from intarsia.place.assign import Assignment, Policy
 from intarsia.place.build import RegionBuilder
 from intarsia.place.decide import Decision
@@ -258,7 +258,7 @@ class Session:
     def _check(self, bound: _BoundProbe, calls: Calls) -> ValueComparison:
         """Return the first problem of an output, or the largest error."""
         attrs = [self.setting.targets[position].target.attrs for position, _ in calls]
-        precision = next((str(item["precision"]) for item in attrs if "precision" in item), "")
+        precision = next(filter(None, map(asked_precision, attrs)), "")
         worst = 0.0
         for name, actual in bound.context.read_outputs().items():
             expected = self.values.get(self.graph.value_named(name).id)

@@ -63,13 +63,13 @@ def graph_of(match: Match, tensors: RegionTensors) -> DnnGraph:
     """
     last = match.followers[-1] if match.followers else match
     if isinstance(last.meaning, DraftedProduct):
-        return _Writer(tensors).product(drafted(match))
+        return _DnnGraphWriter(tensors).product(drafted(match))
     assert isinstance(last.meaning, GraphDraft)
-    return _Writer(tensors).graph(last.meaning, match.result)
+    return _DnnGraphWriter(tensors).graph(last.meaning, match.result)
 
 
 @dataclass(slots=True)
-class _Writer:
+class _DnnGraphWriter:
     """Writes one graph.
 
     Attributes:
