@@ -27,7 +27,6 @@ from intarsia.backends.cuda.cublas import execution, library
 from intarsia.backends.cuda.cudnn import backend as cudnn
 from intarsia.backends.cuda.cudnn import execution as cudnn_execution
 from intarsia.backends.cuda.cudnn import library as cudnn_library
-from intarsia.backends.device_payload import decode
 from intarsia.codegen.emit.nvptx import emit_nvptx
 from intarsia.errors import BackendError, ExecutionError, InputError, PlacementError
 from intarsia.plan.plan import CopyStep
