@@ -162,6 +162,14 @@ def blocked_step(
     return out
 
 
+def blocked_rows(vectors: int, unit: CpuModel) -> int:
+    """Return how many rows of so many vectors fit the registers, beside two columns each and a row.
+
+    A register has two columns, or two rows.
+    """
+    return max(2, (unit.registers - 1 - 2 * vectors) // vectors // 2 * 2)
+
+
 def blocked_count(rows: int, vectors: int) -> int:
     """Return how many accumulators a tile of blocks has."""
     return (rows + rows % 2) * vectors

@@ -1,5 +1,6 @@
 """Convolutions of codes: the reference evaluator's numbers to the bit, in integers."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from tests.codegen.lower.test_integer_products import (
 )
 
 import intarsia
+from intarsia.codegen.ir import Dot, walk
 from intarsia.codegen.unit import NEON, CpuModel
 from intarsia.errors import UnsupportedError
 
@@ -88,6 +90,58 @@ def test_conv_integer_for_other_units(lower_model, name, unit, zero):
     is_bytes = not zero and UNITS[unit].has_byte_dots
     if name != "depthwise":
         assert ("uint8 times int8" in notes) == is_bytes, notes
+
+
+def has_blocked_dots(program):
+    """Which kernels have dot products of blocks, by their notes."""
+    return {
+        call.note
+        for call in program.calls
+        for item in walk(program.kernels[call.kernel].body)
+        if isinstance(item, Dot) and item.is_blocked
+    }
+
+
+@pytest.mark.parametrize("zero", [0, 113])
+@pytest.mark.parametrize(
+    ("inputs", "attributes"),
+    [
+        (20, "kernel_shape = [3, 3], pads = [1, 1, 1, 1], strides = [2, 1]"),
+        (16, "kernel_shape = [1, 1]"),
+        (7, "kernel_shape = [3, 2], pads = [0, 1, 2, 0], dilations = [2, 1]"),
+        (5, "kernel_shape = [1, 1], strides = [1, 2]"),
+    ],
+    ids=str,
+)
+def test_blocks_of_positions_and_channels(lower_model, inputs, attributes, zero):
+    """Of an input that lies plain, and of one in narrower blocks, of which half may be missing."""
+    kernel = [int(n) for n in re.search(r"shape = \[(\d), (\d)", attributes).groups()]
+    arrays = {
+        "e": np.eye(16, inputs, dtype=np.int8).reshape(16, inputs, 1, 1),
+        "v": codes("int8", 18, 16, *kernel),
+        "w": codes("int8", 18, inputs, *kernel),
+        "z": np.uint8(zero),
+    }
+    body = f"""
+        c = ConvInteger(x, e) s = Cast<to = 2>(c)
+        y = ConvInteger <{attributes}> (s, v{", z" * bool(zero)})
+        p = ConvInteger <{attributes}> (x, w{", z" * bool(zero)})"""
+    arrays = arrays if zero else {name: arrays[name] for name in "evw"}
+    feeds = {"x": codes("uint8", 2, inputs, 7, 9)}
+    model = small_model("y, p", body, feeds, arrays)
+    program = check_unit(lower_model, model, feeds, UNITS["blocks"])
+    assert has_blocked_dots(program) == {"uint8 times int8"}
+    others = check_unit(lower_model, model, feeds, UNITS["neon"])
+    assert not has_blocked_dots(others)
+
+
+def test_where_no_blocks_pay(lower_model):
+    """Of few channels a block is mostly empty, and few outputs do not pay for a copy."""
+    arrays = {"w": codes("int8", 16, 4, 3, 3), "v": codes("int8", 8, 16, 1, 1)}
+    body = "c = ConvInteger(x, w) s = Cast<to = 2>(c) y = ConvInteger(s, v)"
+    feeds = {"x": codes("uint8", 1, 4, 7, 9)}
+    program = check_unit(lower_model, small_model("y", body, feeds, arrays), feeds, UNITS["blocks"])
+    assert not has_blocked_dots(program)
 
 
 @pytest.mark.parametrize("unit", ["vnni", "pairs"])

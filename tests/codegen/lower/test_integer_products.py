@@ -26,6 +26,7 @@ from intarsia.native.machine import compile_object
 UNITS = {
     "vnni": CpuModel(256, 16, dots=("avxvnni",)),
     "neon": CpuModel(128, 32, dots=("dotprod",)),
+    "blocks": CpuModel(128, 32, dots=("dotprod", "i8mm")),
     "pairs": CpuModel(256, 16, dots=("avx2",)),
     "avx512": CpuModel(512, 32, dots=("avx512bw",)),
     "scalar": CpuModel(0, 16),
@@ -120,7 +121,9 @@ def test_matmul_integer_for_other_units(lower_model, a, b, b_zero, unit):
     program = check_unit(lower_model, model, feeds, UNITS[unit])
     notes = [call.note for call in program.calls]
     is_bytes = UNITS[unit].has_byte_dots and (a, b, b_zero) in ((a, "int8", ""),)
-    assert notes == [f"{a} times int8"] if is_bytes else notes[0] == "as int16"
+    is_unsigned = UNITS[unit].multiplies_unsigned and (a, b, b_zero) == ("uint8", "uint8", "")
+    are_codes = is_bytes or is_unsigned
+    assert notes == [f"{a} times {b}"] if are_codes else notes[0] == "as int16"
 
 
 @pytest.mark.parametrize("zero", ["", "constant", "computed"])

@@ -82,6 +82,11 @@ class Convolution:
     @property
     def group(self) -> int:
         """Input channels of one product: more than 1 for narrow numbers times narrow ones."""
+        return self.neighbours
+
+    @property
+    def neighbours(self) -> int:
+        """Input channels that a lane of a dot product has; 1 where there is none."""
         is_narrow = self.x.dtype in DOT_GROUPS and self.weight_dtype in DOT_GROUPS
         return DOT_GROUPS[self.x.dtype] if is_narrow else 1
 

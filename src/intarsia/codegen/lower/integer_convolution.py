@@ -29,13 +29,14 @@ from typing import TypeAlias
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.codegen.body import Apply, Attributes, Fused, Layout
+from intarsia.codegen.body import Apply, Attributes, Fused, Layout, identity
 from intarsia.codegen.fixed_point import factor_of
 from intarsia.codegen.ir import DOT_GROUPS, row_major
-from intarsia.codegen.kernels.conv import Conv
+from intarsia.codegen.kernels.conv import Conv, blocked_channels
 from intarsia.codegen.kernels.conv_plain import MOST_LOADS, PlainConv
 from intarsia.codegen.kernels.convolution import ConvKind, choose
 from intarsia.codegen.kernels.depthwise import Depthwise
+from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.kernels.families import weight_family
 from intarsia.codegen.kernels.pair_conv import (
     PairConv,
@@ -62,6 +63,7 @@ from intarsia.codegen.lower.views import CHANNELS, Pads, View
 from intarsia.codegen.lower.windows import read_window
 from intarsia.codegen.unit import CpuModel, WinogradMode
 from intarsia.extents import Size, least, typical
+from intarsia.graph.graph import Value
 
 DEQUANTIZED_CONV = "DequantizedConv"
 """The operator that a convolution of dequantised operands means: inputs as those of the three
@@ -154,7 +156,8 @@ def wish_integer_conv(operation: Operation, unit: CpuModel) -> Wish:
     problem = _Reading.of(operation, unit)
     if problem.kind is ConvKind.PLAIN:
         return Wish()
-    if problem.is_tiled or problem.has_border:  # its copy has the border
+    is_copied = _is_made_of_blocks(operation, problem, unit)
+    if problem.is_tiled or problem.has_border or is_copied:  # its copy has the border
         return Wish("blocked")
     borders = ((operation.node.inputs[0], problem.pads),) if problem.dtype in BYTES else ()
     return Wish("blocked", borders=borders)
@@ -656,6 +659,8 @@ def _read(assembler: Assembler, operation: Operation, reading: _Reading) -> View
     """Return the codes of the input, with their padding, as the kernel reads them."""
     value, at = operation.inputs[0], _places(operation)
     block = _block(assembler, operation, reading)
+    if block > assembler.lanes and assembler.plan.blocks.get(value.id) == assembler.lanes:
+        return _in_wide_blocks(assembler, value, block, reading.pads, _zero(operation, at))
     if reading.has_border:
         return assembler.read_inside(value.id, block, reading.pads, _zero(operation, at))
     if reading.dtype in BYTES:
@@ -666,12 +671,65 @@ def _read(assembler: Assembler, operation: Operation, reading: _Reading) -> View
     return assembler.read_less(value.id, zero_id, reading.dtype, block, reading.pads)
 
 
+def _in_wide_blocks(assembler: Assembler, value: Value, block: int, pads: Pads, zero: int) -> View:
+    """Return codes in blocks of channels twice as wide as those in which they lie.
+
+    Args:
+        assembler: Of the program.
+        value: The codes.
+        block: Channels of a block.
+        pads: The border.
+        zero: What the border is.
+    """
+
+    def make(border: Pads | None) -> View:
+        source = assembler.read(value.id, assembler.lanes)
+        wide = assembler.scratch(value.dtype, source.shape, block, border, outside=zero)
+        images, blocks, *spatial, lanes = source.domain
+        by_image, by_block, *steps, _ = source.strides
+        body, note = identity(value.dtype), f"{value.name} in blocks of {block}"
+        for half in range(2):
+            # Where the last half is missing, its weights are zeros: it may be anything.
+            domain = (images, (blocks + 1 - half) // 2, *spatial, lanes)
+            item = source.at((0, half, *[0] * (len(spatial) + 1)))
+            part = wide.at((0, 0, *[0] * len(spatial), half * lanes))
+            layouts = (
+                replace(item.layout, strides=(by_image, 2 * by_block, *steps, 1)),
+                part.layout,
+            )
+            if 0 not in domain:
+                spec = Elementwise(domain, layouts[:1], layouts[1:], body, assembler.unit)
+                assembler.call(spec, (item, part), (), note)
+        return wide
+
+    return assembler.read_as((value.id, "blocks", zero), block, pads, make)
+
+
+def _is_made_of_blocks(operation: Operation, reading: _Reading, unit: CpuModel) -> bool:
+    """Tell whether products of a convolution are made of blocks of two by two sums.
+
+    Where channels of the input lie in narrower blocks, a copy of it has wider ones: each byte is
+    moved once, and multiplied as often as there are output channels.
+    """
+    channels, outputs = operation.shape()[CHANNELS], operation.output_shape[CHANNELS]
+    if reading.kind is not ConvKind.DIRECT or operation.attribute("group", 1) > 1:
+        return False
+    block = blocked_channels(reading.dtype, reading.weight_dtype, unit)
+    return 0 < block < 2 * channels and outputs >= _LEAST_OUTPUTS
+
+
+_LEAST_OUTPUTS = 16
+"""Output channels for which a copy of the input costs little beside products."""
+
+
 def _block(assembler: Assembler, operation: Operation, reading: _Reading) -> int:
     """Return the blocks that a convolution reads; few plain channels are filled up to groups."""
     if reading.kind is ConvKind.PLAIN:
         return reading.x_block if reading.x_block > 1 else 0
     is_blocked = bool(assembler.plan.blocks.get(operation.node.inputs[0]))
     channels = operation.shape()[CHANNELS]
+    if _is_made_of_blocks(operation, reading, assembler.unit):
+        return blocked_channels(reading.dtype, reading.weight_dtype, assembler.unit)
     is_wide = channels >= assembler.lanes or operation.attribute("group", 1) > 1
     if is_blocked or is_wide or reading.kind is ConvKind.DEPTHWISE:
         return assembler.lanes

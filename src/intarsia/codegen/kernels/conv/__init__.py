@@ -3,7 +3,7 @@
 
 from intarsia.codegen.kernels.conv.kernel import build, pack, packing
 from intarsia.codegen.kernels.conv.schedules import candidates, schedule
-from intarsia.codegen.kernels.conv.spec import Conv, ConvSchedule, key
+from intarsia.codegen.kernels.conv.spec import Conv, ConvSchedule, blocked_channels, key
 from intarsia.codegen.kernels.convolution import flops
 
 SPECS = (Conv,)
@@ -12,6 +12,7 @@ __all__ = [
     "SPECS",
     "Conv",
     "ConvSchedule",
+    "blocked_channels",
     "build",
     "candidates",
     "flops",

@@ -23,7 +23,7 @@ from intarsia.codegen.kernels.conv.spec import Conv
 from intarsia.codegen.kernels.convolution import LINE_BYTES, ConvKernel
 from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.kernels.window import Tiling, over_taps
-from intarsia.codegen.tile import mma_step
+from intarsia.codegen.tile import blocked_count, blocked_step, mma_step, rows_of_blocks
 from intarsia.graph.arena import aligned_bytes
 
 
@@ -69,7 +69,7 @@ def _filled_up(spec: Conv, weights: Array) -> Array:
 
 def packing(spec: Conv) -> str:
     """Name the order of packed weights."""
-    dtype = "" if spec.group == 1 else f"{spec.weight_dtype}by{spec.group}"
+    dtype = "" if spec.group == 1 else f"{spec.weight_dtype}by{'2x' * spec.is_blocked}{spec.group}"
     return f"direct{dtype}{spec.x_block}x{spec.unit.lanes()}g{spec.groups}{schedule(spec)}"
 
 
@@ -173,7 +173,13 @@ class _Direct(ConvKernel):
             return (place.image, block + vector, *place.outer, *pixels[pixel], Index())
 
         grid = [(p, v) for p in range(len(pixels)) for v in range(vectors)]
-        if part.is_first:
+        if spec.is_blocked:  # of integers, which are summed at once
+            assert part.is_first, "sums of blocks stay in registers"
+            count = blocked_count(len(pixels), vectors)
+            zeros = [b.constant(0, Type(self.sum_dtype, self.lanes))] * count
+            sums = self._accumulate(place, part, pixels, zeros)
+            sums = rows_of_blocks(b, sums, len(pixels), vectors)
+        elif part.is_first:
             start = [self.start(block + v, self.lanes) for v in range(vectors)]
             sums = self._accumulate(place, part, pixels, [start[v] for _, v in grid])
         else:  # from zero: sums of a few chains are rounded less than one long chain
@@ -248,11 +254,26 @@ class _Direct(ConvKernel):
             ahead = w + self.plan.prefetch * width
             for offset in range(0, width, line):
                 b.prefetch(self.w, ahead + offset)
+
+        def of_pixel(p: int) -> IrValue:
+            return b.load(self.x, (place.image, block, *entries[p], channel), group)
+
+        width = lanes * group
+        if self.spec.is_blocked:
+            half = width // 2
+            return blocked_step(
+                b,
+                sums,
+                len(pixels),
+                vectors,
+                of_pixel,
+                lambda v, side: b.load(self.w, w + v * width + side * half, half),
+            )
         return mma_step(
             b,
             sums,
             len(pixels),
             vectors,
-            lambda p: b.load(self.x, (place.image, block, *entries[p], channel), group),
-            lambda v: b.load(self.w, w + v * lanes * group, lanes * group),
+            of_pixel,
+            lambda v: b.load(self.w, w + v * width, width),
         )

@@ -12,6 +12,7 @@ from intarsia.codegen.kernels.convolution import unit_of_tile
 from intarsia.codegen.kernels.window import Split, Tiling, Window, even_parts
 from intarsia.codegen.tile import (
     around,
+    blocked_rows,
     crowding,
     fitting_widths,
     is_long_step,
@@ -34,9 +35,13 @@ def schedule(spec: Conv) -> ConvSchedule:
         return spec.schedule
     window, unit = spec.normalised().window, unit_of_tile(spec)
     # A group of narrow numbers takes the bytes and the step of a float32.
-    steps = spec.packed_inputs // spec.group
+    steps = spec.packed_inputs // spec.neighbours
     shape = (window, steps, spec.group_blocks, least(spec.batch), spec.groups)
     chosen = choose_schedule(*shape, unit, has_rows=spec.group > 1)
+    if spec.is_blocked:  # of any tile, columns take twice the registers, and rows go by twos
+        vectors = chosen.vectors if 4 * chosen.vectors < unit.registers else _VECTORS[0]
+        pixels = min(chosen.pixels, blocked_rows(vectors, unit))
+        chosen = replace(chosen, pixels=pixels, vectors=vectors)
     holds_sums = spec.y.dtype == spec.sum_dtype == "float32"
     return chosen if holds_sums else replace(chosen, chunk=0)
 
@@ -140,6 +145,7 @@ def candidates(spec: Conv) -> Iterator[ConvSchedule]:
     heuristic = schedule(spec)
     for vectors in fitting_widths(spec.unit, spec.group_blocks):
         pixels = tile_rows(vectors, unit_of_tile(spec))
+        pixels = blocked_rows(vectors, spec.unit) if spec.is_blocked else pixels
         for prefetch in {0, heuristic.prefetch * heuristic.vectors // vectors}:
             yield replace(heuristic, vectors=vectors, pixels=pixels, prefetch=prefetch)
     # Where the heuristic asks for nothing ahead, this does as for tiles of one vector.

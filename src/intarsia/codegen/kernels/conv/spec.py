@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from intarsia.codegen.ir import DOT_GROUPS
 from intarsia.codegen.kernels.convolution import Convolution, of_codes
 from intarsia.codegen.kernels.window import window_key
+from intarsia.codegen.unit import CpuModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,8 @@ class Conv(Convolution):
         x: Over (batch, in_channels / x_block, *spatial with padding, x_block).
         y: Over (batch, out_channels / L, *window.out, L).
         x_block: Channels in a block of the input: L, or 1 for plain NCHW; of narrow numbers groups
-            that hold a few channels, too.
+            that hold a few channels, too. Of bytes that hold two groups, products are made of
+            blocks of two positions by two channels, if the unit has these.
         schedule: How; None leaves it to the heuristic.
     """
 
@@ -55,10 +58,21 @@ class Conv(Convolution):
         """Check what the kernel relies on."""
         lanes = self.unit.lanes()
         few = {1} if self.group == 1 else range(self.group, lanes, self.group)
+        few = {self.group} if self.is_blocked else few
         assert self.x_block in {*few, lanes}, f"input blocks of {self.x_block} channels"
         if self.groups > 1:
             assert self.group_inputs % self.x_block == 0, "a group begins inside an input block"
             assert self.out_channels // self.groups % lanes == 0, "a group begins inside a block"
+
+    @property
+    def group(self) -> int:
+        """Input channels of one product: more than 1 for narrow numbers times narrow ones."""
+        return self.neighbours * (1 + self.is_blocked)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether it is made of blocks of two positions by two output channels."""
+        return self.x_block == blocked_channels(self.x.dtype, self.weight_dtype, self.unit)
 
     @property
     def packed_inputs(self) -> int:
@@ -70,6 +84,24 @@ class Conv(Convolution):
     def group_blocks(self) -> int:
         """Blocks of output channels of a group."""
         return -(-self.out_channels // self.groups // self.unit.lanes())
+
+
+def blocked_channels(x: str, weights: str, unit: CpuModel) -> int:
+    """Return how many channels a block of the input has whose products are made of blocks.
+
+    Args:
+        x: The input's dtype.
+        weights: The weights'.
+        unit: What products are shaped for.
+
+    Returns:
+        0 where these are no bytes, or the unit has no such products.
+    """
+    is_there = x in _BYTES and weights == "int8" and unit.has_blocked_dots(x)
+    return 2 * DOT_GROUPS[x] if is_there else 0
+
+
+_BYTES = ("uint8", "int8")
 
 
 def key(spec: Conv) -> str:

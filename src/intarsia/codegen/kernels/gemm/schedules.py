@@ -13,6 +13,7 @@ from intarsia.codegen.kernels.window import Split
 from intarsia.codegen.tile import (
     WIDTHS,
     around,
+    blocked_rows,
     crowding,
     fitting_widths,
     is_long_step,
@@ -243,9 +244,8 @@ def _can_copy(product: Gemm, width: int) -> bool:
 def rows_of_tile(product: Gemm, vectors: int) -> int:
     """Return how many rows of so many vectors fit registers."""
     unit = product.unit
-    if product.is_blocked:  # a register has two columns, and is a row of two of the sums
-        spare = unit.registers - 1 - 2 * vectors
-        return max(2, spare // vectors // 2 * 2)
+    if product.is_blocked:
+        return blocked_rows(vectors, unit)
     if product.group > 1 and not unit.has_byte_dots:  # a product needs a place before it is added
         # Sums of pairs are added to one another by a product with ones.
         unit = replace(unit, has_fma=False, registers=unit.registers - product.has_small_pairs)
