@@ -178,9 +178,9 @@ BLOCKS = {"smmla", "ummla", "usmmla"}
     ("target", "instructions"),
     [
         ("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a76", {"sdot", "udot"}),
-        ("llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-v1", BLOCKS | {"usdot"}),
-        ("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-x2", BLOCKS | {"usdot"}),
-        ("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a76 -mattr=+i8mm", BLOCKS | {"usdot"}),
+        ("llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-v1", BLOCKS),
+        ("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-x2", BLOCKS),
+        ("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a76 -mattr=+i8mm", BLOCKS),
         ("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-x2 -mattr=-i8mm", {"sdot", "udot"}),
         ("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a53", set()),
     ],
