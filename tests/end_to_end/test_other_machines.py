@@ -48,6 +48,7 @@ WEIGHTS = {
 }
 BYTES = """
     us = MatMulInteger(u, s) ss = MatMulInteger(i, s) uu = MatMulInteger(u, v)
+    ur = MatMulInteger(u, r)
     c = ConvInteger<pads = [1, 1, 1, 1]>(image, taps)"""
 
 
@@ -61,9 +62,10 @@ def bytes_model():
     inputs = {
         "u": drawn.integers(0, 256, (9, 40)).astype(np.uint8),
         "i": drawn.integers(-128, 128, (9, 40)).astype(np.int8),
+        "r": drawn.integers(0, 256, (40, 11)).astype(np.uint8),
         "image": drawn.integers(0, 256, (1, 8, 6, 6)).astype(np.uint8),
     }
-    return small_model("us, ss, uu, c", BYTES, inputs, weights), inputs
+    return small_model("us, ss, uu, ur, c", BYTES, inputs, weights), inputs
 
 
 @pytest.fixture(scope="module", params=["floats", "bytes"])
@@ -171,16 +173,16 @@ def test_a_program_of_webassembly_runs_with_files(case, tmp_path):
 
 
 BLOCKS = {"smmla", "ummla", "usmmla"}
-"""Instructions for blocks of two by two sums."""
+"""Instructions for blocks of two by two sums; sums of columns are of `usdot`."""
 
 
 @pytest.mark.parametrize(
     ("target", "instructions"),
     [
         ("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a76", {"sdot", "udot"}),
-        ("llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-v1", BLOCKS),
-        ("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-x2", BLOCKS),
-        ("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a76 -mattr=+i8mm", BLOCKS),
+        ("llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-v1", BLOCKS | {"usdot"}),
+        ("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-x2", BLOCKS | {"usdot"}),
+        ("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a76 -mattr=+i8mm", BLOCKS | {"usdot"}),
         ("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-x2 -mattr=-i8mm", {"sdot", "udot"}),
         ("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a53", set()),
     ],
