@@ -33,6 +33,7 @@ from intarsia.native.estimates import (
 )
 from intarsia.native.native_target import lowering_options
 from intarsia.target import Target
+from intarsia.target.cores import core_named
 
 A72 = Target("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72")
 
@@ -132,6 +133,60 @@ def test_products_of_blocks_are_estimated_at_half_of_dot_products(cpu: str) -> N
 
     assert 0.4 < cycles(64, "") / cycles(64, " -mattr=-i8mm") < 0.7
     assert 0.7 < cycles(1, "") / cycles(1, " -mattr=-i8mm") < 1.3
+
+
+def graph_of(text: str) -> Region:
+    """Return the whole of a model in ONNX's own notation."""
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 20]> {text}')
+    return snapshot(load(onnx.shape_inference.infer_shapes(model))).whole
+
+
+def estimates_of(text: str, target: str = "llvm -mcpu=znver3") -> ProgramEstimate:
+    found = find_instructions(Target(target))
+    assert found is not None
+    return estimate_program(sketch_program(graph_of(text), Target(target)), found[0])
+
+
+def test_what_the_arena_holds_one_after_another_is_the_same_lines() -> None:
+    """Tensors of 256 KiB have two places by turns; both fit the second cache, not the first."""
+    nodes = "a = Softmax(x) b = Softmax(a) c = Softmax(b) d = Softmax(c) y = Softmax(d)"
+    calls = estimates_of(f"one (float[256, 256] x) => (float[256, 256] y) {{ {nodes} }}").calls
+    first, second, third = calls[:3]
+    lines = 2 * 256 * 1024 / 64
+    assert all(each.transfers[0] > lines for each in calls)
+    assert first.transfers[1] > second.transfers[1] > lines  # of a new place each
+    assert third.transfers[1] == 0.0  # where `a` was
+
+
+def test_a_border_is_where_the_calls_before_have_left_its_lines() -> None:
+    """A border of some lines is not in the first cache if its place was read among many others."""
+    ones = ",".join(["1"] * (16 * 16 * 9))
+    nodes = "".join(f"{a} = Conv<pads = [1, 1, 1, 1]>({b}, w) " for a, b in ("ax", "ba", "yb"))
+    image = "float[1, 16, 56, 56]"
+    text = f"one ({image} x) => ({image} y) <float[16, 16, 3, 3] w = {{{ones}}}>"
+    borders = [
+        each for each in estimates_of(f"{text} {{ {nodes} }}").calls if "fill" in each.kernel
+    ]
+    assert borders
+    assert all(each.transfers[0] > 0.0 for each in borders)
+
+
+def test_instructions_come_from_where_the_rest_of_a_run_has_put_them() -> None:
+    """A short kernel waits for its own code if much is touched between its calls."""
+    alone = estimates_of("one (float[16] x) => (float[16] y) { y = Exp(x) }").calls[0]
+    text = "one (float[16] x, float[2048, 2048] v) => (float[16] y, float[2048, 2048] z)"
+    among = estimates_of(f"{text} {{ z = Softmax(v) y = Exp(x) }}").calls
+    short = min(among, key=lambda each: each.cycles)
+    assert short.kernel == alone.kernel
+    assert short.core == alone.core
+    assert short.cycles - alone.cycles > 350  # a line from memory, and those that follow
+
+
+def test_a_core_alone_has_all_of_the_cache_that_others_share() -> None:
+    core = core_named("znver4")
+    assert core is not None
+    assert core.alone().caches[-1].nbytes == core.sharers * core.caches[-1].nbytes == 32 << 20
+    assert core.alone().caches[:-1] == core.caches[:-1]
 
 
 SAPPHIRE = Target("llvm -mtriple=x86_64-linux-gnu -mcpu=sapphirerapids -precision=bf16")

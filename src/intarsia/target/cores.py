@@ -50,6 +50,7 @@ class Core:
         branch: Cycles that a branch costs that was not foreseen.
         taken: Cycles that one costs that was.
         caches: From the first on.
+        sharers: Cores that share the last cache, of which each has its part.
         memory: Bytes in a second, of one core and of all.
         wait: Cycles until a line from memory is there.
         window: Instructions that are looked at for one that may start.
@@ -70,6 +71,7 @@ class Core:
     sqrt: float
     branch: float
     caches: tuple[CacheLevel, ...]
+    sharers: int = 1
     memory: tuple[float, float] = (0.0, 0.0)
     wait: float = 0.0
     window: int = 0
@@ -88,6 +90,11 @@ class Core:
             for level, size in zip(self.caches, sizes, strict=False)
         )
         return replace(self, caches=caches)
+
+    def alone(self) -> Core:
+        """Return the core where those that share its last cache have nothing to do."""
+        *others, last = self.caches
+        return replace(self, caches=(*others, replace(last, nbytes=last.nbytes * self.sharers)))
 
 
 @cache

@@ -39,6 +39,13 @@ _LOOP_SLOTS = 2.0
 """Micro-operations that a turn takes beside its body: counting, and comparing with a branch."""
 
 
+X86_BYTES = 7.0
+"""An instruction on vectors: a prefix of 2 to 4 bytes, opcode, operands, mostly an offset (Intel 64
+and IA-32 Architectures Software Developer's Manual, volume 2, sections 2.3 and 2.7)."""
+
+WORD_BYTES = 4.0
+"""An instruction of Arm's and RISC-V's vectors."""
+
 _Step = tuple[ir.Operation, Slots, float]
 """An operation with its slots by class, and its latency."""
 
@@ -75,12 +82,14 @@ class KernelCost:
 
     Attributes:
         loops: Each of them.
+        code: Bytes of its instructions, about.
         words: Words that are loaded or stored, by buffer.
         nest: All loops.
         traffic: By cache, lines that come into it from behind.
     """
 
     loops: tuple[LoopCost, ...]
+    code: float
     words: Mapping[ir.Buffer, float]
     nest: KernelNest
     traffic: tuple[Mapping[Place, float], ...]
@@ -101,7 +110,9 @@ def kernel_cost(function: ir.Function, isa: Instructions) -> KernelCost:
     words: dict[ir.Buffer, float] = defaultdict(float)
     _add(nest.root, isa, loops, words)
     traffic = tuple(_traffic(nest, nest.root, level.nbytes // LINE) for level in isa.core.caches)
-    return KernelCost(tuple(loops), words, nest, traffic)
+    written = sum(each.counted / each.nest.executions for each in loops if each.nest.executions)
+    code = written * (X86_BYTES if isa.is_x86 else WORD_BYTES)
+    return KernelCost(tuple(loops), code, words, nest, traffic)
 
 
 def _add(
