@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Intarsia places every piece of an ONNX model on the backend that is best for it.
 
-Names are imported when they are first used, so that `import intarsia.target` stays light.
+Names are imported when they are first used, so that `import intarsia.target` stays light; this
+module imports nothing at all, as Ctrl-C is answered only behind it (`__main__`).
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from intarsia.garbage import fewer_collections
-
+TYPE_CHECKING = False  # `typing`, which has it for those who check types, imports much
 if TYPE_CHECKING:
+    from typing import Any
+
     from intarsia.compiler import compile, tune  # noqa: A004 - the name that users expect
     from intarsia.errors import IntarsiaError
     from intarsia.files import ModelFile
@@ -76,11 +75,15 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
     if name == "__version__":
         from importlib.metadata import version
 
         value: Any = version("intarsia")
     elif name in _HOMES:
+        from intarsia.garbage import fewer_collections
+
         module, attribute = _HOMES[name]
         with fewer_collections():
             value = getattr(import_module(module), attribute)
