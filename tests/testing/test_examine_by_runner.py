@@ -108,3 +108,12 @@ def test_a_trial_that_the_way_failed_is_tried_again_at_once_and_whenever_it_goes
     assert run(script, monkeypatch, "--keep", str(tmp_path / "other.jsonl")) == 1
     assert tried == ["contract-rules"]  # what failed there is a verdict
     assert "contract-rules failed" in capsys.readouterr().out
+
+
+def test_the_page_has_what_the_last_run_left(script):
+    root = SCRIPTS.parent
+    kept = script.read_kept(root / "benchmarks" / "kit_by_runner" / "ssh.jsonl")
+    page = (root / "docs" / "machines.md").read_text(encoding="utf-8")
+    shown = page.partition(script.BEGIN)[2].partition(script.END)[0]
+    assert shown.strip() == "\n".join(script.table(kept))
+    assert not {record.status for record in kept} & {"failed", script.LOST}
