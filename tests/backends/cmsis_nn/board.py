@@ -2,6 +2,7 @@
 """The conformance kit's numbers on a board: cases of `cmsis-nn` as one program under an emulator.
 
     python tests/backends/cmsis_nn/board.py --board mps3-an547 --layers 20
+    python tests/backends/cmsis_nn/board.py --page docs/microcontrollers.md    # both boards
 
 Every case that the backend takes is in one C program, built by `arm-none-eabi-gcc` with the
 stand-in for the library (or `--library FOLDER`) and run by `qemu-system-arm`. Cases of the kit are
@@ -11,6 +12,7 @@ Other checks of the kit ask the backend on this machine, where its host build is
 """
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -42,6 +44,8 @@ TOOLS = ("arm-none-eabi-gcc", "qemu-system-arm")
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import tflite_layers as tl  # noqa: E402 - benchmarks are no package
+
+BEGIN, END = "<!-- kit on boards: begin -->", "<!-- kit on boards: end -->"
 
 
 def scales(*steps):
@@ -233,25 +237,68 @@ def examine_board(cases, board, library=STANDIN):
     return verdicts
 
 
+def table(verdicts):
+    """Yield the lines of a table: of each kind of case, what became of it on each board."""
+    boards = tuple(verdicts)
+    counts = Counter(
+        (re.sub(r" \d+$|-.*", "", name), board, verdict.partition(":")[0])
+        for board in boards
+        for name, verdict in verdicts[board].items()
+    )
+    kinds = dict.fromkeys(kind for kind, _, what in counts if what != "skipped")
+    yield "| cases | " + " | ".join(f"{BOARDS[board][0]} ({board})" for board in boards) + " |"
+    yield "|---|" + "---|" * len(boards)
+    for kind in kinds:
+        cells = (
+            ", ".join(
+                f"{counts[kind, board, what]} {what}"
+                for what in ("passed", "failed", "skipped")
+                if counts[kind, board, what]
+            )
+            for board in boards
+        )
+        yield f"| {kind} | {' | '.join(cells)} |"
+    for board in boards:
+        every = Counter(verdict.partition(":")[0] for verdict in verdicts[board].values())
+        said = ", ".join(f"{n} {what}" for what, n in sorted(every.items()))
+        yield f"\n{board}: {len(verdicts[board])} cases, {said}."
+
+
+def write_page(page, verdicts):
+    """Put the table between two comments of a page."""
+    text = page.read_text(encoding="utf-8")
+    before, has_begin, rest = text.partition(BEGIN)
+    _, has_end, after = rest.partition(END)
+    if not (has_begin and has_end):
+        sys.exit(f"{page} lacks {BEGIN} and {END}")
+    middle = "\n".join(table(verdicts))
+    page.write_text(f"{before}{BEGIN}\n\n{middle}\n\n{END}{after}", encoding="utf-8")
+
+
 def main():
     """Print what became of each case; return 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--board", choices=list(BOARDS), default="mps3-an547")
+    parser.add_argument("--board", action="append", choices=list(BOARDS), help="both if left out")
     parser.add_argument("--layers", type=int, default=20, help="random layers of each operator")
     parser.add_argument("--library", default=str(STANDIN), help="folder of CMSIS-NN")
     parser.add_argument("--all", action="store_true", help="list what is refused, too")
+    parser.add_argument("--page", type=Path, help="that the table is written into")
     given = parser.parse_args()
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         parser.error(f"not installed: {', '.join(missing)}")
     cases = [*kit_cases(), *layer_cases(given.layers)]
-    verdicts = examine_board(cases, given.board, given.library)
-    for name, verdict in verdicts.items():
-        if given.all or not verdict.startswith("skipped"):
-            print(f"{name}: {verdict}")
-    counts = Counter(verdict.partition(":")[0] for verdict in verdicts.values())
-    print(f"{given.board}: {', '.join(f'{n} {what}' for what, n in counts.items())}")
-    return int(counts["failed"] > 0)
+    verdicts = {
+        board: examine_board(cases, board, given.library) for board in given.board or BOARDS
+    }
+    for board, own in verdicts.items():
+        for name, verdict in own.items():
+            if given.all or not verdict.startswith("skipped"):
+                print(f"{board} {name}: {verdict}")
+    print(*table(verdicts), sep="\n")
+    if given.page:
+        write_page(given.page, verdicts)
+    return int(any(v.startswith("failed") for own in verdicts.values() for v in own.values()))
 
 
 if __name__ == "__main__":
