@@ -9,7 +9,12 @@ fails or crashes. `docs/differential.md` says what agreement means.
     python benchmarks/differential.py FOLDER --again disagrees        # judge these seeds again
     python benchmarks/differential.py FOLDER --shrink                # smallest models of the bad
     python benchmarks/differential.py FOLDER --graphs 0               # print what is there
+    python benchmarks/differential.py FOLDER --keep benchmarks/graph_rounds/NAME.jsonl
+    python benchmarks/differential.py --rounds benchmarks/graph_rounds/*.jsonl
     python benchmarks/differential.py --defects                       # are known defects seen?
+
+`--keep` writes a line for each commit that judged graphs of the folder, also when a run is broken
+off; `--rounds` prints all that such files have together.
 """
 
 from __future__ import annotations
@@ -17,7 +22,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -38,6 +44,12 @@ from intarsia.process.workers import Limits, Worker
 from intarsia.report.tables import make_table
 from intarsia.testing.differential.campaign import BAD, LIMITS, TARGETS, Results, run
 from intarsia.testing.differential.judging import GraphVerdict
+from intarsia.testing.differential.rounds import (
+    GraphRound,
+    keep_rounds,
+    read_rounds,
+    total_verdicts,
+)
 from intarsia.testing.differential.sight import switches
 from intarsia.testing.graphs import GraphFamily, generation
 
@@ -47,6 +59,8 @@ SEEDS = Path(__file__).with_name("defect_seeds.json")
 FIND = "intarsia.testing.differential.sight:find"
 SHRINK = "intarsia.testing.differential.shrinking:shrink_seed"
 _SHOWN = 12
+_RANGES = 3
+_QUIET = (GraphVerdict.AGREES, GraphVerdict.EXPLAINED, GraphVerdict.REFUSED)
 
 
 def arguments() -> argparse.Namespace:
@@ -68,10 +82,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--shrink", action="store_true", help="smallest models of what is bad")
     parser.add_argument("--defects", action="store_true", help="put known defects back, find them")
     parser.add_argument("--tries", type=int, default=60, help="graphs for each defect")
+    parser.add_argument("--keep", type=Path, help="where what the folder came to is kept")
+    parser.add_argument("--rounds", type=Path, nargs="+", help="print what such files have")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    if options.folder is None and not options.defects:
+    if options.folder is None and not (options.defects or options.rounds):
         parser.error("name a folder for the results")
     return options
 
@@ -91,10 +107,24 @@ def main() -> None:
     options = arguments()
     if options.defects:
         sys.exit(not show_defects(options))
+    if options.rounds:
+        show_rounds([each for file in options.rounds for each in read_rounds(file)])
+        return
     results = Results(options.folder)
     if options.shrink:
         shrink(results)
         return
+    try:
+        judge(options, results)
+    finally:  # also what ^C breaks off
+        if options.keep is not None:
+            keep_rounds(options.keep, results.folder)
+    report(results, as_json=options.json)
+    sys.exit(any(finding["verdict"] in BAD for finding in results.findings()))
+
+
+def judge(options: argparse.Namespace, results: Results) -> None:
+    """Judge the graphs that were asked for."""
     seeds = chosen(options, results)
     if seeds:
         console = Console(stderr=True)
@@ -118,8 +148,6 @@ def main() -> None:
                 workers=options.workers,
                 done=done,
             )
-    report(results, as_json=options.json)
-    sys.exit(any(finding["verdict"] in BAD for finding in results.findings()))
 
 
 def remembered_seeds() -> dict[str, int]:
@@ -197,6 +225,51 @@ def _line(record: Mapping[str, Any], finding: Mapping[str, Any]) -> str:
     where = f"{finding['target'] or 'default'} @{finding['threads']}"
     words = f"{finding['verdict']}: {finding.get('text', '')}"
     return f"{record['seed']} {record.get('heart', '')} on {where}: {words}"
+
+
+def show_rounds(rounds: Sequence[GraphRound]) -> None:
+    """Print what all rounds came to together: by target and kind of graph, and what is bad."""
+    families = list(GraphFamily)
+    count = sum(each.graphs for each in rounds)
+    by_family = ", ".join(
+        f"{sum(each.families.get(family, 0) for each in rounds)} {family}" for family in families
+    )
+    totals = total_verdicts(rounds)
+    rows = []
+    for target, verdicts in totals.items():
+        every = sum(verdicts.values(), Counter())
+        rows.append(
+            (
+                target,
+                every.total(),
+                *(verdicts.get(family, Counter()).total() for family in families),
+                *(every[verdict] for verdict in _QUIET),
+                sum(every[verdict] for verdict in BAD),
+            )
+        )
+    columns = ("target", "graphs>", *(f"{family}>" for family in families))
+    columns += (*(f"{verdict}>" for verdict in _QUIET), "bad>")
+    show(make_table(f"{count} graphs: {by_family}", columns, rows))
+    dtypes: Counter[str] = Counter()
+    for each in rounds:
+        dtypes.update(each.dtypes)
+    print("by the type of most values:", ", ".join(f"{n} {t}" for t, n in dtypes.most_common()))
+    where = ("commit", "from", "generation", "graphs>", "seeds", "bad>")
+    lines = (
+        (r.commit, r.start[:10], r.generation, r.graphs, _shortened(r.seeds), len(r.bad))
+        for r in rounds
+    )
+    show(make_table("rounds", where, lines))
+    for each in rounds:
+        for finding in each.bad:
+            place = f"{each.commit}: {finding['seed']} on {finding['target']}"
+            print(f"{place}: {finding['verdict']}: {finding['text']}")
+
+
+def _shortened(seeds: str) -> str:
+    ranges = seeds.split(",")
+    more = f" and {len(ranges) - _RANGES} more" if len(ranges) > _RANGES else ""
+    return ", ".join(ranges[:_RANGES]) + more
 
 
 def report(results: Results, *, as_json: bool) -> None:

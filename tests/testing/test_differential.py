@@ -27,6 +27,11 @@ from intarsia.testing.differential import (
 from intarsia.testing.differential.campaign import SPARSE, TARGETS, plan_of
 from intarsia.testing.differential.mended import MENDED
 from intarsia.testing.differential.rounding import RUNS, Evaluation
+from intarsia.testing.differential.rounds import (
+    keep_rounds,
+    read_rounds,
+    total_verdicts,
+)
 from intarsia.testing.differential.shrinking import describe, shrink
 from intarsia.testing.differential.sight import find, switches
 from intarsia.testing.differential.unrolling import body_name, unroll
@@ -601,3 +606,62 @@ def test_twenty_defects_with_reproducers_are_found():
     named.sort(key=lambda item: item[1].name not in seeds)  # stable: seconds where one is known
     rows = (find(index, 20, seeds.get(switch.name)) for index, switch in named)
     assert len(list(islice((row for row in rows if row["seed"] is not None), 20))) == 20
+
+
+def write_lines(folder, *lines):
+    folder.mkdir(exist_ok=True)
+    with (folder / "results.jsonl").open("a", encoding="utf-8") as file:
+        file.writelines(
+            line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines
+        )
+
+
+def verdict_line(seed, verdict, target="llvm", generation="g"):
+    found = {"target": target, "threads": 1, "verdict": verdict}
+    return {"seed": seed, "generation": generation, "dtype": "float32", "findings": [found]}
+
+
+def run_line(commit, date):
+    versions = {"llvm": "1"}
+    return {"run": {"commit": commit, "date": date, "machine": "m", "versions": versions}}
+
+
+def test_rounds_add_up_by_commit_and_the_last_verdict_on_a_seed_counts(tmp_path):
+    folder, file = tmp_path / "results", tmp_path / "rounds" / "m.jsonl"
+    write_lines(
+        folder,
+        run_line("a", "2026-01-01"),
+        *(verdict_line(seed, "agrees") for seed in (0, 1, 2, 1_000_000)),
+        verdict_line(7, "disagrees"),
+        verdict_line(7, "agrees", target=""),
+        '{"seed": 8, "findings": [{"tar',  # cut off when it was killed
+    )
+    (first,) = keep_rounds(file, folder)
+    assert (first.commit, first.seeds, first.graphs) == ("a", "0:3,7:8,1000000:1000001", 5)
+    assert first.families == {"plain": 4, "narrow": 1}
+    assert [each["seed"] for each in first.bad] == [7]
+    assert total_verdicts([first])["llvm"]["plain"] == {"agrees": 3, "disagrees": 1}
+    assert total_verdicts([first])["default"]["plain"] == {"agrees": 1}
+
+    write_lines(folder, "\n", run_line("b", "2026-01-02"), verdict_line(7, "agrees"))
+    write_lines(folder, verdict_line(0, "agrees", generation="other"))  # another graph
+    keep_rounds(file, folder)
+    kept = keep_rounds(file, folder)  # once more changes nothing
+    assert kept == read_rounds(file)
+    assert [(r.commit, r.generation, r.graphs, len(r.bad)) for r in kept] == [
+        ("a", "g", 4, 0),
+        ("b", "g", 1, 0),
+        ("b", "other", 1, 0),
+    ]
+    assert sum(r.graphs for r in kept) == 6
+
+    other = tmp_path / "other"
+    write_lines(other, run_line("a", "2026-01-03"), verdict_line(50, "agrees"))
+    assert len(keep_rounds(file, other)) == 4
+    write_lines(other, run_line("c", "2026-01-04"), verdict_line(50, "agrees"))
+    assert [r.commit for r in keep_rounds(file, other)] == [
+        "a",
+        "b",
+        "b",
+        "c",
+    ]  # none is left of 50

@@ -86,7 +86,7 @@ class Results:
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.path = self.folder / "results.jsonl"
-        for record in _lines(self.path):
+        for record in read_lines(self.path):
             self._take(record)
         self._mend()
 
@@ -165,7 +165,12 @@ class Results:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file of JSON lines; a line that was cut off is passed over.
+
+    Args:
+        path: The file; nothing if it is not there.
+    """
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
