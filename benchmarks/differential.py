@@ -58,6 +58,8 @@ SEEDS = Path(__file__).with_name("defect_seeds.json")
 
 FIND = "intarsia.testing.differential.sight:find"
 SHRINK = "intarsia.testing.differential.shrinking:shrink_seed"
+TOGETHER = 8
+"""Beyond that, more of them are judged again because one is explained than it saves."""
 _SHOWN = 12
 _RANGES = 3
 _QUIET = (GraphVerdict.AGREES, GraphVerdict.EXPLAINED, GraphVerdict.REFUSED)
@@ -85,6 +87,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--keep", type=Path, help="where what the folder came to is kept")
     parser.add_argument("--rounds", type=Path, nargs="+", help="print what such files have")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument(
+        "--together", type=int, default=TOGETHER, help="graphs that are one model; 1: each alone"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.folder is None and not (options.defects or options.rounds):
@@ -146,6 +151,7 @@ def judge(options: argparse.Namespace, results: Results) -> None:
                 seeds,
                 targets=options.targets or TARGETS,
                 workers=options.workers,
+                together=options.together,
                 done=done,
             )
 

@@ -15,6 +15,7 @@ import intarsia
 from intarsia.arrays import np_dtype
 from intarsia.backends.defects import forgotten
 from intarsia.backends.openvino_defects import DEFECTS
+from intarsia.errors import BackendError
 from intarsia.testing.differential import (
     BAD,
     GraphVerdict,
@@ -24,7 +25,13 @@ from intarsia.testing.differential import (
     judge_seed,
     run,
 )
-from intarsia.testing.differential.campaign import SPARSE, TARGETS, plan_of
+from intarsia.testing.differential.campaign import SPARSE, TARGETS, groups_of, plan_of
+from intarsia.testing.differential.joining import (
+    JoinedGraphs,
+    join_models,
+    judge_together,
+    keys_of,
+)
 from intarsia.testing.differential.mended import MENDED
 from intarsia.testing.differential.rounding import RUNS, Evaluation
 from intarsia.testing.differential.rounds import (
@@ -558,7 +565,7 @@ def test_a_program_that_is_wrong_at_some_sizes_is_found(monkeypatch):
             return {"y": -feeds["x"] + (len(feeds["x"]) == 7)}
 
     monkeypatch.setattr(
-        "intarsia.testing.differential.judging._compile", lambda *arguments: (Wrong(), True)
+        "intarsia.testing.differential.judging.compile_graph", lambda *arguments: (Wrong(), True)
     )
     assert judged.judge("llvm", 1).verdict == GraphVerdict.DISAGREES
 
@@ -665,3 +672,89 @@ def test_rounds_add_up_by_commit_and_the_last_verdict_on_a_seed_counts(tmp_path)
         "b",
         "c",
     ]  # none is left of 50
+
+
+def test_graphs_that_fit_are_judged_together_and_the_others_alone():
+    keys = {0: [13], 1: [9], 2: None, 3: [13], 4: [13], 5: [9]}
+    groups = list(groups_of(keys, 2, lambda pool: [keys[seed] for seed in pool]))
+    assert groups == [[2], [0, 3], [1, 5], [4]]
+    assert list(groups_of([5, 6], 1, lambda pool: pytest.fail("asked"))) == [[5], [6]]
+    narrow, free = keys_of([1_000_000, 2_000_000])
+    assert narrow is not None
+    assert free is None
+
+
+def test_graphs_together_have_the_verdicts_that_they_have_alone():
+    seeds = next(groups_of(range(60_000, 60_060), 3, keys_of))
+    assert len(seeds) == 3
+    records = judge_together(seeds, [("reference", 1)])
+    alone = [judge_seed(seed, [("reference", 1)]) for seed in seeds]
+    assert [record.pop("together") for record in records] == [seeds] * 3
+    assert records == alone
+
+
+def two_graphs():
+    head = '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y)'
+    models = [onnx.parser.parse_model(f"{head} {{ y = {op}(x) }}") for op in ("Neg", "Abs")]
+    feeds = [{"x": array(-1.0, 2.0, -3.0, 4.0)}]
+    return [Judged(model, feeds) for model in models]
+
+
+def test_names_of_joined_graphs_are_apart_in_bodies_too():
+    body = (
+        "z = If (c) <then_branch = t () => (float[4] u) { u = Neg(x) }, "
+        "else_branch = e () => (float[4] w) { w = Add(x, k) }>"
+    )
+    text = (
+        '<ir_version: 8, opset_import: ["": 17]> g (float[4] x, bool c) => (float[4] z) '
+        f"<float[4] k = {{1, 1, 1, 1}}> {{ {body} }}"
+    )
+    joined = join_models([onnx.parser.parse_model(text)] * 2)
+    onnx.checker.check_model(joined, full_check=True)
+    x = array(1.0, 2.0, 3.0, 4.0)
+    feeds = {"g0_x": x, "g0_c": np.array(True), "g1_x": x, "g1_c": np.array(False)}
+    values = Evaluation(joined, feeds).values
+    np.testing.assert_array_equal(values["g0_z"], -x)
+    np.testing.assert_array_equal(values["g1_z"], x + 1)
+
+
+def test_what_differs_together_is_judged_alone_and_is_a_finding_if_it_agrees_there(monkeypatch):
+    real = intarsia.testing.differential.joining.compile_graph
+
+    class Wrong:
+        def __init__(self, program):
+            self.program = program
+
+        def __getattr__(self, name):
+            return getattr(self.program, name)
+
+        def run(self, feeds):
+            results = self.program.run(feeds)
+            return results | {"g1_y": results["g1_y"] + 1}
+
+    def compiled(model, target, threads):
+        program, is_whole = real(model, target, threads)
+        return Wrong(program) if len(model.graph.node) > 1 else program, is_whole
+
+    graphs = JoinedGraphs(two_graphs())
+    assert [f.verdict for f in graphs.judge("reference", 1)] == ["agrees", "agrees"]
+    for module in ("joining", "judging"):
+        monkeypatch.setattr(f"intarsia.testing.differential.{module}.compile_graph", compiled)
+    first, second = graphs.judge("reference", 1)
+    assert (first.verdict, second.verdict) == ("agrees", "disagrees")
+    assert second.text.startswith("only together: g1_y: value")
+
+
+def test_an_error_that_graphs_have_only_together_is_a_finding(monkeypatch):
+    real = intarsia.testing.differential.joining.compile_graph
+
+    def refuse(model, target, threads):
+        if len(model.graph.node) > 1:
+            raise BackendError("too many", backend="fake")
+        return real(model, target, threads)
+
+    for module in ("joining", "judging"):
+        monkeypatch.setattr(f"intarsia.testing.differential.{module}.compile_graph", refuse)
+    first, second = JoinedGraphs(two_graphs()).judge("reference", 1)
+    assert (first.verdict, second.verdict) == ("error", "agrees")
+    assert "only together: BackendError" in first.text

@@ -17,7 +17,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -46,12 +46,22 @@ BAD = (
 """Verdicts that a campaign must not have."""
 
 JUDGE = "intarsia.testing.differential.judging:judge_seed"
-LIMITS = Limits(seconds=120, memory_bytes=8 << 30)
+JUDGE_TOGETHER = "intarsia.testing.differential.joining:judge_together"
+KEYS = "intarsia.testing.differential.joining:keys_of"
+_SECONDS = 120.0
+LIMITS = Limits(seconds=_SECONDS, memory_bytes=8 << 30)
+_MORE_SECONDS = 30.0
+"""For each further graph of several together."""
+_POOL = 64
+"""Seeds that are drawn at a time, to find some that can be judged together."""
 _RENEWED = 400
 """After so many seeds a worker process is replaced, because libraries keep what they compile."""
 
 NOWHERE = "before any target"
 """Stands for the target of a finding if drawing or judging the graph itself failed."""
+
+SOMEWHERE = "some target, of graphs together"
+"""Stands for the target of what ends a process only if several graphs are judged together."""
 
 SPARSE = {"opencl": 4, "webgpu": 16, "xnnpack, llvm": 4, "ncnn, llvm": 4}
 """Targets that take a share of the seeds only, because their compilers are slow: every so many."""
@@ -155,7 +165,7 @@ class Results:
             return
         previous = self.records.get(record["seed"])
         if previous is not None:
-            fresh = {NOWHERE, *(finding["target"] for finding in record["findings"])}
+            fresh = {NOWHERE, SOMEWHERE, *(finding["target"] for finding in record["findings"])}
             findings = [f for f in previous["findings"] if f["target"] not in fresh]
             record = {**record, "findings": [*findings, *record["findings"]]}
         self.records[record["seed"]] = record
@@ -189,6 +199,7 @@ def run(
     *,
     targets: Sequence[str] = TARGETS,
     workers: int = 1,
+    together: int = 1,
     done: Callable[[Mapping[str, Any]], None] = lambda record: None,
 ) -> None:
     """Judge seeds and write down what becomes of them.
@@ -198,6 +209,7 @@ def run(
         seeds: Which graphs.
         targets: Their texts.
         workers: How many processes.
+        together: How many graphs are compiled as one model, at most; the first says the plan.
         done: Called with each record that was written.
     """
     results.begin(circumstances())
@@ -206,29 +218,65 @@ def run(
     for judge in judges:
         idle.put(judge)
 
-    def one(seed: int) -> dict[str, Any]:
+    def ask(pool: Sequence[int]) -> list[Any]:
         judge = idle.get()
         try:
-            return judge.record(seed, plan_of(seed, targets))
+            return judge.keys(pool)
+        finally:
+            idle.put(judge)
+
+    def some(group: Sequence[int]) -> list[dict[str, Any]]:
+        judge = idle.get()
+        try:
+            return judge.records(group, plan_of(group[0], targets))
         finally:
             idle.put(judge)
 
     try:
         with ThreadPoolExecutor(workers) as threads:
-            waiting = iter(seeds)
+            waiting = iter(groups_of(seeds, together, ask))
             pending = [
-                threads.submit(one, seed) for _, seed in zip(range(workers), waiting, strict=False)
+                threads.submit(some, group)
+                for _, group in zip(range(workers), waiting, strict=False)
             ]
             while pending:
-                record = pending.pop(0).result()
+                records = pending.pop(0).result()
+                for record in records:  # before more are drawn: what is known is kept
+                    results.add(record)
+                    done(record)
                 pending += [
-                    threads.submit(one, seed) for _, seed in zip(range(1), waiting, strict=False)
+                    threads.submit(some, group) for _, group in zip(range(1), waiting, strict=False)
                 ]
-                results.add(record)
-                done(record)
     finally:
         for judge in judges:
             judge.close()
+
+
+def groups_of(
+    seeds: Iterable[int], together: int, ask: Callable[[Sequence[int]], Sequence[Any]]
+) -> Iterator[list[int]]:
+    """Yield seeds in groups that can be judged together, soon after they come.
+
+    Args:
+        seeds: Which graphs.
+        together: How many at most; 1 asks nothing.
+        ask: Returns a key for each of some seeds: equal ones fit, None is alone.
+    """
+    if together == 1:
+        yield from ([seed] for seed in seeds)
+        return
+    unfinished: dict[Any, list[int]] = {}
+    waiting = iter(seeds)
+    while pool := list(itertools.islice(waiting, _POOL)):
+        for seed, key in zip(pool, ask(pool), strict=True):
+            if key is None:
+                yield [seed]
+                continue
+            group = unfinished.setdefault(tuple(key), [])
+            group.append(seed)
+            if len(group) == together:
+                yield unfinished.pop(tuple(key))
+    yield from unfinished.values()
 
 
 class _Judge:
@@ -242,12 +290,38 @@ class _Judge:
         """End the process."""
         self._worker.close()
 
-    def record(self, seed: int, plan: Plan) -> dict[str, Any]:
-        """Return what becomes of a seed."""
-        if self._left == 0:
+    def keys(self, seeds: Sequence[int]) -> list[Any]:
+        """Return what says which seeds can be judged together; none can if it cannot be told."""
+        limits = replace(LIMITS, seconds=_MORE_SECONDS * len(seeds))
+        outcome = self._worker.call(KEYS, list(seeds), limits=limits)
+        return list(outcome.value) if outcome.is_ok else [None] * len(seeds)
+
+    def records(self, seeds: Sequence[int], plan: Plan) -> list[dict[str, Any]]:
+        """Return what becomes of seeds, judged together; alone if that fails."""
+        if len(seeds) == 1:
+            return [self.record(seeds[0], plan)]
+        self._renew(len(seeds))
+        limits = replace(LIMITS, seconds=_SECONDS + _MORE_SECONDS * len(seeds))
+        outcome = self._worker.call(JUDGE_TOGETHER, list(seeds), list(plan), limits=limits)
+        if outcome.is_ok:
+            return list(outcome.value)
+        records = [self.record(seed, plan) for seed in seeds]
+        if not any(f["verdict"] in BAD for record in records for f in record["findings"]):
+            failed = {**_finding("", 0, outcome), "target": SOMEWHERE}
+            failed["text"] = f"only together with {list(seeds)}: {failed['text']}"[:300]
+            records[0]["findings"].append(failed)
+        return records
+
+    def _renew(self, count: int) -> None:
+        """Count seeds, and replace the process now and then."""
+        if self._left <= 0:
             self._worker.close()
             self._left = _RENEWED
-        self._left -= 1
+        self._left -= count
+
+    def record(self, seed: int, plan: Plan) -> dict[str, Any]:
+        """Return what becomes of a seed."""
+        self._renew(1)
         outcome = self._worker.call(JUDGE, seed, list(plan), limits=LIMITS)
         if outcome.is_ok:
             return dict(outcome.value)

@@ -156,7 +156,7 @@ class Judged:
         """Compile for a target, run each draw and the first again, and compare."""
         try:
             with np.errstate(all="ignore"):
-                program, is_whole = _compile(self.model, target, threads)
+                program, is_whole = compile_graph(self.model, target, threads)
                 for draw in (*range(len(self.feeds)), 0):
                     results = program.run(dict(self.feeds[draw]))
                     if self.differences(draw, results):
@@ -272,10 +272,19 @@ def _fatal(evaluation: Evaluation, backend: RegisteredBackend) -> dict[str, str]
     return reasons
 
 
-def _compile(model: onnx.ModelProto, target: str, threads: int) -> tuple[Any, bool]:
-    """Compile; what is refused goes to a fallback, if the target has none that takes it.
+def compile_graph(model: onnx.ModelProto, target: str, threads: int) -> tuple[Any, bool]:
+    """Return a program, and whether the target has all of it; what it refuses has a fallback.
 
     Nothing is timed, so that a graph is always placed alike, and no program is kept.
+
+    Args:
+        model: The model.
+        target: Its text; empty for the default.
+        threads: How many.
+
+    Raises:
+        UnsupportedError: The fallback does not take it either.
+        IntarsiaError: As `compile`.
     """
     compiled = partial(compile_model, model, num_threads=threads, probe=False, cache=False)
     try:
