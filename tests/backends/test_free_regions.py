@@ -191,3 +191,35 @@ def test_indices_of_a_free_dimension_are_left_to_what_looks_at_them(backends):
     (rule,) = backends.by_name["openvino"].rules(context)
     (refusal,) = rule.refuse(prepared.graph, context).values()
     assert "free" in refusal.reason
+
+
+@pytest.mark.parametrize("op", ["Conv<strides=[2]>(x, k)", "MaxPool<kernel_shape=[3]>(x)"])
+def test_openvino_is_not_run_where_a_window_does_not_fit(op, backends):
+    """It would make an empty result, and end the process in a later call of some other model."""
+    text = f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[batch,2,seq] x, float[4,2,3] k) => (float[batch,c] y) {{
+            b = {op}
+            y = ReduceMax<axes=[-1], keepdims=0>(b)
+        }}"""
+    model = parser.parse_model(text)
+    weights = np.ones((4, 2, 3), np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "k"))
+    del model.graph.input[1:]
+    _, _, refusals, executable = compiled(model, "openvino", backends)
+    assert not refusals
+    channels = 4 if op.startswith("Conv") else 2
+
+    def bound(batch, length):
+        x = np.ones((batch, 2, length), np.float32)
+        y = np.full((batch, channels), 7, np.float32)
+        return executable.bind([x], [y], None), y
+
+    for length in (8, 3, 8):
+        step, y = bound(2, length)
+        step()
+        assert (y == (6 if channels == 4 else 1)).all()
+    with pytest.raises(
+        ExecutionError, match=r"a window does not fit these sizes: .*3.* larger than"
+    ):
+        bound(2, 2)
+    bound(0, 3)[0]()  # an empty batch is none of that

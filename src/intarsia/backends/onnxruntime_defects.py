@@ -263,6 +263,12 @@ DEFECTS: tuple[KnownDefect, ...] = (
         bound=_of_range,
     ),
     _rule(
+        "Resize",
+        "a neighbour of weight 0 that is not finite makes NaN, along axes of scale 1 too",
+        Values.NAN,
+        Values.INFINITE,
+    ),
+    _rule(
         "MaxUnpool",
         "with output_shape its indices count in that shape, as torch exports them",
         where=lambda graph, node: len(node.inputs) > 2,  # noqa: PLR2004

@@ -11,7 +11,7 @@ What it would not compute as ONNX says is refused: see `openvino_limits`, `openv
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ from intarsia.backends.onednn_isa import keep_off_broken_tiles, sums_bytes_exact
 from intarsia.backends.openvino_defects import DEFECTS
 from intarsia.backends.openvino_limits import refuse_values
 from intarsia.backends.openvino_rewrites import NEWEST_OPSET, REWRITES
+from intarsia.backends.openvino_windows import FreeWindows
 from intarsia.backends.rewriting import rewrite_artifact
 from intarsia.backends.runtimes import PythonRuntime
 from intarsia.backends.values import Artifact, Candidate, Detection, Refusal, Rule
@@ -233,6 +234,10 @@ def _telling_line(error: Exception) -> str:
     return telling[0] if telling else first_line(error)
 
 
+def _are_static(ports: Iterable[Any]) -> bool:
+    return all(port.get_partial_shape().is_static for port in ports)
+
+
 class OpenVinoExecutable:
     """One compiled model; bindings and threads share it.
 
@@ -251,8 +256,10 @@ class OpenVinoExecutable:
         self._artifact = artifact  # the compiled model may refer to its constants
         self._compiled = compiled
         # Shapes that OpenVINO finds while running may be too large for the buffers.
-        shapes = [port.get_partial_shape() for port in compiled.outputs]
-        self._is_free = not all(shape.is_static for shape in shapes)
+        self._is_free = not _are_static(compiled.outputs)
+        self._windows = (
+            None if _are_static(compiled.inputs) else FreeWindows(partial(read_model, artifact))
+        )
 
     def bind(
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
@@ -283,6 +290,9 @@ class OpenVinoExecutable:
         for spec, array in zip(self._artifact.inputs, inputs, strict=True):
             index = next(i for i, aliases in enumerate(names) if spec.name in aliases)
             request.set_input_tensor(index, _shared(array))
+        if self._windows is not None:
+            specs = zip(self._artifact.inputs, inputs, strict=True)
+            self._windows.check({spec.name: np.shape(array) for spec, array in specs})
         owned = (self, *inputs, *outputs)
         if self._is_free:
             return with_checks(_FreeInference(request, outputs, owned), self._artifact, inputs)
