@@ -11,6 +11,7 @@ import argparse
 import importlib.util
 import statistics
 import sys
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -21,6 +22,7 @@ import intarsia
 from intarsia import zoo
 from intarsia.backends.cuda.backend import BACKEND
 from intarsia.backends.cuda.cublas.backend import BACKEND as CUBLAS
+from intarsia.backends.cuda.cudnn.backend import BACKEND as CUDNN
 
 NETWORKS = ("squeezenet", "mobilenet_v2", "resnet50")
 SIDES = (256, 1024, 4096)
@@ -73,14 +75,14 @@ def compare(name, model, runs):
         session = onnxruntime.InferenceSession(content, providers=[PEER, "CPUExecutionProvider"])
         session.run(names, feeds)
         calls.append(lambda: session.run(names, feeds))
-    is_beside = bool(CUBLAS.detect().targets)
-    if is_beside:
-        beside = intarsia.compile(model, "cublas, cuda, llvm", placement="greedy")
-        calls.append(lambda: beside.run(feeds))
+    beside = [one for one in (CUBLAS, CUDNN) if one.detect().targets]
+    for backend in beside:
+        program = intarsia.compile(model, f"{backend.name}, cuda, llvm", placement="greedy")
+        calls.append(partial(program.run, feeds))
     ours, *theirs = median_seconds(calls, runs)
-    if is_beside:
+    for backend in reversed(beside):
         last = theirs.pop()
-        print(f"{name:14} with cublas {1e3 * last:9.3f} ms  ratio {last / ours:5.2f}")
+        print(f"{name:14} with {backend.name} {1e3 * last:9.3f} ms  ratio {last / ours:5.2f}")
     peer = f"{1e3 * theirs[0]:9.3f} ms  ratio {theirs[0] / ours:5.2f}" if theirs else "not measured"
     on_gpu = sum(len(r.nodes) for r in exe.placement.regions if r.backend == "cuda")
     print(f"{name:14} {on_gpu:4} nodes  error {error:.1e}  {1e3 * ours:9.3f} ms  {PEER}: {peer}")

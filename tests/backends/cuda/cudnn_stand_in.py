@@ -7,6 +7,7 @@ stream has. Memory of the stand-in of the driver is this process's.
 """
 
 import ctypes
+import math
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -152,11 +153,17 @@ class StandIn:
             function = self.made[one.one(750)].one(0)
             added = self.made[one.one(752)].values[902] if 752 in one.values else None
             result = self.made[one.one(753)].values[902]
-            kind = "whole" if added == result else "row"
-            steps.append(f"{function} {kind}" if function == 0 else str(function))
+            kinds = {"row"} if added and math.prod(added) == added[1] else set()
+            kinds |= {"whole"} if added == result else set()
+            steps.append({f"{function} {kind}" for kind in kinds} if added else {str(function)})
         if first.kind == CONVOLUTION:
             orders = [[], ["0 row"], ["0 row", "100"], ["0 whole", "0 row"]]
-            is_known = steps in [*orders, ["0 whole", "0 row", "100"]]
+            orders.append(["0 whole", "0 row", "100"])
+            is_known = any(
+                len(order) == len(steps)
+                and all(step in may for step, may in zip(order, steps, strict=True))
+                for order in orders
+            )
             return {3: [1, 0, 2, 3], 1: [1, 0, 2, 3], 2: [0]}[mode] if is_known else []
         if first.kind == BACKWARD:
             return [] if steps else [0, 1]

@@ -4,6 +4,7 @@
 What a kernel's PTX would do is done by the same LLVM IR, compiled for this CPU.
 """
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -269,11 +270,10 @@ def graphs_by_cudnn(folder):
     wanted = onnx.reference.ReferenceEvaluator(model).run(None, feeds)
     wait = functools.partial(driver.call, "cuStreamSynchronize")
     dnn = cudnn_stand_in.StandIn(wait)
-    found_library = mock.patch.object(cudnn, "library", return_value=cudnn_library.Cudnn(dnn))
-    loaded_library = mock.patch.object(
-        cudnn_execution, "library", return_value=cudnn_library.Cudnn(dnn)
-    )
-    with found_library, loaded_library:
+    made = cudnn_library.Cudnn(dnn)
+    with contextlib.ExitStack() as stack:
+        for module in (cudnn, cudnn_execution, cudnn_library):
+            stack.enter_context(mock.patch.object(module, "library", return_value=made))
         exe = intarsia.compile(
             model,
             "cudnn -workspace_size=300, cuda, llvm",

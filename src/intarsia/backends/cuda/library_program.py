@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from intarsia.backends.artifact import tensor_spec
 from intarsia.graph.arena import ALIGNMENT
@@ -71,10 +72,18 @@ class RegionTensors:
         return self._numbers[value]
 
     def constant(self, name: str, array: Array) -> int:
-        """Return the number of a constant; one of the same name is the same."""
-        if name in self.constants:
-            place = list(self.constants).index(name)
-            return self.tensors.index(LibraryTensor(LibraryPlace.CONSTANT, place))
+        """Return the number of a constant; one that is equal to another of its name is that one.
+
+        Args:
+            name: What others are not called, if they differ: it is made longer then.
+            array: Its data.
+        """
+        while name in self.constants:
+            other = self.constants[name]
+            if other.dtype == array.dtype and np.array_equal(other, array):
+                place = list(self.constants).index(name)
+                return self.tensors.index(LibraryTensor(LibraryPlace.CONSTANT, place))
+            name += "'"
         self.constants[name] = array
         return self._add(LibraryTensor(LibraryPlace.CONSTANT, len(self.constants) - 1))
 

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from intarsia.backends.artifact import refuse, unpack_payload
-from intarsia.backends.cuda.cudnn.graphs import DnnGraph, DnnProgram, EngineRules
-from intarsia.backends.cuda.cudnn.library import BACKEND_NAME, CudnnError, library
+from intarsia.backends.cuda.cudnn.graphs import DnnProgram, EngineRules
+from intarsia.backends.cuda.cudnn.library import BACKEND_NAME, library
 from intarsia.backends.cuda.library_backend import CudaLibraryBackend, region_matches
 from intarsia.backends.cuda.library_program import RegionTensors
 from intarsia.errors import ReasonCode
@@ -54,23 +51,13 @@ class CudnnBackend(CudaLibraryBackend):
 
     def refuse_on_device(self, graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
         """Refuse what cuDNN has no engine for on this device; it is asked for each match."""
-        from intarsia.backends.cuda.cudnn.drafts import graph_of
-        from intarsia.backends.cuda.cudnn.table import TABLE
-        from intarsia.graph.pattern import match_region
-        from intarsia.graph.region import Region
+        from intarsia.backends.cuda.cudnn.asking import problems  # running a package reads no graph
 
-        region = Region.of(graph, range(len(graph.nodes)))
-        rules, device = rules_of(context), self.device(context)
-        refusals = {}
-        for match in match_region(region, TABLE):
-            drawn = graph_of(match, RegionTensors(region))
-            problem = _problem(msgspec.msgpack.encode(_shapes(drawn)), rules, device.number)
-            if problem:
-                for node in match.members:
-                    refusals[node] = refuse(
-                        graph.nodes[node], context, ReasonCode.UNSUPPORTED_OP, problem
-                    )
-        return refusals
+        found = problems(graph, rules_of(context), self.device(context).number)
+        return {
+            node: refuse(graph.nodes[node], context, ReasonCode.UNSUPPORTED_OP, problem)
+            for node, problem in found.items()
+        }
 
     def write(self, region: Region, context: BuildContext) -> tuple[DnnProgram, dict[str, Array]]:
         """Return a region as graphs, and its constants by name.
@@ -119,31 +106,6 @@ def rules_of(context: BuildContext) -> EngineRules:
         bool(attrs.get("deterministic")),
         -1 if size is None else int(size),
     )
-
-
-def _shapes(graph: DnnGraph) -> DnnGraph:
-    """Return a graph without what engines do not depend on: its name, and where its tensors lie."""
-    tensors = [
-        msgspec.structs.replace(one, tensor=min(one.tensor, 0), number=one.number and 1.0)
-        for one in graph.tensors
-    ]
-    drawn: DnnGraph = msgspec.structs.replace(graph, node="", tensors=tensors)
-    return drawn
-
-
-@cache
-def _problem(graph: bytes, rules: EngineRules, device: int) -> str:
-    """Return why cuDNN does not compute a graph on a device; nothing if it does."""
-    from intarsia.backends.cuda.cudnn.descriptors import device_properties, engines
-
-    dnn = library()
-    drawn = msgspec.msgpack.decode(graph, type=DnnGraph)
-    try:
-        found = engines(dnn, drawn, rules, device_properties(dnn, device))
-    except CudnnError as error:
-        return f"cuDNN does not take it: {error}"
-    how = f" with math_type={rules.math_type}" if rules.math_type else ""
-    return "" if found else f"cuDNN has no engine for it on this device{how}"
 
 
 BACKEND = CudnnBackend()

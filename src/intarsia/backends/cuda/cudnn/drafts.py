@@ -168,7 +168,7 @@ class _DnnGraphWriter:
     def _operand(self, draft: GraphDraft, letter: str) -> int:
         tensor = draft.operands[letter]
         if letter in draft.arrays:
-            name = f"{letter} of {draft.node}"
+            name = f"{letter} of {self.tensors.region.graph.values[draft.result.tensor].name}"
             return self._add(_at(tensor, self.tensors.constant(name, draft.arrays[letter])))
         return (
             self._add(tensor)
