@@ -38,7 +38,7 @@ test-all: .venv/.stamp-test ## run the tests that `make test` leaves out; ARGS a
 	$(PYTEST) -m exhaustive $(ARGS)
 
 gpu: .venv/.stamp-test ## try NVIDIA's GPU of this machine: tests, the conformance kit, figures
-	$(INSTALL) --editable '.[cublas,cuda,cudnn]'
+	$(INSTALL) --editable '.[cublas,cuda,cudnn,cutlass]'
 	$(BIN)/intarsia doctor
 	OPENBLAS_NUM_THREADS=1 $(BIN)/pytest tests/backends/cuda -q
 	$(BIN)/python benchmarks/gpu.py

@@ -73,7 +73,7 @@ def test_every_backend_of_a_library_has_an_extra_and_all_brings_them():
     # A server is not for everybody, and NNCF makes models: no backend, and a dozen packages.
     # `cross` and `ethos-u` compile for other machines: `all` is for what runs on this one.
     # `xnnpack` and `ncnn` are weighed where they are named, and not chosen by themselves; `cuda`,
-    # `cublas` and `cudnn` need a GPU, and PyTorch is large. `plot` draws figures.
+    # `cublas`, `cudnn` and `cutlass` need a GPU, and PyTorch is large. `plot` draws figures.
     # A server of requests is for those who serve.
     others = {
         "nncf",
@@ -84,6 +84,7 @@ def test_every_backend_of_a_library_has_an_extra_and_all_brings_them():
         "cublas",
         "cuda",
         "cudnn",
+        "cutlass",
         "ethos-u",
         "xnnpack",
         "ncnn",
@@ -97,7 +98,12 @@ def test_every_backend_of_a_library_has_an_extra_and_all_brings_them():
 def test_the_extras_can_be_had_together():
     """With what is installed here; what is missing would have to be downloaded."""
     installed = {one.metadata["Name"] for one in distributions()}
-    large = {"torch": "torch", "cublas": "nvidia-cublas-cu12", "cudnn": "nvidia-cudnn-cu12"}
+    large = {
+        "torch": "torch",
+        "cublas": "nvidia-cublas-cu12",
+        "cudnn": "nvidia-cudnn-cu12",
+        "cutlass": "nvidia-cutlass",
+    }
     extras = [name for name in EXTRAS if large.get(name) in {None, *installed}]
     wanted = f"intarsia[{','.join(extras)}]"
     command = [sys.executable, "-m", "pip", "install", "--no-index", "--dry-run", wanted]

@@ -90,7 +90,12 @@ def assemble(ptx: str) -> tuple[KernelResources, ...]:
             backend="cuda",
             hint=f"it is {ptxas}",
         )
-    _, *pieces = _NAME.split(done.stderr)
+    return counted(done.stderr)
+
+
+def counted(said: str) -> tuple[KernelResources, ...]:
+    """Return what kernels need, from what the assembler says with `-v`."""
+    _, *pieces = _NAME.split(said)
     return tuple(
         KernelResources(
             name,

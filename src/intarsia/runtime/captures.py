@@ -142,35 +142,33 @@ class CapturedSpan:
         self.reached = 0
         """Which of them failed, if the last call did."""
         self._device, self._steps, self._record, self._place = device, steps, record, place
-        self._run: Step = self._run_first
+        self._has_run = False
+        self._launch: Step | None = None  # no method of its own: a context is no cycle
 
     def __call__(self) -> None:
         """Run them."""
-        self._run()
+        if self._launch is None and self._has_run and not self._record.problem:
+            self._launch = self._capture()
+        if self._launch is not None:
+            self._launch()
+            return
+        self._run_each()
+        self._has_run = True
 
     def _run_each(self) -> None:
         for self.reached, step in enumerate(self._steps):  # noqa: B020 - read by the handler
             step()
 
-    def _run_first(self) -> None:
-        self._run_each()
-        self._run = self._capture
-
-    def _capture(self) -> None:
+    def _capture(self) -> Step | None:
+        """Return what launches them; None if they cannot be captured, as the record says then."""
         record = self._record
-        if record.problem:
-            self._run = self._run_each
-            self._run()
-            return
         spare = record.spares.pop() if record.spares else None
         try:
             captured = self._device.capture(self._run_each, spare)
-        except ExecutionError as error:  # if the device is at fault, it fails again right here
+        except ExecutionError as error:  # if the device is at fault, it fails again right behind
             record.problem = error.message
             logger.warning("%s run one by one: %s", self._place, error.message)
-            self._run = self._run_each
-            self._run()
-            return
+            return None
         finally:
             self.reached = 0
         copies = [step for step in self._steps if isinstance(step, QueuedCopy)]
@@ -184,8 +182,7 @@ class CapturedSpan:
             for copy, pending in waits:
                 copy.pending = pending
 
-        self._run = launch
-        launch()
+        return launch
 
 
 def _keep(spares: list[object], kept: object) -> None:

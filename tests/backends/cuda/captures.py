@@ -93,6 +93,7 @@ def one_launch(stand_in):
 def other_addresses(stand_in, exe, model):
     """A binding to other memory takes over the graph that an older one has left."""
     counts = Counts(stand_in)
+    gc.collect()
     made = ("instantiated", "updated", "graphs", "pinned")
     counts(*made)
     for number, wanted in enumerate([(1, 0), (0, 1), (0, 1)]):

@@ -2,7 +2,7 @@
 /* A stand-in of NVIDIA's driver for machines without one: two devices whose memory is this
  * process's. It checks what a driver relies on: a context, addresses, pinned memory of copies, and
  * sizes of blocks. What is queued is done when somebody waits for it, and not before. It cannot read
- * PTX: a test tells it which function of this CPU does what a kernel does. */
+ * PTX or machine code: a test tells it which function of this CPU does what a kernel does. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -19,7 +19,7 @@ enum { DEVICES = 2, MOST = 4096, ARGUMENTS = 512 };
 struct context { int device, users; size_t used; };
 struct piece { struct context *context; char *start; size_t size; int is_pinned; };
 struct event { struct stream *stream; long number; };
-struct operation { char *to, *from; size_t size; struct kernel *kernel; unsigned grid[2], threads;
+struct operation { char *to, *from; size_t size; struct kernel *kernel; unsigned grid[3], threads;
                    void (*host)(void *); void *data;   /* a call of the host's */
                    struct stream *other; long number;  /* what another stream has to have done */
                    struct event *event;                /* recorded in a graph */
@@ -27,7 +27,8 @@ struct operation { char *to, *from; size_t size; struct kernel *kernel; unsigned
                    int64_t values[ARGUMENTS]; void *table[ARGUMENTS]; };
 struct stream { struct context *context; struct operation *queue[MOST]; long first, last;
                 struct graph *capture; int is_invalid; };
-struct host_code { char name[128]; void (*run)(void **); int waits; };
+struct host_code { char name[128]; void (*run)(void **); int waits;
+                   unsigned threads; int arguments; /* of one that does a matrix of a batch by one call */ };
 struct kernel { struct host_code *code; unsigned threads; int arguments; };
 
 static struct context contexts[DEVICES];
@@ -40,7 +41,7 @@ static int code_count, launches, graph_launches, graphs, copies_in, copies_out, 
 static int instantiated, updated, failing_captures, peers = 1, enabled[DEVICES][DEVICES];
 static size_t limit = (size_t)1 << 30;
 static _Thread_local struct context *current;
-static _Thread_local int thread_x, block_x, block_y, blocks_y;
+static _Thread_local int thread_x, block_x, block_y, block_z, blocks_y, grid[3];
 static pthread_barrier_t block_barrier;
 
 /* For tests. */
@@ -67,6 +68,14 @@ void stand_in_kernel(const char *name, void *run, int waits) {
   code->run = (void (*)(void **))run;
   code->waits = waits;
 }
+/* A kernel of machine code, which says neither its threads nor its arguments. */
+void stand_in_whole_kernel(const char *name, void *run, unsigned threads, int arguments) {
+  stand_in_kernel(name, run, 0);
+  codes[(code_count - 1) % MOST].threads = threads;
+  codes[(code_count - 1) % MOST].arguments = arguments;
+}
+int stand_in_ctaid_z(void) { return block_z; }
+int stand_in_blocks(int dimension) { return grid[dimension]; }
 int stand_in_tid_x(void) { return thread_x; }
 int stand_in_ctaid_x(void) { return block_x; }
 int stand_in_ctaid_y(void) { return block_y; }
@@ -128,6 +137,13 @@ static void *lane_main(void *lane) {
 static void run_kernel(struct operation *work) {
   pthread_t threads[1024];
   struct lane lanes[1024];
+  if (work->kernel->code->threads) {
+    for (block_z = 0; block_z < (int)work->grid[2]; block_z++) {
+      for (int i = 0; i < 3; i++) grid[i] = work->grid[i];
+      work->kernel->code->run(work->table);
+    }
+    return;
+  }
   if (!work->kernel->code->waits) {
     for (unsigned x = 0; x < work->threads; x++) run_lane(work, x);
     return;
@@ -276,14 +292,35 @@ int cuMemcpyPeerAsync(char *to, struct context *there, char *from, struct contex
 int cuLaunchHostFunc(struct stream *stream, void (*function)(void *), void *data) {
   return submit(stream, (struct operation){.host = function, .data = data});
 }
+static const char ELF[] = "\177ELF";
+static size_t elf_bytes;
 int cuModuleLoadData(char **module, const char *ptx) {
   if (!current) return INVALID_CONTEXT;
+  if (!memcmp(ptx, ELF, 4)) { /* whose header says how long it is */
+    uint64_t sections; uint16_t size, count, machine;
+    memcpy(&sections, ptx + 40, 8); memcpy(&size, ptx + 58, 2); memcpy(&count, ptx + 60, 2);
+    memcpy(&machine, ptx + 18, 2);
+    if (machine != 190) return INVALID_IMAGE; /* EM_CUDA */
+    elf_bytes = sections + (uint64_t)size * count;
+    *module = malloc(elf_bytes);
+    memcpy(*module, ptx, elf_bytes); return OK;
+  }
   if (!strstr(ptx, ".target sm_80")) return INVALID_IMAGE;
   *module = strdup(ptx); return OK;
 }
 int cuModuleUnload(char *module) { free(module); return OK; }
 int cuModuleGetFunction(struct kernel **kernel, char *module, const char *name) {
   char head[160], *found, *end;
+  if (!memcmp(module, ELF, 4)) {
+    if (!memmem(module, elf_bytes, name, strlen(name))) return NOT_FOUND;
+    *kernel = calloc(1, sizeof **kernel);
+    for (int i = 0; i < code_count && i < MOST; i++)
+      if (!strcmp(codes[i].name, name)) (*kernel)->code = &codes[i];
+    if (!(*kernel)->code) return NOT_FOUND;
+    (*kernel)->threads = (*kernel)->code->threads;
+    (*kernel)->arguments = (*kernel)->code->arguments;
+    return OK;
+  }
   snprintf(head, sizeof head, ".visible .entry %s(", name);
   if (!(found = strstr(module, head)) || !(end = strchr(found + strlen(head), ')'))) return NOT_FOUND;
   *kernel = calloc(1, sizeof **kernel);
@@ -297,9 +334,10 @@ int cuModuleGetFunction(struct kernel **kernel, char *module, const char *name) 
 static int prepare(struct operation *work, struct kernel *kernel, unsigned gx, unsigned gy,
                    unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                    void **given, void **extra) {
-  if (bx != kernel->threads || by != 1 || bz != 1 || gz != 1 || shared || extra || gy > 65535)
+  if (bx != kernel->threads || by != 1 || bz != 1 || shared || extra || gy > 65535 || gz > 65535 ||
+      (gz != 1 && !kernel->code->threads))
     return INVALID_VALUE;
-  *work = (struct operation){.kernel = kernel, .grid = {gx, gy}, .threads = bx};
+  *work = (struct operation){.kernel = kernel, .grid = {gx, gy, gz}, .threads = bx};
   for (int i = 0; i < kernel->arguments; i++) work->values[i] = *(int64_t *)given[i];
   return OK;
 }

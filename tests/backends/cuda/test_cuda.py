@@ -35,6 +35,7 @@ def test_programs_run_on_a_stand_in_of_the_driver(tmp_path):
     library = tmp_path / "libcuda.so.1"
     compile_c(*flags, FOLDER / "libcuda_stand_in.c", "-o", library, "-lpthread", "-ldl")
     paths = {"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    paths["INTARSIA_CACHE_DIR"] = str(tmp_path / "caches")  # kernels are compiled anew
     command = [sys.executable, str(FOLDER / "worker.py"), str(tmp_path)]
     environment = {**os.environ, **paths, "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -15,6 +15,7 @@ from tests.codegen.kernels import test_grid_conv, test_grid_strips, test_warp_ge
 from intarsia.backends.cuda.backend import BACKEND
 from intarsia.backends.cuda.cublas.backend import BACKEND as CUBLAS
 from intarsia.backends.cuda.cudnn.backend import BACKEND as CUDNN
+from intarsia.backends.cuda.cutlass.backend import BACKEND as CUTLASS
 from intarsia.testing import conformance
 
 FOUND = BACKEND.detect()
@@ -22,6 +23,8 @@ if not FOUND.targets:
     pytest.skip(f"no GPU is here: {FOUND.reason}", allow_module_level=True)
 
 test_conformance = conformance(BACKEND, target="cuda, llvm")
+if CUTLASS.detect().targets:
+    test_conformance_of_cutlass = conformance(CUTLASS, target="cutlass, cuda, llvm")
 if CUBLAS.detect().targets:
     test_conformance_of_cublas = conformance(CUBLAS, target="cublas, cuda, llvm")
 if CUDNN.detect().targets:

@@ -17,7 +17,12 @@ import onnx
 import onnx.reference
 import onnxruntime
 import pytest
-from tests.backends.cuda import captures, cublas_stand_in, cudnn_stand_in
+from tests.backends.cuda import (
+    captures,
+    cublas_stand_in,
+    cudnn_stand_in,
+    cutlass_stand_in,
+)
 from tests.codegen.emit import runners, test_families
 from tests.gpu_on_cpu import WAIT, link_kernel, waits
 
@@ -109,6 +114,7 @@ def two_devices(folder):
     feeds = {"x": np.zeros((1, 3, 9, 9), np.float32), "rows": np.array([0, 1])}
     for _ in range(2):  # as they are, and captured: the last run above failed
         exe.run(feeds)
+    gc.collect()
     before = count("copies in"), count("copies out"), count("pinned")
     launched, between = (count("launches"), count("graph launches")), count("copies between")
     exe.run(feeds)
@@ -318,6 +324,7 @@ def main(folder):
         products_by_cublas(folder)
         captures.check(stand_in)
         graphs_by_cudnn(folder)
+        cutlass_stand_in.check(stand_in, folder)
         with mock.patch.object(runners, "emit_nvptx", emitted):
             test_families.FAMILIES["pad"](runners.run_cuda)
         too_old()
