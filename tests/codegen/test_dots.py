@@ -256,6 +256,7 @@ CPUS = {
     "avxvnniint8": (8, "haswell +avxvnni,+avxvnniint8", ("avx2", "avxvnni", "avxvnniint8")),
     "avx2": (8, "haswell", ("sse2", "avx2")),
     "neon": (4, "generic +dotprod,+i8mm,+bf16", ("dotprod", "i8mm", "bf16")),
+    "dotprod": (4, "generic +dotprod", ("dotprod",)),
 }
 INSTRUCTIONS = {
     ("avx512", "uint8", "int8"): r"vpdpbusd\s+.*%zmm",
@@ -272,6 +273,8 @@ INSTRUCTIONS = {
     ("neon", "int8", "int8"): r"sdot\s+v\d+\.4s",
     ("neon", "uint8", "uint8"): r"udot\s+v\d+\.4s",
     ("neon", "uint8", "int8"): r"usdot\s+v\d+\.4s",
+    ("dotprod", "uint8", "int8"): r"sdot\s+v\d+\.4s",
+    ("dotprod", "int8", "uint8"): r"sdot\s+v\d+\.4s",
     ("neon", "uint16", "uint16"): r"bfdot\s+v\d+\.4s",
 }
 
@@ -281,7 +284,7 @@ def test_instructions_of_other_cpus(cpu, left, right):
     lanes, name, features = CPUS[cpu]
     name, _, flags = name.partition(" ")
     text = emit_llvm(dots(left, right, lanes), CpuModel(dots=features))
-    native = NativeCpu(ARM if cpu == "neon" else X86, name, flags)
+    native = NativeCpu(ARM if cpu in ("neon", "dotprod") else X86, name, flags)
     assembly = compile_assembly(text, native)
     assert re.search(INSTRUCTIONS[cpu, left, right], assembly), assembly
     assert "pmaddubsw" not in assembly
@@ -308,12 +311,22 @@ def test_instructions_for_blocks(left, right):
     assert "mmla" not in emit_llvm(blocked_dots(left, right, 8), CpuModel(dots=features))
 
 
-@pytest.mark.parametrize("make", [(dots, memory), (blocked_dots, blocked_memory)])
-@pytest.mark.parametrize(("left", "right"), PAIRS)
-def test_neon_under_an_emulator(tmp_path, monkeypatch, left, right, make):
+@pytest.mark.parametrize(
+    ("cpu", "make", "left", "right"),
+    [
+        *(
+            ("neon", make, *pair)
+            for make in ((dots, memory), (blocked_dots, blocked_memory))
+            for pair in PAIRS
+        ),
+        ("dotprod", (dots, memory), "uint8", "int8"),
+        ("dotprod", (dots, memory), "int8", "uint8"),
+    ],
+)
+def test_neon_under_an_emulator(tmp_path, monkeypatch, cpu, make, left, right):
     """NEON's instructions as an emulator of Arm's CPUs has them."""
     monkeypatch.setenv("ZIG_GLOBAL_CACHE_DIR", str(CACHE))
-    lanes, name, features = CPUS["neon"]
+    lanes, name, features = CPUS[cpu]
     name, _, flags = name.partition(" ")
     function, native = make[0](left, right, lanes), NativeCpu(ARM, name, flags)
     arrays = make[1](left, right, lanes)

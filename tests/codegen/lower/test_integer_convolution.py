@@ -206,6 +206,36 @@ def test_what_lies_in_blocks_of_lanes_is_read_in_blocks_of_groups(
     assert "uint8 times int8" in [call.note for call in program.calls]
 
 
+@pytest.mark.parametrize(
+    ("x", "body"),
+    [
+        ((2, 8, 1, 1), "y = ConvInteger<group = 2>(x, w)"),
+        ((2, 8, 5, 1), "y = ConvInteger<group = 2>(x, w)"),
+        ((2, 5, 7, 8), "u = Transpose<perm = [0, 3, 1, 2]>(x) y = ConvInteger<group = 2>(u, w)"),
+        ((2, 5, 1, 8), "u = Transpose<perm = [0, 3, 1, 2]>(x) y = ConvInteger<group = 2>(u, w)"),
+        (
+            (2, 8, 5, 6),
+            "a = ConvInteger<group = 2, pads = [1, 1, 1, 1]>(x, v) "
+            "b = ConvInteger<group = 2>(x, w) y = Add(a, b)",
+        ),
+        (
+            (2, 8, 5, 1),
+            "a = ConvInteger<group = 2, pads = [1, 1, 1, 1]>(x, v) "
+            "b = ConvInteger<group = 2>(x, w) y = Add(a, b)",
+        ),
+    ],
+    ids=str,
+)
+def test_groups_of_few_channels_of_what_lies_otherwise(lower_model, x, body):
+    """Channels next to one another, rows of one position, and the inside of a border."""
+    arrays = {"w": codes("int8", 6, 4, 1, 1), "v": codes("int8", 6, 4, 3, 3)}
+    if "v)" not in body:
+        del arrays["v"]
+    feeds = {"x": codes("uint8", *x)}
+    for unit in (UNITS["vnni"], CpuModel(512, 32, dots=("avx512vnni",))):
+        check_unit(lower_model, small_model("y", body, feeds, arrays), feeds, unit)
+
+
 def test_strides_beyond_a_few_vectors_and_part_groups_are_no_dot_products(lower_model):
     for inputs, stride in ((8, 5), (6, 1)):
         feeds = {"x": codes("uint8", 1, inputs, 4, 30)}

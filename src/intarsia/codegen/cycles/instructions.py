@@ -292,6 +292,10 @@ def _dot(dot: ir.Dot, isa: Instructions) -> tuple[Slots, float]:
     bytes_, floats = dot.group == _WORD, dot.result.type.is_float
     if dot.is_blocked:
         return _blocked_dot(dot, isa)
+    is_turned = dot.left.type.dtype != dot.right.type.dtype and unit.multiplies_unsigned
+    if bytes_ and is_turned and "i8mm" not in unit.dots:  # `sdot` and a difference
+        alu = isa.slots(dot.result.type, "alu")
+        return Slots(fma=each, alu=alu), isa.latency("fma") + isa.latency("alu")
     if (bytes_ and unit.has_byte_dots) or (floats and unit.has_bf16_dots):
         return Slots(fma=each), isa.latency("fma")
     if not unit.bits:

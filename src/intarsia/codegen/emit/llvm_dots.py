@@ -138,11 +138,7 @@ class _Speller:
         if self._has_vnni:
             return self._vnni(left, right, addend)
         if "dotprod" in self.dots and self.lanes == _XMM:
-            if left.dtype == right.dtype:
-                return self.arm(_ARM_BYTES[left.dtype], left, right, addend)
-            if "i8mm" in self.dots:
-                unsigned, signed = _by_sign(left, right)
-                return self.arm("usdot", unsigned, signed, addend)
+            return self._arm_bytes(left, right, addend)
         feature, _ = _BYTE_PAIRS.get(2 * self.lanes, ("", ""))
         if fits_pairs and feature in self.dots and left.dtype != right.dtype:
             return self._small(left, right, addend)
@@ -190,6 +186,23 @@ class _Speller:
         depth = self._depth(left, right, addend)
         return self.lines.line(f"sub {self._vector('i32')} {total}, {more}", depth)
 
+    def _arm_bytes(self, left: DotOperand, right: DotOperand, addend: DotOperand) -> str:
+        """Return a product of bytes; one of both signs is that of signed ones where it must be.
+
+        A byte with its top bit turned is 128 less as a signed number; see `_vnni`.
+        """
+        if left.dtype == right.dtype:
+            return self.arm(_ARM_BYTES[left.dtype], left, right, addend)
+        unsigned, signed = _by_sign(left, right)
+        if "i8mm" in self.dots:
+            return self.arm("usdot", unsigned, signed, addend)
+        top = DotOperand(_splat("i8", 4 * self.lanes, _TOP), signed.dtype, 0)
+        zero = DotOperand("zeroinitializer", addend.dtype, 0)
+        less = self.arm("sdot", top, signed, zero, is_shared=True)
+        total = self.arm("sdot", self._turned(unsigned), signed, addend)
+        depth = self._depth(left, right, addend)
+        return self.lines.line(f"sub {self._vector('i32')} {total}, {less}", depth)
+
     def _turned(self, item: DotOperand) -> DotOperand:
         """Return bytes with their top bits turned."""
         vector = _vector("i8", 4 * self.lanes)
@@ -214,15 +227,24 @@ class _Speller:
         depth = self._depth(left, right, addend)
         return write(f"call {vector} {callee}({', '.join(words)})", depth)
 
-    def arm(self, name: str, left: DotOperand, right: DotOperand, addend: DotOperand) -> str:
+    def arm(
+        self,
+        name: str,
+        left: DotOperand,
+        right: DotOperand,
+        addend: DotOperand,
+        *,
+        is_shared: bool = False,
+    ) -> str:
         """Call an instruction of NEON that takes bytes."""
         total, source = self._vector("i32"), _vector("i8", 4 * self.lanes)
         callee = self.lines.declare(
             f"llvm.aarch64.neon.{name}.v4i32.v16i8", f"{total} ({total}, {source}, {source})"
         )
         texts = (f"{total} {addend.name}", f"{source} {left.name}", f"{source} {right.name}")
+        write = self.lines.shared if is_shared else self.lines.line
         depth = self._depth(left, right, addend)
-        return self.lines.line(f"call {total} {callee}({', '.join(texts)})", depth)
+        return write(f"call {total} {callee}({', '.join(texts)})", depth)
 
     def _halves(self, left: DotOperand, right: DotOperand, addend: DotOperand) -> str:
         """Return a product of pairs of bfloat16."""

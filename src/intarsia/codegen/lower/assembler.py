@@ -986,7 +986,7 @@ def _over_groups(view: View, group: int) -> View | None:
     dtype = {2: "int16", 4: "int32", 8: "int64"}.get(nbytes)
     places = (view.block, view.offset, *view.strides[:-1])
     is_aligned = view.align and not view.align % nbytes
-    if not dtype or not is_aligned or any(place % group for place in places):
+    if view.half or not dtype or not is_aligned or any(place % group for place in places):
         return None
     batch, channels, *spatial = view.shape
     strides = tuple(stride // group for stride in view.strides[:-1])

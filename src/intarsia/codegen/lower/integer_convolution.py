@@ -202,6 +202,7 @@ class _Reading:
         is_dot = unit.has_byte_dots and weights.dtype == np.int8
         if kind is ConvKind.PLAIN:
             is_dot = is_dot and window.strides[-1] <= MOST_LOADS and not is_small
+            is_dot = is_dot and least(operation.output_shape[-1]) > 1  # else there are no rows
             is_dot = is_dot and inputs // groups % DOT_GROUPS["int8"] == 0
             has_bytes = is_small or is_dot or _is_exact(weights)
         else:
@@ -659,6 +660,8 @@ def _read(assembler: Assembler, operation: Operation, reading: _Reading) -> View
     """Return the codes of the input, with their padding, as the kernel reads them."""
     value, at = operation.inputs[0], _places(operation)
     block = _block(assembler, operation, reading)
+    if reading.x_block > 1:
+        return _in_rows(assembler, operation, reading)
     if block > assembler.lanes and assembler.plan.blocks.get(value.id) == assembler.lanes:
         return _in_wide_blocks(assembler, value, block, reading.pads, _zero(operation, at))
     if reading.has_border:
@@ -669,6 +672,20 @@ def _read(assembler: Assembler, operation: Operation, reading: _Reading) -> View
     is_moved = zero is not None and not (zero.constant is not None and not _zero(operation, at))
     zero_id = zero.id if zero is not None and is_moved else None
     return assembler.read_less(value.id, zero_id, reading.dtype, block, reading.pads)
+
+
+def _in_rows(assembler: Assembler, operation: Operation, reading: _Reading) -> View:
+    """Return codes in blocks of few channels, whose positions in a row have no gaps."""
+    value, block = operation.inputs[0], reading.x_block
+    if reading.has_border:
+        zero = _zero(operation, _places(operation))
+        return assembler.read_inside(value.id, block, reading.pads, zero)
+    view = assembler.read(value.id, block, reading.pads)
+    if view.strides[-2:] == (block, 1):
+        return view
+    dense = assembler.scratch(view.dtype, view.shape, block)
+    assembler.copy(view, dense, (), f"{value.name} in rows")
+    return dense
 
 
 def _in_wide_blocks(assembler: Assembler, value: Value, block: int, pads: Pads, zero: int) -> View:
