@@ -130,6 +130,8 @@ def check(stand_in, folder):
         mock.patch.object(backend, "toolkit", return_value=NVCC),
         mock.patch.object(toolkit, "_compile", compiler),
     ):
+        (target,) = backend.BACKEND.detect().targets
+        assert str(target) == "cutlass -base='cuda -arch=sm_80'", target
         options = {"num_threads": 1, "placement": "greedy", "cache": False}
         exe = intarsia.compile(model, "cutlass, cuda, llvm", **options)
         on = [region.backend for region in exe.placement.regions for _ in region.nodes]

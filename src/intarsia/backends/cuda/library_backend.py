@@ -113,7 +113,7 @@ class CudaLibraryBackend(ConfiguredBackend, ABC):
         except IntarsiaError as error:
             return Detection.failed(error)
         arch = targets[0].attrs["arch"]
-        return Detection((Target(f"{self.name} -from_device='cuda -arch={arch}'"),))
+        return Detection((Target(f"{self.name} -base='cuda -arch={arch}'"),))
 
     def require_kind(self, kind: str) -> None:
         """Check that the library is there, and a GPU.
