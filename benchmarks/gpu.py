@@ -27,6 +27,8 @@ from intarsia.backends.cuda.cudnn.backend import BACKEND as CUDNN
 NETWORKS = ("squeezenet", "mobilenet_v2", "resnet50")
 SIDES = (256, 1024, 4096)
 """Of products of square matrices of float32."""
+PAIRS = 32
+"""Of steps of the plan whose overhead is measured."""
 MOST = 1e-3
 """Largest error that agrees, relative to the largest number of an output."""
 PEER = "CUDAExecutionProvider"
@@ -89,6 +91,35 @@ def compare(name, model, runs):
     return error <= MOST
 
 
+def overhead(runs):
+    """Print what a step of a plan takes whose kernels do next to nothing; return whether it ran.
+
+    Steps are of two backends in turn, so that each is a region. What the kernels take is in it.
+    """
+    if not CUBLAS.detect().targets:
+        print("plan overhead: not measured: cublas is not here")
+        return True
+    lines, value = [], "x"
+    for number in range(PAIRS):
+        lines.append(f"a{number} = MatMul({value}, w) b{number} = Sin(a{number})")
+        value = f"b{number}"
+    text = f"""<ir_version: 9, opset_import: ["" : 20]>
+        g (float[16,16] x) => (float[16,16] {value}) {{ {" ".join(lines)} }}"""
+    model = onnx.parser.parse_model(text)
+    weight = np.eye(16, dtype=np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    exe = intarsia.compile(model, "cublas, cuda, llvm", placement="greedy")
+    x, y = np.ones((16, 16), np.float32), np.empty((16, 16), np.float32)
+    step = exe.bind({"x": x}, {value: y})
+    for _ in range(3):  # the second is captured
+        step()
+    (seconds,) = median_seconds([step], max(runs, 100))
+    steps = len(exe.plan.steps)
+    print(f"plan of {steps} steps: {1e6 * seconds / steps:.2f} us a step")
+    print(*exe.explain().captures, sep="\n")
+    return steps > 2 * PAIRS
+
+
 def main():
     """Say what is here, and compare the networks that are named, or all, and products."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -106,6 +137,8 @@ def main():
     models = [(name, zoo.build(name)) for name in asked.names or NETWORKS]
     models += [(f"product {side}", product(side)) for side in SIDES if not asked.names]
     verdicts = [compare(name, model, asked.runs) for name, model in models]
+    if not asked.names:
+        verdicts.append(overhead(asked.runs))
     return 0 if all(verdicts) else 1
 
 
