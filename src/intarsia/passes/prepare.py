@@ -22,6 +22,7 @@ from intarsia.graph.metadata import CLAIM_KEY
 from intarsia.graph.model_info import ModelInfo, read_model_info
 from intarsia.graph.ops import ViewKind, operator_of
 from intarsia.graph.snapshot import node_bodies, snapshot
+from intarsia.graph.windows import check_windows
 from intarsia.passes.activate_before_views import activate_before_views
 from intarsia.passes.convolve_before_resizing import convolve_before_resizing
 from intarsia.passes.convolve_tokens import convolve_tokens
@@ -260,7 +261,8 @@ def prepare(model: ir.Model, passes: Iterable[NamedPass] | None = None) -> Prepa
         passes: What to run, in order; None means those of the standard pipeline.
 
     Raises:
-        ModelError: A pass showed that the operators' shapes do not fit together.
+        ModelError: A pass showed that the operators' shapes do not fit together, or a window does
+            not fit its input.
     """
     model = model.clone()
     record_origins(model)
@@ -284,6 +286,7 @@ def prepare(model: ir.Model, passes: Iterable[NamedPass] | None = None) -> Prepa
         infer_shapes(model)
         settle_loops(model)
     graph = snapshot(model)
+    check_windows(graph)
     return PreparedModel(graph, read_model_info(graph), applied)
 
 

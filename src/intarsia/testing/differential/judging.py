@@ -233,9 +233,14 @@ class Judged:
         return plain, Evaluation(plain, self.feeds[draw])
 
     def _failed(self, target: str, threads: int, error: Exception) -> GraphFinding:
-        """An error counts unless ONNX Runtime does not take the graph either."""
+        """An error counts unless ONNX Runtime does not take the graph either.
+
+        A model that is found to be wrong is one all the same, unless it is so at some sizes only.
+        """
         text = f"{type(error).__name__}: {_first(error)}"
-        ours = isinstance(error, IntarsiaError) and not isinstance(error, ModelError | InputError)
+        is_sized = sized(self.model, self.feeds[0]) != self.model
+        wrong = InputError if is_sized else (ModelError, InputError)
+        ours = isinstance(error, IntarsiaError) and not isinstance(error, wrong)
         is_foreign_refusal = bool(self.peers and self.peer_error) and ours
         verdict = GraphVerdict.REFUSED if is_foreign_refusal else GraphVerdict.ERROR
         return GraphFinding(target, threads, verdict, text=text)
