@@ -10,6 +10,7 @@ import onnx.parser
 import onnxruntime
 import pytest
 
+import intarsia
 from intarsia.backends import llvm, native_free
 from intarsia.backends.native_free import FreeCalls
 from intarsia.errors import ExecutionError, PackageError
@@ -217,3 +218,14 @@ def test_sizes_of_parts_may_not_be_those_of_a_free_extent(split):
     graph = prepare_free(load(model, stays_free=True), {"n": 4})[0].graph
     (refusal,) = Subject(llvm.BACKEND, None, {}).refusals(graph, "parts").values()
     assert "may not add up" in str(refusal)
+
+
+def test_ones_on_a_diagonal_of_free_length_are_not_one_number_everywhere():
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 16]> g (float16[3,n] x) => (float[a,b] y) '
+        "{ y = EyeLike<dtype=1>(x) }"
+    )
+    program = intarsia.compile(model, "llvm", cache=False, num_threads=1)
+    for length in (7, 1, 2, 7):
+        made = program.run({"x": np.ones((3, length), np.float16)})["y"]
+        np.testing.assert_array_equal(made, np.eye(3, length, dtype=np.float32))

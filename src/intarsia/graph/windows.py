@@ -41,7 +41,7 @@ def _check(graph: Graph, node: Node) -> None:
     shape, result = (graph.values[i].shape for i in (node.inputs[0], node.outputs[0]))
     is_padded = attributes.get_string("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER")
     # By ceil_mode the last window may lack a part, the only one too.
-    if shape is None or result is None or is_padded or attributes.get_int("ceil_mode", 0):
+    if shape is None or result is None or is_padded or attributes.get_int("ceil_mode", 0) != 0:
         return
     kernel = _kernel(graph, node)
     rank = len(kernel)

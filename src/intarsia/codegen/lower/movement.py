@@ -22,7 +22,7 @@ from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import fuse
 from intarsia.codegen.lower.views import CHANNELS, View
 from intarsia.codegen.unit import CpuModel
-from intarsia.extents import Size, divide, is_free
+from intarsia.extents import Size, UndecidedError, divide, is_free
 from intarsia.graph.ops import ViewKind, operator_of
 
 
@@ -286,10 +286,18 @@ CONSTANTS: dict[str, Callable[[Operation], Array]] = {
 
 
 def lower_constant(assembler: Assembler, group: KernelGroup) -> None:
-    """Say that the result is a constant."""
+    """Say that the result is a constant.
+
+    Raises:
+        UndecidedError: It is of a free size, and not one number everywhere.
+    """
     operation = group.anchor
     shape, name = operation.output_shape, operation.output.name
     if is_free(shape):  # one number is read everywhere
+        if operation.op_type != "ConstantOfShape":
+            raise UndecidedError(
+                f"where the numbers of {operation.op_type} are depends on the sizes"
+            )
         view = assembler.constant(name, _repeated(operation))
         view = replace(view, shape=shape, strides=(0,) * len(shape))
     else:
