@@ -213,7 +213,8 @@ def _show_contest(contest: DemoContest, threads: int, *, as_json: bool) -> None:
         places = ", ".join(
             f"{n} nodes on {target}" for target, n in placement.coverage().items() if n
         )
-        write(f"{name}: {places}, in {len(placement.regions)} regions\n")
+        count = len(placement.regions)
+        write(f"{name}: {places}, in {count} region{'s' * (count != 1)}\n")
     at = f" at {sizes_text(contest.sizes)}" if contest.sizes else ""
     rows = []
     for name, timing in contest.timing.items():
