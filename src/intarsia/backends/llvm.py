@@ -47,6 +47,7 @@ from intarsia.backends.native_region import (
     decode_payload,
     load_remote,
     read_sums,
+    threads_there,
 )
 from intarsia.backends.tracing import WorkSpan
 from intarsia.backends.values import (
@@ -507,7 +508,12 @@ class LlvmBackend(ConfiguredBackend):
         texts = {name: unpack_text(artifact, code) for name, code in payload.kernels}
         objects = _find_or_compile(texts, cpu, caches)
         if payload.runner:
-            return load_remote(artifact, payload, objects, self.settings)
+            from intarsia.backends.native_remote import link_program
+
+            files = {f"{name}.o": code for name, code in objects.items()}
+            threads = threads_there(payload)
+            linked = link_program(list(objects), files, cpu.triple, threads, caches)
+            return load_remote(artifact, payload, linked, self.settings)
         options = device.options
         threads = min(options.num_threads, payload.num_cores or options.num_threads)
         pool = None if threads == 1 else _find_threads(threads, options, caches)

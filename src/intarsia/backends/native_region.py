@@ -320,7 +320,7 @@ class RemoteNative(NativeRegion):
     @property
     def carried_tensors(self) -> int:
         """How many tensors all calls so far sent there or had back."""
-        return self._program.region.carried_tensors
+        return self._program.region.agent.carried_tensors
 
     def _resized(self, sized: SizedCalls) -> Self:
         return type(self)(self._artifact, self._payload, self._program, self._free, sized)
@@ -339,36 +339,24 @@ class RemoteNative(NativeRegion):
 
 
 def load_remote(
-    artifact: Artifact,
-    payload: NativePayload,
-    code: bytes | Mapping[str, bytes],
-    settings: Settings,
+    artifact: Artifact, payload: NativePayload, linked: bytes, settings: Settings
 ) -> RemoteNative:
     """Return a region whose kernels are linked with the agent, which starts when it is first asked.
 
     Args:
         artifact: What was compiled.
         payload: Its content.
-        code: A program of its own, see `link_program`; or objects that its machine's program takes,
-            see `join_board`.
+        linked: The program, see `link_program`.
         settings: How long a call may take.
-
-    Raises:
-        BackendError: Nothing here links for that machine.
     """
-    from intarsia.backends.native_remote import RemoteProgram, join_board
+    from intarsia.backends.native_remote import RemoteProgram
     from intarsia.backends.remote import RemoteRegion
     from intarsia.native.agent import Agent
     from intarsia.process.runner import parse_runner
 
-    runner, threads = parse_runner(payload.runner), threads_there(payload)
-    if isinstance(code, bytes):
-        agent, number = Agent(code, runner, settings.call_seconds), 0
-    else:
-        cpu, caches = payload.native_cpu(), settings.cache_folder()
-        agent, number = join_board(code, runner, cpu, threads, caches, settings.call_seconds)
-    region = RemoteRegion(agent, artifact.target, number)
-    program = RemoteProgram(region, artifact.constants, payload.works, threads)
+    agent = Agent(linked, parse_runner(payload.runner), settings.call_seconds)
+    region = RemoteRegion(agent, artifact.target)
+    program = RemoteProgram(region, artifact.constants, payload.works, threads_there(payload))
     free = FreeCalls(payload, artifact.target) if payload.free is not None else None
     return RemoteNative(artifact, payload, program, free)
 

@@ -2,15 +2,12 @@
 """Native code on another machine: its kernels linked with the agent, its calls sent as data.
 
 One executable holds all kernels of a region, for all sizes: the list of calls, which `program.c`
-walks over, is an input that the agent keeps, and so are the weights. Regions that are loaded before
-one of them runs, as those of a plan are, share an executable and its process (`BoardProgram`).
+walks over, is an input that the agent keeps, and so are the weights.
 """
 
 from __future__ import annotations
 
 import tempfile
-import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,11 +36,9 @@ if TYPE_CHECKING:
     from intarsia.backends.remote import RemoteRegion
     from intarsia.backends.values import ArtifactConstant
     from intarsia.native.agent import Kept
-    from intarsia.process.runner import Runner
 
 _PROGRAM = Path(__file__).parent.parent / "native" / "program.c"
-_NAME = "program_{}"
-"""Of a region by its number."""
+_NAME = "program"
 
 KIND = "programs"
 """The folder of linked programs inside the cache folder."""
@@ -60,19 +55,9 @@ _TABLE = """\
 
 typedef void (*program_kernel)(const uint64_t *arguments, int64_t begin, int64_t end);
 
-int32_t program_run(
-    const program_kernel *kernels, const void *const *inputs, void *const *outputs);
-
 {declared}
-"""
-
-_REGION = """\
-static const program_kernel {name}_kernels[] = {{{kernels}}};
-int32_t {name}_call(const void *const *inputs, void *const *outputs);
-int32_t {name}_call(const void *const *inputs, void *const *outputs)
-{{
-    return program_run({name}_kernels, inputs, outputs);
-}}
+extern const program_kernel program_kernels[];
+const program_kernel program_kernels[] = {{{names}}};
 """
 
 _PARALLEL = """\
@@ -98,16 +83,12 @@ _ALONE = """\
 
 
 def link_program(
-    regions: Sequence[Sequence[str]],
-    objects: Mapping[str, bytes],
-    triple: str,
-    threads: int,
-    caches: Path,
+    names: Sequence[str], objects: Mapping[str, bytes], triple: str, threads: int, caches: Path
 ) -> bytes:
     """Return kernels and the agent as one static executable, from the cache if it is there.
 
     Args:
-        regions: Of each, the functions of its kernels in the order of their numbers.
+        names: The functions of kernels, in the order of their numbers.
         objects: Object files that have them, by name.
         triple: Of the machine.
         threads: That share the turns of a kernel there.
@@ -117,17 +98,12 @@ def link_program(
         BackendError: Nothing here links for that machine.
     """
     declared = "".join(
-        f"void {name}(const uint64_t *arguments, int64_t begin, int64_t end);\n"
-        for name in dict.fromkeys(name for names in regions for name in names)
+        f"void {name}(const uint64_t *arguments, int64_t begin, int64_t end);\n" for name in names
     )
-    bodies = [
-        _REGION.format(name=_NAME.format(number), kernels=", ".join(names) or "0")
-        for number, names in enumerate(regions)
-    ]
     parallel = _ALONE if threads == 1 else pool_source(threads)
-    table = "\n".join((_TABLE.format(declared=declared), *bodies))
+    table = _TABLE.format(declared=declared, names=", ".join(names))
     texts = {
-        **agent_sources([_NAME.format(number) for number in range(len(regions))]),
+        **agent_sources((_NAME,)),
         "program.c": _PROGRAM.read_text(),
         "program_parallel.c": _PARALLEL.format(parallel=parallel),
     }
@@ -235,99 +211,6 @@ def find_linker(cpu: NativeCpu, caches: Path) -> Linker:
         suffix = environment.removeprefix("gnu").removeprefix("musl")
         cpu = replace(cpu, triple=f"{architecture}-linux-musl{suffix}")
     return Linker.find(cpu, caches)
-
-
-class BoardProgram:
-    """The regions of one machine that are one program there.
-
-    It is linked, brought there and started when the first of them runs; what is loaded later is in
-    the next one. So the regions of a plan have one process, and candidates that are loaded,
-    measured and dropped one by one have one each.
-
-    Args:
-        cpu: Of the machine.
-        threads: That share the turns of a kernel there.
-        caches: The folder of all caches.
-    """
-
-    def __init__(self, cpu: NativeCpu, threads: int, caches: Path) -> None:
-        self._cpu, self._threads, self._caches = cpu, threads, caches
-        self._regions: list[Sequence[str]] = []
-        self._objects: dict[str, bytes] = {}
-        self._linked: bytes | None = None
-        self._lock = threading.Lock()
-        find_linker(cpu, caches)  # say now that nothing links for it
-
-    def join(self, objects: Mapping[str, bytes]) -> int | None:
-        """Add a region, and return its number; None if it is too late for that.
-
-        Args:
-            objects: See `join_board`.
-        """
-        with self._lock:
-            if self._linked is not None:
-                return None
-            self._regions.append(tuple(objects))
-            self._objects |= objects
-            return len(self._regions) - 1
-
-    def link(self) -> bytes:
-        """Return the executable.
-
-        Raises:
-            BackendError: The linker failed.
-        """
-        with self._lock:
-            if self._linked is None:
-                files = {f"{name}.o": code for name, code in self._objects.items()}
-                self._linked = link_program(
-                    self._regions, files, self._cpu.triple, self._threads, self._caches
-                )
-                self._objects.clear()
-            return self._linked
-
-
-_joined: weakref.WeakKeyDictionary[Agent, tuple[tuple[object, ...], BoardProgram]] = (
-    weakref.WeakKeyDictionary()
-)
-"""What the agents of regions run, with what has to be equal for another region to join."""
-_joined_lock = threading.Lock()
-
-
-def join_board(
-    objects: Mapping[str, bytes],
-    runner: Runner,
-    cpu: NativeCpu,
-    threads: int,
-    caches: Path,
-    seconds: float,
-) -> tuple[Agent, int]:
-    """Make a region a part of its machine's program; return its agent, and its number there.
-
-    Args:
-        objects: Object files with its kernels in the order of their numbers; their names, which
-            are the functions', say what is in them.
-        runner: The way to the machine.
-        cpu: What the objects are for.
-        threads: That share the turns of a kernel there.
-        caches: The folder of all caches.
-        seconds: How long a call may take there; 0 for no limit.
-
-    Raises:
-        BackendError: Nothing here links for that machine.
-    """
-    alike = (runner.text, cpu, threads, caches, seconds)
-    with _joined_lock:
-        for agent, (key, program) in list(_joined.items()):
-            number = program.join(objects) if key == alike else None
-            if number is not None:
-                return agent, number
-        program = BoardProgram(cpu, threads, caches)
-        number = program.join(objects)
-        assert number is not None
-        agent = Agent(program.link, runner, seconds)
-        _joined[agent] = alike, program
-        return agent, number
 
 
 class RemoteProgram:

@@ -182,7 +182,7 @@ class CBackend(ConfiguredBackend):
         texts = {f"{name}.c": unpack_text(artifact, code) for name, code in payload.kernels}
         objects = {"kernels.o": compile_c(texts, cpu, caches, ("-std=c99", *payload.options))}
         names = [f"{name}_entry" for name, _ in payload.kernels]
-        linked = link_program((names,), objects, cpu.triple, threads_there(payload), caches)
+        linked = link_program(names, objects, cpu.triple, threads_there(payload), caches)
         return load_remote(artifact, payload, linked, self.settings)
 
 

@@ -51,8 +51,6 @@ class RemoteRegion:
         self._target = target
         self._number = number
         self._away = 0.0
-        self.carried_tensors = 0
-        """Inputs that were sent and outputs that came back, of all calls that came to their end."""
 
     def run(
         self,
@@ -78,7 +76,6 @@ class RemoteRegion:
             error.target = self._target
             raise
         self._away += time.perf_counter() - begin - sum(done.seconds)
-        self.carried_tensors += done.carried_tensors
         if done.status:
             raise ExecutionError(
                 f"the region on {self.agent.runner.place} failed with {done.status}",
@@ -149,7 +146,7 @@ class RemoteExecutable:
     @property
     def carried_tensors(self) -> int:
         """How many tensors all calls so far sent there or had back."""
-        return self._region.carried_tensors
+        return self._region.agent.carried_tensors
 
 
 class RemoteClock:

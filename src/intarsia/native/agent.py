@@ -21,7 +21,7 @@ import os
 import struct
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -235,29 +235,22 @@ class AgentRun:
     Attributes:
         status: What it returned; 0 means done.
         seconds: Of each round, by that machine's clock.
-        carried_tensors: Inputs that were sent and outputs that came back.
     """
 
     status: int
     seconds: tuple[float, ...]
-    carried_tensors: int
 
 
 class Agent:
     """A program on a machine that runs its regions; started when it is first asked.
 
     Args:
-        program: The executable, or what gives it when it is started.
+        program: The executable.
         runner: The way to the machine.
         seconds: How long one call may take there; 0 for no limit.
     """
 
-    def __init__(
-        self,
-        program: bytes | Callable[[], bytes],
-        runner: Runner,
-        seconds: float = RUN_SECONDS,
-    ) -> None:
+    def __init__(self, program: bytes, runner: Runner, seconds: float = RUN_SECONDS) -> None:
         self.runner = runner
         self.seconds = seconds
         self._program = program
@@ -343,9 +336,7 @@ class Agent:
                 raise
             self.carried_tensors += sent + received
         return AgentRun(
-            struct.unpack("<i", struct.pack("<I", status))[0],
-            tuple(time * 1e-9 for time in times),
-            sent + received,
+            struct.unpack("<i", struct.pack("<I", status))[0], tuple(time * 1e-9 for time in times)
         )
 
     def _wait(self, talk: Conversation, region: int) -> int:
@@ -387,8 +378,7 @@ class Agent:
     def _open(self) -> Conversation:
         """Return the conversation, with all that is to be kept at the other end."""
         if self._talk is None:
-            program = self._program if isinstance(self._program, bytes) else self._program()
-            self._talk = start_program(self.runner, "agent", program)
+            self._talk = start_program(self.runner, "agent", self._program)
             self._sent = 0
             self.starts += 1
             magic, version, _, is_little = _read_numbers(self._talk, 4, _START_SECONDS)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Regions whose kernels are object files: it walks over a list of calls that it is given as data,
-   so that one program serves all sizes; each region has its own kernels. For the agent; `backends/native_remote.py` writes the list.
+/* A region whose kernels are object files: it walks over a list of calls that it is given as data,
+   so that one program serves all sizes. For the agent; `backends/native_remote.py` writes the list.
 
    inputs   the list, weights, then the inputs of the region
    outputs  scratch memory, faults, counts, then the outputs of the region
@@ -17,6 +17,7 @@
 typedef void (*program_kernel)(const uint64_t *arguments, int64_t begin, int64_t end);
 
 /* Generated. */
+extern const program_kernel program_kernels[];
 void program_parallel(
     program_kernel kernel, const uint64_t *arguments, int64_t turns, int64_t chunks);
 
@@ -59,11 +60,7 @@ static const uint64_t *words_of(
     return words;
 }
 
-int32_t program_run(
-    const program_kernel *kernels, const void *const *inputs, void *const *outputs);
-
-int32_t program_run(
-    const program_kernel *kernels, const void *const *inputs, void *const *outputs)
+int32_t program_call(const void *const *inputs, void *const *outputs)
 {
     const int64_t *list = (const int64_t *)inputs[0];
     const int64_t *storages = list + 4, *call = storages + 2 * list[2];
@@ -80,7 +77,7 @@ int32_t program_run(
         return 1;
     for (i = 0; i < list[3]; ++i, call += 4) {
         program_parallel(
-            kernels[call[0]],
+            program_kernels[call[0]],
             words_of(word, call[2], storages, inputs, outputs, words), call[1], call[3]);
         word += 2 * call[2];
     }
