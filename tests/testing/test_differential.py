@@ -25,7 +25,7 @@ from intarsia.testing.differential import (
     judge_seed,
     run,
 )
-from intarsia.testing.differential.campaign import SPARSE, TARGETS, groups_of, plan_of
+from intarsia.testing.differential.campaign import SOMEWHERE, SPARSE, TARGETS, groups_of, plan_of
 from intarsia.testing.differential.joining import (
     JoinedGraphs,
     join_models,
@@ -662,6 +662,11 @@ def test_rounds_add_up_by_commit_and_the_last_verdict_on_a_seed_counts(tmp_path)
     ]
     assert sum(r.graphs for r in kept) == 6
 
+    write_lines(folder, verdict_line(1, "crashed", target=SOMEWHERE))
+    assert [each["seed"] for r in keep_rounds(file, folder) for each in r.bad] == [1]
+    write_lines(folder, verdict_line(1, "agrees"))  # judged again, it is blamed no more
+    assert not [each for r in keep_rounds(file, folder) for each in r.bad]
+
     other = tmp_path / "other"
     write_lines(other, run_line("a", "2026-01-03"), verdict_line(50, "agrees"))
     assert len(keep_rounds(file, other)) == 4
@@ -743,6 +748,32 @@ def test_what_differs_together_is_judged_alone_and_is_a_finding_if_it_agrees_the
     first, second = graphs.judge("reference", 1)
     assert (first.verdict, second.verdict) == ("agrees", "disagrees")
     assert second.text.startswith("only together: g1_y: value")
+
+
+def test_a_graph_that_differs_alone_keeps_that_beside_one_that_differs_only_together(monkeypatch):
+    real = intarsia.testing.differential.joining.compile_graph
+
+    class Wrong:
+        def __init__(self, program):
+            self.program = program
+
+        def __getattr__(self, name):
+            return getattr(self.program, name)
+
+        def run(self, feeds):
+            return {name: array + 1 for name, array in self.program.run(feeds).items()}
+
+    def compiled(model, target, threads):
+        program, is_whole = real(model, target, threads)
+        is_second = [node.op_type for node in model.graph.node] == ["Abs"]
+        return program if is_second else Wrong(program), is_whole
+
+    for module in ("joining", "judging"):
+        monkeypatch.setattr(f"intarsia.testing.differential.{module}.compile_graph", compiled)
+    first, second = JoinedGraphs(two_graphs()).judge("reference", 1)
+    assert (first.verdict, second.verdict) == ("disagrees", "disagrees")
+    assert "only together" not in first.text
+    assert "only together" in second.text
 
 
 def test_an_error_that_graphs_have_only_together_is_a_finding(monkeypatch):

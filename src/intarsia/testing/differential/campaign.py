@@ -163,16 +163,20 @@ class Results:
         if record.get("generation") != generation():
             self.outdated += 1
             return
-        previous = self.records.get(record["seed"])
-        if previous is not None:
-            fresh = {NOWHERE, SOMEWHERE, *(finding["target"] for finding in record["findings"])}
-            findings = [f for f in previous["findings"] if f["target"] not in fresh]
-            record = {**record, "findings": [*findings, *record["findings"]]}
-        self.records[record["seed"]] = record
+        self.records[record["seed"]] = renewed(self.records.get(record["seed"]), record)
 
     def _write(self, record: Mapping[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def renewed(previous: Mapping[str, Any] | None, record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record of a graph, with what an earlier one has of targets not judged since."""
+    if previous is None:
+        return record
+    fresh = {NOWHERE, SOMEWHERE, *(finding["target"] for finding in record["findings"])}
+    findings = [each for each in previous["findings"] if each["target"] not in fresh]
+    return {**record, "findings": [*findings, *record["findings"]]}
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -119,14 +119,15 @@ class JoinedGraphs:
             else GraphFinding(target, threads, GraphVerdict.AGREES, text=text)
             for number, each in enumerate(self.judged)
         ]
-        if any(findings[number].verdict is GraphVerdict.AGREES for number in differing):
+        together = [n for n in sorted(differing) if findings[n].verdict is GraphVerdict.AGREES]
+        if together:
             whole = self._whole.judge(target, threads)
             if whole.verdict is not GraphVerdict.EXPLAINED:
                 words = whole.text or "they differ, and the next time they do not"
                 whole = replace(
                     whole, verdict=GraphVerdict.DISAGREES, text=f"only together: {words}"
                 )
-            findings[min(differing)] = whole
+            findings[together[0]] = whole
         return findings
 
     def _differing(self, program: Any) -> set[int]:

@@ -16,7 +16,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from intarsia.testing.differential.campaign import BAD, read_lines
+from intarsia.files import whole_file
+from intarsia.testing.differential.campaign import BAD, read_lines, renewed
 from intarsia.testing.graphs import GraphFamily
 
 _MOST_TEXT = 200
@@ -71,10 +72,7 @@ def rounds_of(folder: Path) -> list[GraphRound]:
             runs.append(line["run"])
         elif "seed" in line and runs:
             key = (line.get("generation", ""), line["seed"])
-            earlier = last[key][1]["findings"] if key in last else []
-            judged = {finding["target"] for finding in line["findings"]}
-            kept = [finding for finding in earlier if finding["target"] not in judged]
-            last[key] = runs[-1], {**line, "findings": [*kept, *line["findings"]]}
+            last[key] = runs[-1], renewed(last[key][1] if key in last else None, line)
     by_key: dict[tuple[str, str, str], list[tuple[dict[str, Any], dict[str, Any]]]] = {}
     for (generation, _), (run, record) in last.items():
         by_key.setdefault((run["commit"], run["machine"], generation), []).append((run, record))
@@ -154,7 +152,8 @@ def keep_rounds(file: Path, folder: Path) -> list[GraphRound]:
     kept = sorted([*others, *rounds_of(folder)], key=lambda each: each.start)
     file.parent.mkdir(parents=True, exist_ok=True)
     texts = [json.dumps(asdict(each), ensure_ascii=False) for each in kept]
-    file.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    with whole_file(file) as draft:
+        draft.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
     return kept
 
 
