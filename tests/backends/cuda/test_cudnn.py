@@ -83,6 +83,8 @@ MODELS = {
     "{ y = LayerNormalization<epsilon=0.01>(x, s, b) }",
     "layer norm without a row": "(float16[3,4,6] x, float16[4,6] s) => (float16[3,4,6] y) "
     "{ y = LayerNormalization<axis=1>(x, s) }",
+    "layer norm with factors of one item": "(float[2,5,8] x, float[1,1,8] s, float[1,8] b) "
+    "=> (float[2,5,8] y) { y = LayerNormalization(x, s, b) }",
     "instance norm": "(float[2,3,4,5] x, float[3] s, float[3] b) => (float[2,3,4,5] y) "
     "{ y = InstanceNormalization(x, s, b) }",
     "batch norm, relu": "(float[2,3,4,5] x) => (float[2,3,4,5] y) "
@@ -129,6 +131,10 @@ REFUSED = {
     "{ y = Gemm<alpha=2.0>(x, w) }",
     "its factors are repeated": "(float[3,4,6] x, float[6] s) => (float[3,4,6] y) "
     "{ y = LayerNormalization<axis=1>(x, s) }",
+    "of one number of dimensions": "(float16[3,3,5,8] q, float16[3,6,8] k) => "
+    "(float16[3,3,5,8] y) { y = Attention<q_num_heads=3, kv_num_heads=3>(q, k, k) }",
+    "how many heads it has is not said": "(float16[2,5,8] q) => (float16[2,5,8] y) "
+    "{ y = Attention(q, q, q) }",
     "it has a mask or a cache": "(float16[1,2,4,8] q, float16[4,4] m) => (float16[1,2,4,8] y) "
     "{ y = Attention(q, q, q, m) }",
     "cuDNN's attention is of 16-bit": "(float[1,2,4,8] q) => (float[1,2,4,8] y) "
@@ -279,6 +285,103 @@ def test_refusals(reason):
     assert any(reason in one[node.id].reason for one in refused), refused
     with pytest.raises(BackendError, match="is no operation of cuDNN's"):
         program_of(whole(graph), context())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(float[8,8] x, float[8,1] s) => (float[8,8] y) { y = LayerNormalization(x, s) }",
+        "(float[8,8] x, float[8] s, float[8,1] b) => (float[8,8] y) "
+        "{ y = LayerNormalization(x, s, b) }",
+        "(float[24,4,6] x, float[24,1,1] s) => (float[24,4,6] y) "
+        "{ y = LayerNormalization<axis=1>(x, s) }",
+    ],
+)
+def test_factors_of_a_layer_norm_that_lie_along_other_axes_are_refused(text):
+    """As many as there are entries, but not one for each."""
+    graph = graph_of(parse(text))
+    assert not match_region(whole(graph), TABLE)
+    refused = [rule.refuse(graph, context()) for rule in pattern_rules(TABLE)]
+    assert any("its factors are repeated" in one[0].reason for one in refused), refused
+
+
+def test_a_convolution_that_is_added_to_itself():
+    """The sum is no follower: not one of its operands is another tensor."""
+    text = "(float[1,3,6,6] x, float[1,3,3,3] w) => (float[1,1,4,4] y) "
+    graph = graph_of(parse(text + "{ a = Conv(x, w) y = Add(a, a) }"))
+    (match,) = match_region(whole(graph), TABLE)
+    assert nodes_of(graph, match.members) == {"Conv"}
+
+
+def test_a_scale_of_zero_is_no_scale_that_is_missing():
+    text = "(float16[1,2,4,8] q, float16[1,2,6,8] k) => (float16[1,2,4,8] y) "
+    proto = parse(text + "{ y = Attention<scale=0.0>(q, k, k) }")
+    feeds = feeds_of(proto)
+    ((found, _),) = computed(proto, whole(graph_of(proto)), feeds)
+    mean = feeds["k"].astype("float32").mean(axis=2, keepdims=True)
+    np.testing.assert_allclose(
+        found.astype("float32"), np.broadcast_to(mean, found.shape), atol=2e-3
+    )
+
+
+MIXED = "{ u = Transpose<perm=[0,2,1]>(k) a = MatMul(q, u) s = Softmax(a) y = MatMul(s, v) }"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(float16[3,3,5,8] q, float16[3,6,8] k, float16[3,6,16] v) => (float16[3,3,5,16] y) "
+        + MIXED,
+        "(float16[2,5,8] q, float16[2,1,6,8] k, float16[2,1,6,16] v) => (float16[2,2,5,16] y) "
+        + MIXED.replace("[0,2,1]", "[0,1,3,2]"),
+        "(float16[2,5,8] q, float16[2,6,8] k, float16[2,6,8] v) => (float16[1,2,5,8] y) "
+        "<float16[1,1,1,1] f = {14336}> { u = Transpose<perm=[0,2,1]>(k) a = MatMul(q, u) "
+        "c = Mul(a, f) s = Softmax(c) y = MatMul(s, v) }",
+        "(float16[2,5,8] q, float16[2,6,8] k, float16[2,6,8] v) => (float16[2,5,8] y) "
+        "<float16 f = {0}> { u = Transpose<perm=[0,2,1]>(k) a = MatMul(q, u) "
+        "c = Div(a, f) s = Softmax(c) y = MatMul(s, v) }",
+    ],
+)
+def test_attention_of_mixed_ranks_is_refused(text):
+    """What is an item of a tensor of three dimensions is a head of one of four."""
+    graph = graph_of(parse(text))
+    taken = {node for match in match_region(whole(graph), TABLE) for node in match.members}
+    assert "Softmax" not in nodes_of(graph, taken)
+
+
+@st.composite
+def attentions(draw):
+    """Attention of tensors of three or four dimensions, whose items and heads may be repeated."""
+    rows, keys = (draw(st.integers(1, 3)) for _ in range(2))
+    items, heads = (draw(st.sampled_from([2, 1])) for _ in range(2))
+    shapes = []
+    for sizes in ((rows, 8), (keys, 8), (keys, 16)):
+        outer = [draw(st.sampled_from([size, size, 1])) for size in (items, heads)]
+        shapes.append([*outer[draw(st.integers(0, 1)) :], *sizes])
+    if draw(st.booleans()):  # else few are taken
+        outer = shapes[0][draw(st.integers(0, len(shapes[0]) - 3)) : -2]
+        shapes[1:] = [[*outer, keys, width] for width in (8, 16)]
+    k = shapes[1]
+    outer = list(np.broadcast_shapes(*(shape[:-2] for shape in shapes)))
+    scale = draw(st.sampled_from(["", "Mul", "Div"]))
+    form = draw(st.sampled_from([[], [1], [1, 1, 1], [1, 1, 1, 1]])) if scale else []
+    outer = [1] * (len(form) - 2 - len(outer)) + outer
+    perm = [*range(len(k) - 2), len(k) - 1, len(k) - 2]
+    steps = [f"u = Transpose<perm={perm}>(k)", "a = MatMul(q, u)"]
+    steps += [f"c = {scale}(a, f)"] if scale else []
+    steps += [f"s = Softmax({'c' if scale else 'a'})", "y = MatMul(s, v)"]
+    inputs = ", ".join(f"float16{shape} {name}" for shape, name in zip(shapes, "qkv", strict=True))
+    constant = f"<float16{form or ''} f = {{14336}}>" if scale else ""
+    return f"({inputs}) => (float16{[*outer, rows, 16]} y) {constant} {{ {' '.join(steps)} }}"
+
+
+@settings(max_examples=40, deadline=None)
+@given(attentions())
+def test_random_attention_is_right_or_refused(text):
+    proto = parse(text)
+    region = of_table(graph_of(proto))
+    if "Softmax" in nodes_of(region.graph, region.nodes):
+        compare(computed(proto, region, feeds_of(proto)))
 
 
 @st.composite

@@ -49,6 +49,8 @@ def attention(match: Match) -> GraphDraft | str:
         if constant is None or operation.array(constant).size != 1:
             return "its scores are multiplied by more than one number"
         factor = float(operation.array(constant).reshape(-1)[0])
+        if node.op_type == "Div" and (constant == 0 or not factor):
+            return "its scores are not divided by a number other than zero"
         scale = factor if node.op_type == "Mul" else 1 / factor
     tensors = {
         "Q": dense(q),
@@ -71,6 +73,8 @@ def attention_operator(match: Match) -> GraphDraft | str:
     ):
         return "some keys are left out, or its scores are bounded"
     heads = [operation.attribute(name, 0) for name in ("q_num_heads", "kv_num_heads")]
+    if len(operation.inputs[0].shape or ()) != _RANK and not all(heads):
+        return "how many heads it has is not said"
     counts = (heads[0], heads[1], heads[1], heads[0])
     values = (*operation.inputs, operation.output)
     seen = []
@@ -84,9 +88,10 @@ def attention_operator(match: Match) -> GraphDraft | str:
         steps = [rows * width, width // count, width, 1]
         seen.append(DnnTensor(value.dtype, dims, steps, value.id))
     q, k, v, output = seen
-    scale = operation.attribute("scale") or 1 / np.sqrt(q.dims[-1])
+    scale = operation.attribute("scale")
+    factor = 1 / np.sqrt(q.dims[-1]) if scale is None else scale
     tensors = {"Q": q, "K": k, "V": v}
-    return _attended(operation.node.name, tensors, output, float(scale))
+    return _attended(operation.node.name, tensors, output, float(factor))
 
 
 def _attended(
@@ -98,6 +103,9 @@ def _attended(
     q, k, v = (_of_heads(tensors[letter]) for letter in "QKV")
     if (q.dims[0], q.dims[-1]) != (k.dims[0], k.dims[-1]) or k.dims[:3] != v.dims[:3]:
         return "its items or heads are repeated"
+    result = _of_heads(output)
+    if result.dims != [*q.dims[:3], v.dims[3]]:
+        return "its result has other dimensions than its queries"
     if q.dims[1] % k.dims[1]:
         return "its heads are not divided among those of keys"
     if q.dims[-1] % _PIECE or v.dims[-1] % _PIECE:
@@ -107,7 +115,7 @@ def _attended(
         node,
         DnnOperation("attention", {}),
         {"Q": q, "K": k, "V": v, "SCALE": number},
-        _of_heads(output),
+        result,
     )
 
 
@@ -128,4 +136,6 @@ def _refuse_attention(values: Sequence[Value]) -> str:
             return "a size is not known"
         if len(value.shape) not in (3, 4) or 0 in value.shape:
             return "it has not the dimensions of attention"
+    if len({len(value.shape or ()) for value in values}) > 1:
+        return "its tensors are not of one number of dimensions"  # heads of one are items of others
     return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import dropwhile
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -159,7 +160,7 @@ def _layer_norm(match: Match) -> GraphDraft | str:
     shape = operation.shape()
     axis = operation.attribute("axis", -1) % len(shape)
     sizes = prod(shape[:axis]), prod(shape[axis:])
-    return _norm(operation, "LAYER_NORM", [*sizes, 1, 1])
+    return _norm(operation, "LAYER_NORM", [*sizes, 1, 1], shape[axis:])
 
 
 def _instance_norm(match: Match) -> GraphDraft | str:
@@ -171,14 +172,23 @@ def _instance_norm(match: Match) -> GraphDraft | str:
     items, channels, *others = operation.shape()
     if not others:
         return "an item of a channel is one number"
-    return _norm(operation, "INSTANCE_NORM", [items, channels, prod(others), 1])
+    return _norm(operation, "INSTANCE_NORM", [items, channels, prod(others), 1], (channels,))
 
 
-def _norm(operation: Operation, mode: str, dims: list[int]) -> GraphDraft | str:
-    """Return a norm whose factors and summands are of the second dimension."""
+def _norm(
+    operation: Operation, mode: str, dims: list[int], entries: Sequence[int]
+) -> GraphDraft | str:
+    """Return a norm whose factors and summands are of the second dimension.
+
+    Args:
+        operation: The norm.
+        mode: As cuDNN names it.
+        dims: Of its input, as cuDNN sees it.
+        entries: Dimensions of what has a factor each.
+    """
     x, scale, *rest = operation.inputs
     row = [1, dims[1], 1, 1]
-    if any(prod(one.shape or (0,)) != dims[1] for one in (scale, *rest)):
+    if any(_behind_ones(one.shape or ()) != _behind_ones(entries) for one in (scale, *rest)):
         return "its factors are repeated"
     operands = {"X": seen(x, dims), "SCALE": seen(scale, row)}
     arrays: dict[str, Array] = {}
@@ -196,6 +206,11 @@ def _norm(operation: Operation, mode: str, dims: list[int]) -> GraphDraft | str:
         seen(operation.output, dims),
         arrays,
     )
+
+
+def _behind_ones(shape: Sequence[int | str]) -> tuple[int | str, ...]:
+    """Return a shape without the ones it begins with, which broadcasting adds."""
+    return tuple(dropwhile(lambda size: size == 1, shape))
 
 
 def _batch_norm(match: Match) -> GraphDraft | str:
@@ -259,7 +274,9 @@ def _bias(match: Match) -> GraphDraft | str:
     dims = before.result.dims
     row = [1] * len(dims)
     row[CHANNELS] = dims[CHANNELS]
-    shape = list(others[0].shape or ()) if others else []
+    if len(others) != 1:
+        return "what is added is not a row of the channels"
+    shape = list(others[0].shape or ())
     if [1] * (len(dims) - len(shape)) + shape != row or operation.output.shape != tuple(dims):
         return "what is added is not a row of the channels"
     return replace(before, bias=others[0].id)
