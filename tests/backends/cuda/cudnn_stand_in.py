@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 DTYPES = {0: np.dtype("float32"), 2: np.dtype("float16"), 9: np.dtype(ml_dtypes.bfloat16)}
-TENSOR, GRAPH, PLAN, ENGINE, CONFIGURATION = 17, 15, 5, 2, 3
+TENSOR, GRAPH, PLAN, ENGINE, CONFIGURATION, HEURISTIC = 17, 15, 5, 2, 3, 4
 CONVOLUTION, BACKWARD, POINTWISE, PRODUCT, POOLING, NORM, ATTENTION = 10, 12, 13, 19, 25, 29, 41
 NEEDED = {
     17: {900, 901, 902, 903, 906},
@@ -40,8 +40,9 @@ NEEDED = {
 INTEGERS, DESCRIPTORS = 3, 15
 CODES = {900: 3, 901: 1, 902: 3, 903: 3, 906: 3, 907: 2, 908: 2, 700: 5, 1000: 3, 1001: 6, 1003: 6}
 """Types of attributes; all that end in a descriptor are one."""
-NOTES = {0: (), 1: (0,), 2: (5,), 3: (3, 4)}
-"""Of each engine: with tensor cores, Winograd's, and Fourier's, whose bits differ."""
+NOTES = {0: (), 1: (0,), 2: (5,), 3: (3, 4), 4: ()}
+"""Of each engine: with tensor cores, Winograd's, and Fourier's, whose bits differ; the last one is
+proposed where any engine will do, and needs no memory of its own."""
 TAKEN, REFUSED = 0, 2000
 
 
@@ -74,6 +75,8 @@ class StandIn:
     made: dict = field(default_factory=dict)
     streams: dict = field(default_factory=dict)
     ran: list = field(default_factory=list)
+    refused_modes: set = field(default_factory=set)
+    refused_engines: set = field(default_factory=set)
     count: int = 0
     cudnnGetVersion: object = field(default_factory=lambda: Version(92800))  # noqa: N815
     cudnnGetErrorString: object = field(default_factory=lambda: Version(b"BAD_PARAM"))  # noqa: N815
@@ -118,6 +121,12 @@ class StandIn:
         described = self.made[one.value]
         if NEEDED[described.kind] - described.values.keys():
             return REFUSED
+        if described.kind == HEURISTIC and described.one(200) in self.refused_modes:
+            return REFUSED
+        if described.kind == PLAN:
+            if self.made[described.one(401)].values["engine"] in self.refused_engines:
+                return REFUSED
+            assert self.made[described.one(400)] == "handle"
         described.is_finished = True
         return TAKEN
 
@@ -140,7 +149,7 @@ class StandIn:
             count._obj.value = len(notes)
         else:
             assert number == 402
-            room[0] = 256 * self.made[described.one(401)].values["engine"]
+            room[0] = 256 * (self.made[described.one(401)].values["engine"] % 4)
             count._obj.value = 1
         return TAKEN
 
@@ -164,19 +173,20 @@ class StandIn:
                 and all(step in may for step, may in zip(order, steps, strict=True))
                 for order in orders
             )
-            return {3: [1, 0, 2, 3], 1: [1, 0, 2, 3], 2: [0]}[mode] if is_known else []
+            return {3: [1, 0, 2, 3], 1: [1, 0, 2, 3], 2: [0, 4]}[mode] if is_known else []
         if first.kind == BACKWARD:
             return [] if steps else [0, 1]
         if first.kind == POOLING:
-            return [0] if mode == 2 and not steps else []
+            return [0, 4] if mode == 2 and not steps else []
         if first.kind == NORM:
-            return [] if steps else [0]
+            return [] if steps else [0, 4]
         if first.kind == ATTENTION:
             return [] if steps or mode == 2 else [1]
         return [1]
 
     def cudnnBackendExecute(self, handle, plan, pack):  # noqa: N802
         assert self.made[handle.value] == "handle"
+        assert self.made[plan.value].one(400) == handle.value, "a plan of another thread's"
         if self.wait is not None:
             self.wait(self.streams[handle.value])
         configuration = self.made[self.made[plan.value].one(401)]

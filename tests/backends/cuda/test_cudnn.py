@@ -27,7 +27,7 @@ from tests.c_compiler import compile_c
 from intarsia.backends.cuda.cudnn import library as module
 from intarsia.backends.cuda.cudnn.backend import BACKEND, program_of
 from intarsia.backends.cuda.cudnn.descriptors import engines
-from intarsia.backends.cuda.cudnn.execution import DnnPlan, queued
+from intarsia.backends.cuda.cudnn.execution import plan_of, queued
 from intarsia.backends.cuda.cudnn.graphs import EngineRules
 from intarsia.backends.cuda.cudnn.library import Cudnn, DnnDescriptor
 from intarsia.backends.cuda.cudnn.table import TABLE
@@ -215,14 +215,8 @@ def computed(proto, region, feeds, rules=WIDE):
     dnn.call("cudnnCreate", module.byref(handle))
     properties = DnnDescriptor(dnn, "DEVICEPROP", DEVICEPROP_DEVICE_ID=0)
     for drawn in program.graphs:
-        best = engines(dnn, drawn, rules, properties)[0]
-        plan = DnnDescriptor(
-            dnn,
-            "EXECUTION_PLAN",
-            EXECUTION_PLAN_HANDLE=handle,
-            EXECUTION_PLAN_ENGINE_CONFIG=best,
-        )
-        queued(dnn, handle, drawn, DnnPlan(plan, 0), addresses, 256)()
+        best = next(engines(dnn, drawn, rules, properties))[0]
+        queued(dnn, handle, drawn, plan_of(dnn, handle, best), addresses, 256)()
     wanted = peer_of(proto)([one.name for one in outputs], feeds)
     pairs = zip(outputs, results, wanted, strict=True)
     return [(room.view(dtype_of(one.dtype)).reshape(one.shape), peer) for one, room, peer in pairs]
@@ -476,14 +470,16 @@ def test_negative_results_and_nan_of_a_relu():
     np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
 
 
-def chosen(name, text):
-    """The engine that comes first, and how many may be tried."""
+def proposed(name, text, stand_in):
+    """The engines that each way to ask has, with the stand-in's numbers."""
     graph = graph_of(parse(MODELS[name]))
     program, _ = program_of(of_table(graph), context(text))
-    dnn = Cudnn(cudnn_stand_in.StandIn())
+    dnn = Cudnn(stand_in)
     properties = DnnDescriptor(dnn, "DEVICEPROP", DEVICEPROP_DEVICE_ID=0)
-    found = engines(dnn, program.graphs[0], program.rules, properties)
-    return [dnn.functions.made[one.value.value].values["engine"] for one in found]
+    return [
+        [stand_in.made[one.value.value].values["engine"] for one in found]
+        for found in engines(dnn, program.graphs[0], program.rules, properties)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -500,11 +496,22 @@ def chosen(name, text):
         ("product", "cudnn", []),
         ("product", "cudnn -math_type=tensor_op", [1]),
         ("product, row, gelu", "cudnn", [1]),
-        ("maximum", "cudnn -math_type=fma", [0]),
+        ("maximum", "cudnn -math_type=fma", [0, 4]),
     ],
 )
 def test_attributes_decide_which_engines_are_tried(name, text, wanted):
-    assert chosen(name, text) == wanted
+    found = proposed(name, text, cudnn_stand_in.StandIn())
+    assert (found or [[]])[0] == wanted
+
+
+def test_every_way_to_ask_is_there_for_whoever_can_use_none_of_the_others():
+    stand_in = cudnn_stand_in.StandIn()
+    assert proposed("conv", "cudnn", stand_in) == [[0, 2, 3], [0, 2, 3], [0, 4]]
+    stand_in.refused_modes = {1, 3}
+    assert proposed("conv", "cudnn", stand_in) == [[0, 4]]
+    stand_in.refused_modes = {1, 2, 3}
+    with pytest.raises(module.CudnnError, match="BAD_PARAM"):
+        proposed("conv", "cudnn", stand_in)
 
 
 def test_what_is_missing_of_a_descriptor_is_an_error_with_its_name():
@@ -631,7 +638,10 @@ def ask_for_engines():
             graph = graph_of(parse(model))
             program, _ = program_of(of_table(graph), context())
             for rules in (EngineRules(), WIDE):
-                found = [len(engines(library, one, rules, properties)) for one in program.graphs]
+                found = [
+                    len(next(engines(library, one, rules, properties), []))
+                    for one in program.graphs
+                ]
                 counts[f"{capability} {name} {rules.math_type}"] = min(found)
     print(json.dumps(counts))
 

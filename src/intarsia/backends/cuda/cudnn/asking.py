@@ -57,7 +57,7 @@ def _problem(graph: bytes, rules: EngineRules, device: int) -> str:
     dnn = library.library()
     drawn = msgspec.msgpack.decode(graph, type=DnnGraph)
     try:
-        found = engines(dnn, drawn, rules, device_properties(dnn, device))
+        found = next(engines(dnn, drawn, rules, device_properties(dnn, device)), [])
     except library.CudnnError as error:
         return f"cuDNN does not take it: {error}"
     how = "" if rules == EngineRules() else " that the target's attributes allow"

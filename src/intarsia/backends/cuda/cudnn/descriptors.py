@@ -3,10 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from intarsia.backends.cuda.cudnn.library import DATA_TYPES, WORDS, Cudnn, DnnDescriptor
+from intarsia.backends.cuda.cudnn.library import (
+    DATA_TYPES,
+    WORDS,
+    Cudnn,
+    CudnnError,
+    DnnDescriptor,
+)
 from intarsia.backends.cuda.library_execution import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -48,8 +54,8 @@ def describe(dnn: Cudnn, graph: DnnGraph) -> list[DnnDescriptor]:
 
 def engines(
     dnn: Cudnn, graph: DnnGraph, rules: EngineRules, properties: DnnDescriptor
-) -> list[DnnDescriptor]:
-    """Return configurations of engines for a graph, the likely fastest first.
+) -> Iterator[list[DnnDescriptor]]:
+    """Yield configurations of engines for a graph, the likely fastest first.
 
     Args:
         dnn: The library.
@@ -57,24 +63,33 @@ def engines(
         rules: Which engines may compute it.
         properties: Of the device.
 
+    Yields:
+        What each way to ask has, if it has any: whoever can use none of these asks the next way.
+
     Raises:
-        CudnnError: cuDNN does not take the graph.
+        CudnnError: cuDNN does not take the graph, or no way to ask answers.
     """
     described = DnnDescriptor(dnn, "OPERATIONGRAPH", OPERATIONGRAPH_OPS=describe(dnn, graph))
+    failures: list[CudnnError] = []
     for mode in _MODES:
-        asked = DnnDescriptor(
-            dnn,
-            "ENGINEHEUR",
-            ENGINEHEUR_OPERATION_GRAPH=described,
-            ENGINEHEUR_MODE=mode,
-            ENGINEHEUR_DEVICEPROP=properties,
-        )
-        made = [DnnDescriptor(dnn, "ENGINECFG") for _ in range(_MOST_ENGINES)]
-        found = made[: asked.fill("ENGINEHEUR_RESULTS", made)]
-        allowed = [one for one in found if _is_allowed(_notes(dnn, one), graph, rules)]
+        try:
+            asked = DnnDescriptor(
+                dnn,
+                "ENGINEHEUR",
+                ENGINEHEUR_OPERATION_GRAPH=described,
+                ENGINEHEUR_MODE=mode,
+                ENGINEHEUR_DEVICEPROP=properties,
+            )
+            made = [DnnDescriptor(dnn, "ENGINECFG") for _ in range(_MOST_ENGINES)]
+            found = made[: asked.fill("ENGINEHEUR_RESULTS", made)]
+            allowed = [one for one in found if _is_allowed(_notes(dnn, one), graph, rules)]
+        except CudnnError as error:
+            failures.append(error)
+            continue
         if allowed:
-            return allowed
-    return []
+            yield allowed
+    if len(failures) == len(_MODES):
+        raise failures[0]
 
 
 def device_properties(dnn: Cudnn, number: int) -> DnnDescriptor:

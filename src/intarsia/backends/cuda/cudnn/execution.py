@@ -33,15 +33,18 @@ _ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
 @dataclass(frozen=True, slots=True)
-class DnnPlan:
-    """An engine for a graph, ready to run.
+class DnnEngine:
+    """An engine for a graph, of which each stream makes a plan.
+
+    Plans are "not guaranteed to be thread safe across all engines" (NVIDIA, "cuDNN Backend API"):
+    a context of a program has its own.
 
     Attributes:
-        plan: cuDNN's.
+        configuration: cuDNN's.
         workspace_bytes: That it needs.
     """
 
-    plan: DnnDescriptor
+    configuration: DnnDescriptor
     workspace_bytes: int
 
 
@@ -60,7 +63,7 @@ class CudnnExecutable(LibraryExecutable):
 
     def __init__(self, artifact: Artifact, program: DnnProgram, device: CudaView) -> None:
         self._program, self._dnn = program, library()
-        self._plans: list[DnnPlan] = []
+        self._engines: list[DnnEngine] = []
         super().__init__(artifact, program.tensors, program.scratch_bytes, device, "cuDNN")
 
     def choose(self) -> int:
@@ -71,20 +74,20 @@ class CudnnExecutable(LibraryExecutable):
             CudnnError: It failed.
         """
         properties = device_properties(self._dnn, self.device.entry.number)
-        self._plans = [self._fastest(graph, properties) for graph in self._program.graphs]
-        return max(one.workspace_bytes for one in self._plans)
+        self._engines = [self._fastest(graph, properties) for graph in self._program.graphs]
+        return max(one.workspace_bytes for one in self._engines)
 
     def calls(self, view: CudaView, addresses: Sequence[int], workspace: int) -> list[Step]:
-        """Return what queues the graphs.
+        """Return what queues the graphs, by plans that only these calls have.
 
         Raises:
             CudnnError: The library does not take them.
         """
-        handle = self._handle(view)
-        return [
-            queued(self._dnn, handle, graph, plan, addresses, workspace)
-            for graph, plan in zip(self._program.graphs, self._plans, strict=True)
-        ]
+        handle, calls = self._handle(view), []
+        for graph, engine in zip(self._program.graphs, self._engines, strict=True):
+            plan = plan_of(self._dnn, handle, engine.configuration)
+            calls.append(queued(self._dnn, handle, graph, plan, addresses, workspace))
+        return calls
 
     def _handle(self, view: CudaView) -> Any:
         """Return the handle of a stream."""
@@ -98,15 +101,16 @@ class CudnnExecutable(LibraryExecutable):
 
         return handle_of(view, BACKEND_NAME, make)
 
-    def _fastest(self, graph: DnnGraph, properties: DnnDescriptor) -> DnnPlan:
+    def _fastest(self, graph: DnnGraph, properties: DnnDescriptor) -> DnnEngine:
         """Return the engine of a graph that takes the least time, on memory of its own.
 
         Raises:
             BackendError: The library has none.
         """
         rules, view = self._program.rules, self.device
-        plans = self._plans_of(engines(self._dnn, graph, rules, properties))
-        if not plans:
+        proposed = engines(self._dnn, graph, rules, properties)
+        found: list[DnnEngine] = next(filter(None, map(self._usable, proposed)), [])
+        if not found:
             raise BackendError(
                 f"cuDNN has no engine for {graph.node!r} that the target allows",
                 backend=BACKEND_NAME,
@@ -121,42 +125,57 @@ class CudnnExecutable(LibraryExecutable):
                 sizes[tensor.tensor] = max(nbytes, sizes.get(tensor.tensor, ALIGNMENT))
         memory = {number: DeviceMemory(view.context, size) for number, size in sizes.items()}
         addresses = {number: one.address for number, one in memory.items()}
-        most = max(plan.workspace_bytes for plan in plans)
+        most = max(engine.workspace_bytes for engine in found)
         workspace = DeviceMemory(view.context, max(most, ALIGNMENT))
         handle = self._handle(view)
 
-        def queue_of(plan: DnnPlan) -> Step:
+        def queue_of(engine: DnnEngine) -> Step:
+            plan = plan_of(self._dnn, handle, engine.configuration)
             return queued(self._dnn, handle, graph, plan, addresses, workspace.address)
 
-        return fastest(view, plans, queue_of)
+        return fastest(view, found, queue_of)
 
-    def _plans_of(self, configurations: Sequence[DnnDescriptor]) -> list[DnnPlan]:
-        """Return engines ready to run, so many at most, less those that need too much memory."""
-        plans: list[DnnPlan] = []
+    def _usable(self, configurations: Sequence[DnnDescriptor]) -> list[DnnEngine]:
+        """Return engines that have a plan, so many at most, less those that need much memory."""
+        found: list[DnnEngine] = []
         most = self._program.rules.workspace_bytes
         for configuration in configurations:
-            if len(plans) == _MOST_ENGINES:
+            if len(found) == _MOST_ENGINES:
                 break
             try:
-                plan = DnnDescriptor(
-                    self._dnn,
-                    "EXECUTION_PLAN",
-                    EXECUTION_PLAN_HANDLE=self._handle(self.device),
-                    EXECUTION_PLAN_ENGINE_CONFIG=configuration,
-                )
+                plan = plan_of(self._dnn, self._handle(self.device), configuration)
             except CudnnError:  # what heuristics propose is no promise
                 continue
             (nbytes,) = plan.get("EXECUTION_PLAN_WORKSPACE_SIZE", 1)
             if most < 0 or nbytes <= most:
-                plans.append(DnnPlan(plan, nbytes))
-        return plans
+                found.append(DnnEngine(configuration, nbytes))
+        return found
+
+
+def plan_of(dnn: Cudnn, handle: Any, configuration: DnnDescriptor) -> DnnDescriptor:
+    """Return an engine ready to run in the stream of a handle.
+
+    Args:
+        dnn: The library.
+        handle: Whose stream.
+        configuration: Of the engine.
+
+    Raises:
+        CudnnError: The engine does not compute its graph here.
+    """
+    return DnnDescriptor(
+        dnn,
+        "EXECUTION_PLAN",
+        EXECUTION_PLAN_HANDLE=handle,
+        EXECUTION_PLAN_ENGINE_CONFIG=configuration,
+    )
 
 
 def queued(
     dnn: Cudnn,
     handle: Any,
     graph: DnnGraph,
-    plan: DnnPlan,
+    plan: DnnDescriptor,
     addresses: Sequence[int] | dict[int, int],
     workspace: int,
 ) -> Step:
@@ -186,6 +205,6 @@ def queued(
     packed = pack(dnn, numbers, places, workspace)
 
     def step(_held: object = held) -> None:
-        dnn.call("cudnnBackendExecute", handle, plan.plan.value, packed.value)
+        dnn.call("cudnnBackendExecute", handle, plan.value, packed.value)
 
     return step
