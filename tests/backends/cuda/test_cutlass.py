@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kind `cutlass` without a GPU: its table, its kernels' source, and what compiles them."""
 
+import sys
 from dataclasses import replace
 
 import onnx.parser
@@ -171,6 +172,78 @@ def test_without_nvcc_the_reason_is_said(monkeypatch):
             BACKEND.rules(context())
     finally:
         toolkit.cache_clear()
+
+
+@pytest.fixture
+def installed(monkeypatch, tmp_path):
+    """CUTLASS's headers and an nvcc that is a script, whose text the test writes; no g++."""
+    headers = tmp_path / "include"
+    (headers / "cutlass").mkdir(parents=True)
+    words = zip(("MAJOR", "MINOR", "PATCH"), "420", strict=True)
+    text = "\n".join(f"#define CUTLASS_{name} {number}" for name, number in words)
+    (headers / "cutlass" / "version.h").write_text(text, encoding="utf-8")
+    nvcc = tmp_path / "nvcc"
+    which = {"clang++": "/opt/bin/clang++"}
+    monkeypatch.setattr(tools, "_find_nvcc", lambda: nvcc)
+    monkeypatch.setattr(tools, "_find_headers", lambda: headers)
+    monkeypatch.setattr(tools.shutil, "which", which.get)
+    toolkit.cache_clear()
+    yield nvcc, which
+    toolkit.cache_clear()
+
+
+def write_script(path, text):
+    path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+    path.chmod(0o755)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the scripts are of a shell")
+def test_an_nvcc_that_does_not_start_is_a_reason(installed, monkeypatch):
+    nvcc, _ = installed
+    nvcc.write_text("no program", encoding="utf-8")  # may not be executed
+    assert "cannot be used: [Errno" in BACKEND.detect().reason
+    write_script(nvcc, "echo what >&2; exit 3")
+    assert f"{nvcc} does not start: what" in BACKEND.detect().reason
+    write_script(nvcc, "exec sleep 60")
+    monkeypatch.setattr(tools, "_SECONDS_TO_START", 0.1)
+    assert "timed out" in BACKEND.detect().reason
+    monkeypatch.setattr(tools, "_SECONDS_TO_START", 60)
+    write_script(nvcc, "echo release 13.1,")
+    (nvcc.parent / "include" / "cutlass" / "version.h").unlink()
+    with pytest.raises(BackendError, match="No such file"):
+        toolkit()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the scripts are of a shell")
+def test_nvcc_is_told_of_a_compiler_that_it_does_not_look_for(installed):
+    """`clang++` alone: nvcc would look for g++. The name is a part of what kernels are kept by."""
+    nvcc, which = installed
+    kernel = write_kernel(ROW, tiles_of(ROW)[-1])
+    write_script(
+        nvcc, 'if [ "$1" = --version ]; then echo release 13.1,; exit; fi\necho "$@"; exit 1'
+    )
+    found = toolkit()
+    assert found.version == "CUTLASS 4.2.0, nvcc 13.1, clang++"
+    with pytest.raises(BackendError, match="-ccbin=/opt/bin/clang"):
+        compile_kernel(kernel, "sm_80", None)
+    which["g++"] = "/usr/bin/g++"
+    toolkit.cache_clear()
+    assert toolkit().version == "CUTLASS 4.2.0, nvcc 13.1, g++"
+    with pytest.raises(BackendError) as caught:
+        compile_kernel(kernel, "sm_80", None)
+    assert "-ccbin" not in caught.value.message
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a file that may not be executed")
+def test_an_nvcc_of_a_wheel_that_may_not_be_executed_is_none(monkeypatch, tmp_path):
+    file = tmp_path / "cu13" / "bin" / "nvcc"
+    file.parent.mkdir(parents=True)
+    file.touch(mode=0o644)
+    monkeypatch.setattr(tools, "_folders", lambda package: [tmp_path])
+    monkeypatch.setattr(tools.shutil, "which", lambda name: None)
+    assert tools._find_nvcc() is None
+    file.chmod(0o755)
+    assert tools._find_nvcc() == file
 
 
 @pytest.mark.skipif(has_driver(), reason="NVIDIA's driver is here")

@@ -7,6 +7,7 @@ All of it comes by wheels but the C++ compiler. Nothing of it is needed to run w
 from __future__ import annotations
 
 import logging
+import os
 import re
 import shutil
 import subprocess
@@ -33,6 +34,7 @@ BACKEND_NAME = "cutlass"
 INSTALL = "pip install 'intarsia[cutlass]'"
 
 _SECONDS = 600
+_SECONDS_TO_START = 60
 _FOLDER = "cutlass"
 _RELEASE = re.compile(r"release ([\d.]+)")
 _MACRO = re.compile(r"#define CUTLASS_(MAJOR|MINOR|PATCH)\s+(\d+)")
@@ -45,12 +47,14 @@ class Nvcc:
     Attributes:
         path: Of nvcc.
         headers: CUTLASS's `include`.
-        version: Of both, and of the C++ compiler's name.
+        version: Of both, and the C++ compiler's name.
+        host: The C++ compiler; empty if it is the one that nvcc finds itself.
     """
 
     path: str
     headers: str
     version: str
+    host: str = ""
 
 
 class MachineCode(msgspec.Struct, frozen=True):
@@ -65,15 +69,16 @@ def toolkit() -> Nvcc:
     """Return what compiles CUTLASS.
 
     Raises:
-        BackendError: A part is not installed.
+        BackendError: A part is not installed, or does not start.
     """
     nvcc, headers = _find_nvcc(), _find_headers()
+    plain, other = shutil.which("g++"), shutil.which("clang++")
     missing = [
         what
         for what, found in (
             ("nvcc", nvcc),
             ("CUTLASS's headers", headers),
-            ("a C++ compiler (g++ or clang++)", shutil.which("g++") or shutil.which("clang++")),
+            ("a C++ compiler (g++ or clang++)", plain or other),
         )
         if found is None
     ]
@@ -82,23 +87,48 @@ def toolkit() -> Nvcc:
         raise BackendError(
             f"cutlass: there is no {', nor '.join(missing)}", backend=BACKEND_NAME, hint=hint
         )
-    done = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, check=False)
+    try:
+        release = _release(nvcc)
+        text = (headers / "cutlass" / "version.h").read_text(encoding="utf-8")
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        problem = " ".join(str(error).split())[:500]
+        raise BackendError(
+            f"cutlass: {nvcc} and CUTLASS's headers cannot be used: {problem}",
+            backend=BACKEND_NAME,
+            hint=INSTALL,
+        ) from error
+    number = ".".join(value for _, value in _MACRO.findall(text))
+    version = f"CUTLASS {number}, nvcc {release}, {'g++' if plain else 'clang++'}"
+    return Nvcc(str(nvcc), str(headers), version, "" if plain else str(other))
+
+
+def _release(nvcc: Path) -> str:
+    """Return which release an nvcc is of.
+
+    Raises:
+        OSError: It does not start.
+        SubprocessError: It does not answer.
+        ValueError: It answers something else.
+    """
+    done = subprocess.run(
+        [str(nvcc), "--version"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_SECONDS_TO_START,
+    )
     release = _RELEASE.search(done.stdout)
     if done.returncode or release is None:
-        problem = " ".join((done.stderr or done.stdout).split())[:500]
-        raise BackendError(
-            f"cutlass: {nvcc} does not start: {problem}", backend=BACKEND_NAME, hint=INSTALL
-        )
-    text = (headers / "cutlass" / "version.h").read_text(encoding="utf-8")
-    number = ".".join(value for _, value in _MACRO.findall(text))
-    return Nvcc(str(nvcc), str(headers), f"CUTLASS {number}, nvcc {release[1]}")
+        raise ValueError(f"{nvcc} does not start: {done.stderr or done.stdout}")
+    return release[1]
 
 
 def _find_nvcc() -> Path | None:
     """Return nvcc: of its wheel, else what the system has."""
     for folder in _folders("nvidia"):
         for file in sorted(folder.glob("cu*/bin/nvcc"), reverse=True):
-            return file
+            if os.access(file, os.X_OK):
+                return file
     found = shutil.which("nvcc")
     return Path(found) if found else None
 
@@ -152,7 +182,9 @@ def _compile(nvcc: Nvcc, kernel: ProductKernel, arch: str) -> MachineCode:
         source.write_text(kernel.source, encoding="utf-8")
         command = [
             *(nvcc.path, "-cubin", f"-arch={arch}", "-std=c++17", "-O3", "-Xptxas", "-v"),
-            *("--expt-relaxed-constexpr", f"-I{nvcc.headers}", str(source), "-o", str(code)),
+            *("--expt-relaxed-constexpr", f"-I{nvcc.headers}"),
+            *((f"-ccbin={nvcc.host}",) if nvcc.host else ()),
+            *(str(source), "-o", str(code)),
         ]
         try:
             done = subprocess.run(
