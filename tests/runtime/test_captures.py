@@ -10,7 +10,7 @@ import intarsia
 from intarsia.backends.device import CapturedSteps
 from intarsia.backends.registry import collect
 from intarsia.errors import ExecutionError, InternalError
-from intarsia.runtime.captures import find_spans
+from intarsia.runtime.captures import CapturedSpan, CaptureRecord, find_spans
 from intarsia.runtime.queued import plan_waits
 
 
@@ -138,6 +138,52 @@ def test_a_failure_in_a_span_names_its_step(parse_model, machine, late, monkeypa
     monkeypatch.setattr(CapturingDevice, "enqueue", failing)
     with pytest.raises(InternalError, match="copying 'b' to another device failed: it broke"):
         context.run()
+
+
+def test_a_failure_of_a_launch_names_the_whole_span(parse_model, machine, late, monkeypatch):
+    """Which of the steps failed nobody knows: the first one is not to blame."""
+    _, exe = compile_chain(parse_model, machine)
+    context = exe.context()
+    context.write_inputs([np.ones(4, np.float32)])
+    capture = CapturingDevice.capture
+
+    def failing(self, steps, spare=None):
+        def launch():
+            raise ExecutionError("the graph broke", backend="fake", hint="mend it")
+
+        return CapturedSteps(launch, capture(self, steps, spare).kept)
+
+    monkeypatch.setattr(CapturingDevice, "capture", failing)
+    context.run()
+    for _ in range(2):  # captured, and launched again
+        with pytest.raises(ExecutionError) as caught:
+            context.run()
+        assert caught.value.message == (
+            "steps 0 to 2 on ext_dev:0/fake failed, which one call starts: the graph broke"
+        )
+        assert (caught.value.backend, caught.value.hint) == ("fake", "mend it")
+
+
+class LastTaken(list):
+    """A list whose last item another thread takes as soon as somebody has looked."""
+
+    def __bool__(self):
+        found = len(self) > 0
+        self.clear()
+        return found
+
+
+def test_what_is_left_of_a_context_may_be_taken_by_another_thread():
+    record = CaptureRecord(spares=LastTaken([object()]))
+    device, ran = CapturingDevice(None), []
+    span = CapturedSpan(device, [lambda: ran.append(1)], record, "a step")
+    for _ in range(2):
+        span()
+    assert "take over" in device.log
+    other = CapturedSpan(device, [lambda: ran.append(1)], record, "a step")
+    for _ in range(2):
+        other()
+    assert device.log.count("capture") == 1
 
 
 def test_a_binding_takes_over_what_an_older_one_left(parse_model, machine, late):

@@ -134,14 +134,18 @@ class CapturedSpan:
         steps: Them.
         record: What is known of the span.
         place: For messages.
+
+    Attributes:
+        place: As given.
     """
 
     def __init__(
         self, device: CapturingDevice, steps: Sequence[Step], record: CaptureRecord, place: str
     ) -> None:
-        self.reached = 0
-        """Which of them failed, if the last call did."""
-        self._device, self._steps, self._record, self._place = device, steps, record, place
+        self.reached: int | None = 0
+        """Which of them failed, if the last call did; None if their launch did."""
+        self.place = place
+        self._device, self._steps, self._record = device, steps, record
         self._has_run = False
         self._launch: Step | None = None  # no method of its own: a context is no cycle
 
@@ -150,6 +154,7 @@ class CapturedSpan:
         if self._launch is None and self._has_run and not self._record.problem:
             self._launch = self._capture()
         if self._launch is not None:
+            self.reached = None
             self._launch()
             return
         self._run_each()
@@ -162,12 +167,15 @@ class CapturedSpan:
     def _capture(self) -> Step | None:
         """Return what launches them; None if they cannot be captured, as the record says then."""
         record = self._record
-        spare = record.spares.pop() if record.spares else None
+        try:
+            spare = record.spares.pop()
+        except IndexError:  # asked first, another thread might take the last one in between
+            spare = None
         try:
             captured = self._device.capture(self._run_each, spare)
         except ExecutionError as error:  # if the device is at fault, it fails again right behind
             record.problem = error.message
-            logger.warning("%s run one by one: %s", self._place, error.message)
+            logger.warning("%s run one by one: %s", self.place, error.message)
             return None
         finally:
             self.reached = 0

@@ -238,8 +238,12 @@ class Context:
         except Exception as error:
             self._settle()
             step = self._sequence[position]
-            reached = step.reached if isinstance(step, CapturedSpan) else 0
-            raise self._failure(self._positions[position] + reached, error) from error
+            failed = self._positions[position]
+            if isinstance(step, CapturedSpan):
+                if step.reached is None:
+                    raise _launch_failure(step.place, error) from error
+                failed += step.reached
+            raise self._failure(failed, error) from error
         self._settle()
         raise RunCancelledError("nobody waits for the run any more")
 
@@ -624,6 +628,23 @@ class Context:
             target=region.target,
             hint=f"exclude the operator at fault from {region.target}, or pin its nodes elsewhere",
         )
+
+
+def _launch_failure(place: str, error: Exception) -> IntarsiaError:
+    """Return the error of steps that one call started: which of them failed nobody knows.
+
+    Args:
+        place: The steps and their device, in words.
+        error: Of the call.
+    """
+    if isinstance(error, InputError):
+        return error
+    text = error.message if isinstance(error, IntarsiaError) else str(error).strip()
+    return ExecutionError(
+        f"{place} failed, which one call starts: {text or type(error).__name__}",
+        backend=getattr(error, "backend", None),
+        hint=getattr(error, "hint", None),
+    )
 
 
 def _put(source: Array, slot: ValueSlot) -> None:
