@@ -9,12 +9,14 @@ from unittest import mock
 import numpy as np
 import onnx
 import onnx.reference
+import pytest
 from tests.backends.cuda import cublas_stand_in
 
 import intarsia
 from intarsia.backends.cuda.cublas import backend as cublas
 from intarsia.backends.cuda.cublas import execution, library
 from intarsia.plan.plan import CopyStep
+from intarsia.runtime.captures import capturing_devices
 
 TEXT = """
 <ir_version: 9, opset_import: ["" : 20]>
@@ -146,6 +148,22 @@ def failing(stand_in):
     assert reason in str(exe.explain())
 
 
+def failing_step(stand_in):
+    """What was captured before a step failed is given back."""
+    exe = compiled(make_model())
+    context = exe.context()
+    (view,) = capturing_devices(context._devices).values()
+    before = stand_in.stand_in_count(b"graphs")
+
+    def step():
+        raise ValueError("a step failed")
+
+    with pytest.raises(ValueError, match="a step failed"):
+        view.capture(step)
+    assert stand_in.stand_in_count(b"graphs") == before
+    view.synchronize()
+
+
 def check(stand_in):
     """Run all of these."""
     lt = cublas_stand_in.StandIn()
@@ -159,6 +177,7 @@ def check(stand_in):
         other_addresses(stand_in, exe, model)
         host_between(stand_in)
         failing(stand_in)
+        failing_step(stand_in)
         del exe
         gc.collect()
     left = {what: stand_in.stand_in_count(what.encode()) for what in ("device", "graphs")}

@@ -12,7 +12,7 @@
 #include <string.h>
 
 enum { OK, INVALID_VALUE, OUT_OF_MEMORY, INVALID_CONTEXT = 201, INVALID_IMAGE = 200,
-       NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, ALREADY_ENABLED = 704,
+       NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, ALREADY_ENABLED = 704, TOO_MANY_PEERS = 711,
        CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CANNOT_UPDATE = 910 };
 enum { DEVICES = 2, MOST = 4096, ARGUMENTS = 512 };
 
@@ -279,6 +279,7 @@ int cuDeviceCanAccessPeer(int *can, int device, int other) {
 }
 int cuCtxEnablePeerAccess(struct context *other, unsigned flags) {
   if (!current || other == current || flags || !peers) return INVALID_VALUE;
+  if (peers == 2) return TOO_MANY_PEERS;
   if (enabled[current->device][other->device]) return ALREADY_ENABLED;
   enabled[current->device][other->device] = 1; return OK;
 }

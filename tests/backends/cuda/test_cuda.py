@@ -12,7 +12,9 @@ import pytest
 from tests.c_compiler import compile_c
 
 import intarsia
+from intarsia.backends.cuda import libraries
 from intarsia.backends.cuda.backend import BACKEND
+from intarsia.backends.cuda.driver import CudaError
 from intarsia.errors import BackendError
 
 FOLDER = Path(__file__).parent
@@ -53,6 +55,25 @@ def test_programs_run_on_a_stand_in_of_the_driver(tmp_path):
     assert len({region["region"] for region in counted}) == len(counted) > 1
     assert all(kernel["registers"] >= 8 for kernel in kernels)
     assert all(kernel["name"] and kernel["spilled_bytes"] == 0 for kernel in kernels)
+
+
+def test_an_event_is_given_back_if_there_is_no_second_one(monkeypatch):
+    given_back = []
+
+    def call(name, *arguments):
+        if name == "cuEventDestroy":
+            given_back.extend(arguments)
+            return None
+        if events:
+            raise CudaError(f"{name}: no room", is_memory=True)
+        events.append("an event")
+        return events[0]
+
+    events = []
+    monkeypatch.setattr(libraries, "call", call)
+    with pytest.raises(CudaError, match="no room"):
+        libraries._median_time(None, None)
+    assert given_back == events
 
 
 @pytest.mark.skipif(has_driver(), reason="NVIDIA's driver is here")

@@ -10,6 +10,7 @@ import functools
 import gc
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -30,11 +31,27 @@ import intarsia
 from intarsia.backends.cuda import backend, driver
 from intarsia.backends.cuda.cublas import backend as cublas
 from intarsia.backends.cuda.cublas import execution, library
+from intarsia.backends.cuda.cublas.products import LtProduct, LtProgram
 from intarsia.backends.cuda.cudnn import backend as cudnn
 from intarsia.backends.cuda.cudnn import execution as cudnn_execution
 from intarsia.backends.cuda.cudnn import library as cudnn_library
+from intarsia.backends.cuda.cudnn.graphs import (
+    DnnGraph,
+    DnnOperation,
+    DnnProgram,
+    DnnTensor,
+    EngineRules,
+)
+from intarsia.backends.cuda.library_program import LibraryPlace, LibraryTensor
+from intarsia.backends.values import Artifact, TensorSpec
 from intarsia.codegen.emit.nvptx import emit_nvptx
-from intarsia.errors import BackendError, ExecutionError, InputError, PlacementError
+from intarsia.errors import (
+    BackendError,
+    ExecutionError,
+    InputError,
+    PackageError,
+    PlacementError,
+)
 from intarsia.plan.plan import CopyStep
 from intarsia.process.selftest import TriedDevices
 
@@ -166,8 +183,9 @@ def from_one_to_another():
     x = np.random.default_rng(2).uniform(-1, 1, (6, 50)).astype(np.float32)
     (wanted,) = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})
     kinds = ("copies in", "copies out", "copies between")
-    for is_direct, copied in ((1, (1, 1, 2)), (0, (3, 3, 0))):
-        stand_in.stand_in_peers(is_direct)
+    # They are peers, are not, or are more than the driver lets be.
+    for peers, copied in ((1, (1, 1, 2)), (0, (3, 3, 0)), (2, (3, 3, 0))):
+        stand_in.stand_in_peers(peers)
         exe = intarsia.compile(model, "cuda:0, cuda:1, llvm", pins=pins, num_threads=1, cache=False)
         for _ in range(4):
             before = [count(kind) for kind in kinds]
@@ -175,7 +193,7 @@ def from_one_to_another():
             found = tuple(count(kind) - was for kind, was in zip(kinds, before, strict=True))
             assert found == copied, exe.explain()
         routes = [row.route for row in exe.explain().copies]
-        way = "direct" if is_direct else "through the host"
+        way = "direct" if peers == 1 else "through the host"
         assert sorted(routes) == ["", "", way, way]
         assert f"B, {way}" in str(exe.explain())
     stand_in.stand_in_peers(1)
@@ -323,6 +341,34 @@ def graphs_by_cudnn(folder):
         assert not dnn.made, dnn.made
 
 
+def damaged_programs():
+    """Numbers of tensors and places that a program does not have are errors of the package."""
+    view = SimpleNamespace(number=0)
+    spec = TensorSpec("x", "float32", (4, 4))
+    place = LibraryTensor(LibraryPlace.INPUT, 0)
+
+    def check(executable, program):
+        artifact = Artifact("b", "1", "t", b"", inputs=(spec,), outputs=(spec,))
+        with pytest.raises(PackageError, match=r"is damaged: .* none|is damaged: tensor 0 is no"):
+            executable(artifact, program, view)
+
+    product = LtProduct("y", "float32", 4, 4, 4, 1, 0, 0, 7)
+    check(execution.CublasExecutable, LtProgram([place], [product], 0, "default", False, 0))
+    outside = DnnTensor("float32", [4], [1], 5)
+    graph = DnnGraph("y", [outside], [])
+    check(cudnn_execution.CudnnExecutable, DnnProgram([place], [graph], 0, EngineRules()))
+    graph = DnnGraph("y", [], [DnnOperation("product", {"A": 3})])
+    check(cudnn_execution.CudnnExecutable, DnnProgram([place], [graph], 0, EngineRules()))
+    with mock.patch.object(cudnn_execution, "library"):
+        for wrong in (
+            (LibraryPlace.OUTPUT, 1),
+            (LibraryPlace.SCRATCH, 0),
+            (LibraryPlace.INPUT, -1),
+        ):
+            program = DnnProgram([LibraryTensor(*wrong)], [], 0, EngineRules())
+            check(cudnn_execution.CudnnExecutable, program)
+
+
 def main(folder):
     names = tuple(one.name for one in driver._devices())
     tried = TriedDevices(passed=names, failed=())
@@ -336,6 +382,7 @@ def main(folder):
         products_by_cublas(folder)
         captures.check(stand_in)
         graphs_by_cudnn(folder)
+        damaged_programs()
         cutlass_stand_in.check(stand_in, folder)
         with mock.patch.object(runners, "emit_nvptx", emitted):
             test_families.FAMILIES["pad"](runners.run_cuda)

@@ -8,6 +8,7 @@ they overlap with kernels and the host; the driver's events tell when it may be 
 from __future__ import annotations
 
 import ctypes
+import logging
 import threading
 import weakref
 from collections.abc import Iterator
@@ -31,6 +32,8 @@ from intarsia.backends.cuda.driver import (
 from intarsia.backends.device import CapturedSteps, Device, Step, ThreadOptions
 from intarsia.backends.queues import Block, DeviceTensor, QueueView
 from intarsia.errors import ExecutionError
+
+logger = logging.getLogger(__name__)
 
 _LEAST_BYTES = 256
 """Smallest size of memory: the driver allocates none of no bytes."""
@@ -151,19 +154,16 @@ class Moment:
         weakref.finalize(self, release_in, context, "cuEventDestroy", self.event)
 
 
-def _enable_peer(other: PrimaryContext) -> None:
-    """Let the current context's device read the memory of another one's.
-
-    Raises:
-        CudaError: It does not.
-    """
+def _enable_peer(other: PrimaryContext) -> str:
+    """Let the current context's device read the memory of another one's, or return why not."""
     cuda = driver()
     (error,) = cuda.cuCtxEnablePeerAccess(other.handle, 0)
-    if error not in (
+    if error in (
         cuda.CUresult.CUDA_SUCCESS,
         cuda.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED,  # by another user of the context
     ):
-        raise CudaError(f"cuCtxEnablePeerAccess: {error_text(error)}", is_memory=False)
+        return ""
+    return f"cuCtxEnablePeerAccess: {error_text(error)}"
 
 
 @dataclass(slots=True)
@@ -340,8 +340,10 @@ class CudaView(QueueView):
     def reaches(self, other: Device) -> bool:
         """Tell whether this GPU reads the memory of another one, which it is told to do then.
 
+        Where the driver does not let it, as where too many GPUs do so already, it does not.
+
         Raises:
-            ExecutionError: The driver does not say, or does not let it.
+            ExecutionError: The driver does not say.
         """
         if not isinstance(other, CudaView) or other.domain is self.domain:
             return False
@@ -353,7 +355,15 @@ class CudaView(QueueView):
                 found = bool(can)
                 if found:
                     self.context.enter()
-                    _enable_peer(other.context)
+                    problem = _enable_peer(other.context)
+                    if problem:
+                        logger.warning(
+                            "cuda:%d: copies from cuda:%d go through the host: %s",
+                            self.number,
+                            other.number,
+                            problem,
+                        )
+                    found = not problem
             self.pool.peers[number] = found
         return found
 
@@ -422,7 +432,10 @@ class CudaView(QueueView):
             try:
                 steps()
             except BaseException:
-                driver().cuStreamEndCapture(self.stream)  # the first failure is the one to tell
+                # The first failure is the one to tell; the driver has no graph if it is its own.
+                error, graph = driver().cuStreamEndCapture(self.stream)
+                if error == driver().CUresult.CUDA_SUCCESS:
+                    _release("cuGraphDestroy", graph)
                 raise
             finally:
                 self.recording = None

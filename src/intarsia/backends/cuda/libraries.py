@@ -142,8 +142,10 @@ def fastest(view: CudaView, ways: Sequence[Way], queue_of: Callable[[Way], Step]
 
 def _median_time(view: CudaView, queue: Step) -> float:
     """Return the milliseconds that something queued takes, after one run that does not count."""
-    start, end = (call("cuEventCreate", 0) for _ in range(2))
+    events = [call("cuEventCreate", 0)]
     try:
+        events.append(call("cuEventCreate", 0))
+        start, end = events
         times = []
         for _ in range(_RUNS + 1):
             call("cuEventRecord", start, view.stream)
@@ -153,5 +155,5 @@ def _median_time(view: CudaView, queue: Step) -> float:
             times.append(float(call("cuEventElapsedTime", start, end)))
         return statistics.median(times[1:])
     finally:
-        for event in (start, end):
+        for event in events:
             call("cuEventDestroy", event)

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from intarsia.backends.artifact import damaged
 from intarsia.backends.cuda.driver import PROCESS
 from intarsia.backends.cuda.libraries import LibraryError
 from intarsia.backends.cuda.library_program import LibraryPlace
@@ -25,6 +26,24 @@ ALIGNMENT = 16
 """Bytes to which all tensors are aligned at least."""
 
 
+def check_numbers(
+    artifact: Artifact, tensors: Sequence[LibraryTensor], node: str, numbers: Iterable[int]
+) -> None:
+    """Check that what a part of a program computes with are tensors of the program.
+
+    Args:
+        artifact: Whose program.
+        tensors: Of the program.
+        node: Whose operation the part is.
+        numbers: Of tensors.
+
+    Raises:
+        PackageError: One is not.
+    """
+    if not set(numbers) <= set(range(len(tensors))):
+        raise damaged(artifact, f"{node!r} has a tensor that is none of it")
+
+
 class LibraryExecutable(ABC):
     """A program with its weights; bindings and threads share it.
 
@@ -38,6 +57,7 @@ class LibraryExecutable(ABC):
     Raises:
         BackendError: The library has no way to compute a part of it.
         ExecutionError: The weights do not fit on the device.
+        PackageError: The artifact is damaged: a tensor is none that it has.
     """
 
     def __init__(
@@ -48,6 +68,15 @@ class LibraryExecutable(ABC):
         device: CudaView,
         title: str,
     ) -> None:
+        counts = {
+            LibraryPlace.INPUT: len(artifact.inputs),
+            LibraryPlace.OUTPUT: len(artifact.outputs),
+            LibraryPlace.CONSTANT: len(artifact.constants),
+            LibraryPlace.SCRATCH: scratch_bytes,
+        }
+        for number, one in enumerate(tensors):
+            if not 0 <= one.index < counts[one.place]:
+                raise damaged(artifact, f"tensor {number} is no {one.place} of it")
         self.scratch_bytes = scratch_bytes
         self.target = artifact.target
         self.device = device

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from intarsia.backends.cuda.cublas.library import BACKEND_NAME, Algorithm, Description, library
 from intarsia.backends.cuda.device import DeviceMemory
 from intarsia.backends.cuda.libraries import LibraryHandle, fastest, handle_of
-from intarsia.backends.cuda.library_execution import ALIGNMENT, LibraryExecutable
+from intarsia.backends.cuda.library_execution import ALIGNMENT, LibraryExecutable, check_numbers
 from intarsia.errors import BackendError
 
 if TYPE_CHECKING:
@@ -33,9 +33,14 @@ class CublasExecutable(LibraryExecutable):
     Raises:
         BackendError: The library has no algorithm for a product.
         ExecutionError: The weights do not fit on the device.
+        PackageError: The artifact is damaged.
     """
 
     def __init__(self, artifact: Artifact, program: LtProgram, device: CudaView) -> None:
+        for product in program.products:
+            rows = () if product.bias < 0 else (product.bias,)
+            used = (product.left, product.right, product.result, *rows)
+            check_numbers(artifact, program.tensors, product.node, used)
         self._program, self._lt = program, library()
         self._algorithms: list[Algorithm] = []
         super().__init__(artifact, program.tensors, program.scratch_bytes, device, "cuBLASLt")

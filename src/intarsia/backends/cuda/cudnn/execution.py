@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from intarsia.backends.artifact import damaged
 from intarsia.backends.cuda.cudnn.descriptors import device_properties, engines, pack
 from intarsia.backends.cuda.cudnn.graphs import DnnGraph, span
 from intarsia.backends.cuda.cudnn.library import (
@@ -19,7 +20,7 @@ from intarsia.backends.cuda.cudnn.library import (
 )
 from intarsia.backends.cuda.device import DeviceMemory
 from intarsia.backends.cuda.libraries import LibraryHandle, fastest, handle_of
-from intarsia.backends.cuda.library_execution import ALIGNMENT, LibraryExecutable
+from intarsia.backends.cuda.library_execution import ALIGNMENT, LibraryExecutable, check_numbers
 from intarsia.errors import BackendError
 
 if TYPE_CHECKING:
@@ -59,9 +60,19 @@ class CudnnExecutable(LibraryExecutable):
     Raises:
         BackendError: The library has no engine for a graph.
         ExecutionError: The weights do not fit on the device.
+        PackageError: The artifact is damaged.
     """
 
     def __init__(self, artifact: Artifact, program: DnnProgram, device: CudaView) -> None:
+        for graph in program.graphs:
+            held = [one.tensor for one in graph.tensors if one.tensor >= 0]
+            check_numbers(artifact, program.tensors, graph.node, held)
+            known = set(range(len(graph.tensors)))
+            for operation in graph.operations:
+                if not set(operation.tensors.values()) <= known:
+                    raise damaged(
+                        artifact, f"{graph.node!r} has a tensor that is none of its graph"
+                    )
         self._program, self._dnn = program, library()
         self._engines: list[DnnEngine] = []
         super().__init__(artifact, program.tensors, program.scratch_bytes, device, "cuDNN")

@@ -8,14 +8,15 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from intarsia.backends.artifact import damaged
 from intarsia.backends.cuda.cutlass.kernels import item_bytes
 from intarsia.backends.cuda.cutlass.toolkit import BACKEND_NAME
 from intarsia.backends.cuda.device import DeviceMemory, release_in
 from intarsia.backends.cuda.driver import CudaError, call
 from intarsia.backends.cuda.execution import Arguments
 from intarsia.backends.cuda.libraries import fastest
-from intarsia.backends.cuda.library_execution import LibraryExecutable
-from intarsia.errors import BackendError, PackageError
+from intarsia.backends.cuda.library_execution import LibraryExecutable, check_numbers
+from intarsia.errors import BackendError
 
 if TYPE_CHECKING:
     from intarsia.backends.cuda.cutlass.products import CutlassProgram, DenseProduct
@@ -42,18 +43,13 @@ class CutlassExecutable(LibraryExecutable):
         self._program = program
         self._functions: list[Any] = []
         self._chosen: list[int] = []
-        tensors, kernels = range(len(program.tensors)), range(len(program.kernels))
+        kernels = set(range(len(program.kernels)))
         for product in program.products:
-            used = (product.left, product.right, product.result)
             rows = () if product.row < 0 else (product.row,)
-            if not product.kernels or not (
-                set(product.kernels) <= set(kernels) and {*used, *rows} <= set(tensors)
-            ):
-                raise PackageError(
-                    f"an artifact of {artifact.backend} is damaged: {product.node!r} has no kernel "
-                    "or tensor",
-                    hint="compile the model again",
-                )
+            used = (product.left, product.right, product.result, *rows)
+            check_numbers(artifact, program.tensors, product.node, used)
+            if not product.kernels or not set(product.kernels) <= kernels:
+                raise damaged(artifact, f"{product.node!r} has no kernel")
         super().__init__(artifact, program.tensors, program.scratch_bytes, device, "CUTLASS")
 
     def choose(self) -> int:
