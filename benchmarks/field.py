@@ -19,7 +19,8 @@ command goes on.
 
 In narrow numbers a network is what ONNX Runtime's quantiser makes of it: in int8 QDQ, weights by
 channel, ranges of two inputs, a last Softmax in float32; in int4 the weights of products in blocks
-of 32, of those networks that have such. MNN and, in int8, LiteRT have the float32 network, and
+of 32, of those networks that have such, at the level at which activations may become bytes, as
+OpenVINO has them in any case. MNN and, in int8, LiteRT have the float32 network, and
 quantise by their own converters. In bfloat16 all have the float32 network and a setting of their
 own. Errors are then the root mean square of the difference to the float32 network in float64, as a
 part of its own; they are told, and wrong is what is further off than twice what ONNX Runtime makes
@@ -93,6 +94,8 @@ PART_OF_LARGEST = 1e-3
 NUMBERS = ("f32", "bf16", "int8", "int4")
 LEAST_BF16 = 1e-4
 """What is less off was computed in float32: one rounding to bfloat16 is off by up to 4e-3."""
+BYTES_LEVEL = 4
+"""`accuracy_level` of MatMulNBits: activations may be int8."""
 _RESHAPES = ("Reshape", "Flatten", "Squeeze", "Identity")
 SLACK = 0.02
 """What a runtime in integers may be off beyond twice what the quantised network is."""
@@ -289,6 +292,9 @@ def make_subject(floats: BenchModel, numbers: str, folder: Path) -> Subject | No
     narrow = make_quantizer(Scheme(to=numbers), proto, samples)[0].quantize(left)
     if not any(node.op_type in ("DequantizeLinear", "MatMulNBits") for node in narrow.graph.node):
         return None
+    for node in narrow.graph.node:
+        if node.op_type == "MatMulNBits":
+            node.attribute.append(onnx.helper.make_attribute("accuracy_level", BYTES_LEVEL))
     path = folder / f"{numbers}.onnx"
     onnx.save(narrow, path)
     options = onnxruntime.SessionOptions()

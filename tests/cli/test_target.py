@@ -300,7 +300,7 @@ def test_detect_as_json(call):
     assert answer.json["text"] == answer.json["config"]["text"]
     assert answer.json["text"].endswith("openvino, onnxruntime, dnnl")
     missing = [backend["backend"] for backend in answer.json["missing"]]
-    assert set(missing) - {"cublas", "cuda", "cudnn", "opencl", "webgpu"} == {
+    assert set(missing) - {"cublas", "cuda", "cudnn", "cutlass", "opencl", "webgpu"} == {
         "arm_acl",
         "c",
         "cmsis-nn",

@@ -24,7 +24,7 @@ class FreeWindows:
 
     OpenVINO does not ask then: where a window is larger than what it slides over, the result is
     empty, and some later call, of another model even, ends the process (2026.4). What it says when
-    it is told the sizes before is the answer.
+    it is told the sizes before is the answer; a pool of an empty batch is one of those.
 
     Args:
         read: Returns the region as an OpenVINO model.
@@ -60,13 +60,6 @@ class FreeWindows:
             if sizes in self._fitting or self._model is None:
                 return
             problem = self._problem(shapes)
-            if problem and any(0 in shape for shape in sizes):
-                # Told before, OpenVINO takes no empty batch; while running it does.
-                whole = {
-                    name: tuple(max(extent, 1) for extent in shape)
-                    for name, shape in shapes.items()
-                }
-                problem = self._problem(whole)
             if problem:
                 raise ExecutionError(
                     f"a window does not fit these sizes: {problem}",
