@@ -32,7 +32,11 @@ def outcome(program: str, milliseconds: int) -> str:
     ) as running:
         time.sleep(milliseconds / 1e3)
         running.send_signal(signal.SIGINT)
-        _, said = running.communicate(timeout=120)
+        try:
+            _, said = running.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            return "did not end within 120 s"
         code = running.returncode
     if "Traceback" not in said:
         if code == 130 and said == "interrupted\n":
