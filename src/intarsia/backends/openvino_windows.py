@@ -76,7 +76,7 @@ class FreeWindows:
         }
         try:
             self._model.reshape(sizes)
-        except Exception as error:
+        except RuntimeError as error:  # what shape inference has against them
             return _last_line(error)
         return ""
 
