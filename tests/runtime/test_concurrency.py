@@ -218,6 +218,7 @@ x = np.load({feeds!r})
 for _ in range(3):
     np.save({results!r}, exe.run(dict(x=x))["y"])
 ''')
+interpreters.destroy(other)
 """
 
 
