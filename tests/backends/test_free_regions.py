@@ -223,4 +223,3 @@ def test_openvino_is_not_run_where_a_window_does_not_fit(op, backends):
     ):
         bound(2, 2)
     bound(0, 3)[0]()  # of an empty batch nothing is computed
-    bound(0, 2)[0]()

@@ -290,12 +290,16 @@ class OpenVinoExecutable:
         for spec, array in zip(self._artifact.inputs, inputs, strict=True):
             index = next(i for i, aliases in enumerate(names) if spec.name in aliases)
             request.set_input_tensor(index, _shared(array))
-        if not any(map(np.size, outputs)):
-            # A pool of an empty batch ends the process in a later call of some model (2026.4).
-            return with_checks(_infer_nothing, self._artifact, inputs)
+        is_empty = not any(map(np.size, outputs))
         if self._windows is not None:
             specs = zip(self._artifact.inputs, inputs, strict=True)
-            self._windows.check({spec.name: np.shape(array) for spec, array in specs})
+            shapes = {spec.name: np.shape(array) for spec, array in specs}
+            if is_empty:  # of an empty batch the windows are asked about all the same
+                shapes = {name: tuple(max(n, 1) for n in shape) for name, shape in shapes.items()}
+            self._windows.check(shapes)
+        if is_empty:
+            # A pool of an empty batch ends the process in a later call of some model (2026.4).
+            return with_checks(_infer_nothing, self._artifact, inputs)
         owned = (self, *inputs, *outputs)
         if self._is_free:
             return with_checks(_FreeInference(request, outputs, owned), self._artifact, inputs)
