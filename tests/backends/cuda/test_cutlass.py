@@ -35,7 +35,7 @@ MODELS = {
     ),
     "rows of all items": (
         "(float[3,4,8] x, float[8,6] w) => (float[3,4,6] y) { a = MatMul(x, w) y = Gelu(a) }",
-        {"m": 12, "batch": 1, "activation": "Gelu", "row": -1},
+        {"m": 12, "batch": 1, "activation": "Gelu", "bias": -1},
     ),
     "a turned matrix": (
         "(float[8,4] x, float[6,8] w, float[1,6] b) => (float[4,6] y) "
@@ -116,7 +116,7 @@ def test_products_of_the_table(name, graph_of, no_compiler):
     made = program(graph_of(text))
     (product,) = made.products
     assert {key: getattr(product, key) for key in fields} == fields
-    assert (product.row >= 0) == (len(made.tensors) == 4)
+    assert (product.bias >= 0) == (len(made.tensors) == 4)
     assert [kernel.name for kernel in made.kernels] == [kernel.name for kernel in no_compiler]
     assert set(product.kernels) == set(range(len(made.kernels)))
 

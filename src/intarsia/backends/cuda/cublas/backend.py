@@ -6,15 +6,12 @@ Attributes: `math_mode`, `disallow_reduced_precision_reduction`, `workspace_size
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from intarsia.backends.artifact import unpack_payload
 from intarsia.backends.cuda.cublas.library import BACKEND_NAME, library
-from intarsia.backends.cuda.cublas.products import LtProduct, LtProgram
+from intarsia.backends.cuda.cublas.products import LtProgram
 from intarsia.backends.cuda.library_backend import CudaLibraryBackend, region_matches
 from intarsia.backends.cuda.library_program import RegionTensors
 
@@ -83,7 +80,7 @@ def program_of(region: Region, context: BuildContext) -> tuple[LtProgram, dict[s
 
     matches = region_matches(region, TABLE, BACKEND_NAME, "product of cuBLASLt's")
     numbers = RegionTensors(region)
-    products = [_numbered(drafted(match), numbers.number) for match in matches]
+    products = [drafted(match).numbered(numbers.number) for match in matches]
     attrs = context.attrs
     size = attrs.get("workspace_size")
     program = LtProgram(
@@ -95,16 +92,6 @@ def program_of(region: Region, context: BuildContext) -> tuple[LtProgram, dict[s
         _WORKSPACE_BYTES if size is None else int(size),
     )
     return program, numbers.constants
-
-
-def _numbered(product: LtProduct, number: Callable[[int], int]) -> LtProduct:
-    """Return a product whose tensors are numbers of a program's."""
-    bias = -1 if product.bias < 0 else number(product.bias)
-    left, right = number(product.left), number(product.right)
-    changed: LtProduct = msgspec.structs.replace(
-        product, left=left, right=right, bias=bias, result=number(product.result)
-    )
-    return changed
 
 
 BACKEND = CublasBackend()

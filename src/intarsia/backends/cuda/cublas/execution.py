@@ -38,9 +38,7 @@ class CublasExecutable(LibraryExecutable):
 
     def __init__(self, artifact: Artifact, program: LtProgram, device: CudaView) -> None:
         for product in program.products:
-            rows = () if product.bias < 0 else (product.bias,)
-            used = (product.left, product.right, product.result, *rows)
-            check_numbers(artifact, program.tensors, product.node, used)
+            check_numbers(artifact, program.tensors, product.node, product.operands)
         self._program, self._lt = program, library()
         self._algorithms: list[Algorithm] = []
         super().__init__(artifact, program.tensors, program.scratch_bytes, device, "cuBLASLt")

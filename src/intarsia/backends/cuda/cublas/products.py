@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Self
+
 import msgspec
 
 from intarsia.backends.cuda.library_program import LibraryTensor
@@ -37,7 +40,26 @@ class LtProduct(msgspec.Struct, frozen=True):
     is_right_repeated: bool = False
     alpha: float = 1.0
     activation: str = ""
-    """`Relu`, `Gelu` (with tanh), or nothing."""
+    """`Relu`, `Gelu` (the approximation is the library's: `product_patterns`), or nothing."""
+
+    @property
+    def operands(self) -> tuple[int, ...]:
+        """The tensors that it reads and writes."""
+        rows = () if self.bias < 0 else (self.bias,)
+        return (self.left, self.right, self.result, *rows)
+
+    def numbered(self, number: Callable[[int], int]) -> Self:
+        """Return the same of tensors with other numbers.
+
+        Args:
+            number: Returns that of a tensor.
+        """
+        bias = -1 if self.bias < 0 else number(self.bias)
+        left, right, result = map(number, (self.left, self.right, self.result))
+        changed: Self = msgspec.structs.replace(
+            self, left=left, right=right, bias=bias, result=result
+        )
+        return changed
 
 
 class LtProgram(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 import msgspec
@@ -102,16 +103,16 @@ def _bias(match: Match) -> DraftedProduct | str:
     return _with_bias(before, others[0])
 
 
-def _activation(match: Match) -> DraftedProduct | str:
-    """Return a product to whose results a function is applied."""
+def _activation(match: Match, gelu: str) -> DraftedProduct | str:
+    """Return a product to whose results a function is applied; `gelu` is its approximation."""
     before = _before(match)
     operation = Operation(match.graph, match.nodes[0])
     if before.product.activation:
         return "it follows another activation"
     if before.product.dtype == "float64":
         return "no function is applied to float64"
-    if operation.op_type == "Gelu" and operation.attribute("approximate", "none") != "tanh":
-        return "the Gelu behind a product is the one with tanh"
+    if operation.op_type == "Gelu" and operation.attribute("approximate", "none") != gelu:
+        return f"the Gelu behind a product is the one with {'tanh' if gelu == 'tanh' else 'erf'}"
     return DraftedProduct(_changed(before.product, activation=operation.op_type))
 
 
@@ -162,10 +163,14 @@ def _draft(
     return DraftedProduct(_changed(product, **fields))
 
 
-_FOLLOWERS = (
-    Pattern("bias", Op("Add", SOURCE, ANY), _bias),
-    Pattern("activation", Op(("Relu", "Gelu"), SOURCE), _activation),
-)
+def _followers(gelu: str) -> tuple[Pattern, ...]:
+    return (
+        Pattern("bias", Op("Add", SOURCE, ANY), _bias),
+        Pattern("activation", Op(("Relu", "Gelu"), SOURCE), partial(_activation, gelu=gelu)),
+    )
+
+
+_FOLLOWERS = _followers("tanh")
 TABLE = (
     Pattern("Gemm", Op("Gemm", ANY, ANY), _gemm, _FOLLOWERS),
     Pattern("MatMul", Op("MatMul", ANY, ANY), _matmul, _FOLLOWERS),
@@ -179,11 +184,12 @@ TABLE = (
 """The order is their priority."""
 
 
-def product_patterns(refuse: Callable[[LtProduct], str]) -> tuple[Pattern, ...]:
+def product_patterns(refuse: Callable[[LtProduct], str], gelu: str = "tanh") -> tuple[Pattern, ...]:
     """Return the table for a library that does not compute all products that cuBLASLt does.
 
     Args:
         refuse: Returns why it does not compute one; nothing if it does.
+        gelu: The approximation of its Gelu, by ONNX's name: `tanh`, or `none` for erf.
     """
 
     def narrowed(predicate: Callable[[Match], DraftedProduct | str]) -> Predicate:
@@ -197,7 +203,7 @@ def product_patterns(refuse: Callable[[LtProduct], str]) -> tuple[Pattern, ...]:
         assert pattern.predicate is not None
         return replace(pattern, predicate=narrowed(pattern.predicate))
 
-    followers = tuple(map(changed, _FOLLOWERS))
+    followers = tuple(map(changed, _followers(gelu)))
     return tuple(replace(changed(pattern), followers=followers) for pattern in TABLE)
 
 

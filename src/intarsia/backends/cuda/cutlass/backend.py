@@ -6,7 +6,7 @@ Attributes: `use_3xtf32`, `find_first_valid`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,8 +21,8 @@ from intarsia.backends.cuda.cutlass.kernels import (
 )
 from intarsia.backends.cuda.cutlass.products import (
     CompiledProduct,
+    CutlassProduct,
     CutlassProgram,
-    DenseProduct,
 )
 from intarsia.backends.cuda.cutlass.toolkit import (
     BACKEND_NAME,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from intarsia.arrays import Array
+    from intarsia.backends.cuda.cublas.products import LtProduct
     from intarsia.backends.cuda.cutlass.execution import CutlassExecutable
     from intarsia.backends.cuda.device import CudaView
     from intarsia.backends.values import Artifact, BuildContext, Refusal
@@ -150,13 +151,14 @@ def program_of(
     Raises:
         BackendError: A node is no product, nor of one; or nvcc refuses a kernel.
     """
-    from intarsia.backends.cuda.cutlass.table import TABLE, drafted_product, sort_of
+    from intarsia.backends.cuda.cublas.table import drafted
+    from intarsia.backends.cuda.cutlass.table import TABLE, sort_of
 
     matches = region_matches(region, TABLE, BACKEND_NAME, "product of CUTLASS's")
     numbers, kernels = RegionTensors(region), dict[str, ProductKernel]()
     attrs, products = context.attrs, []
     for match in matches:
-        product = _numbered(drafted_product(match), numbers.number)
+        product = drafted(match).numbered(numbers.number)
         sort = sort_of(product, is_exact=not attrs.get("use_3xtf32", True))
         tiles = tiles_of(sort)
         made = [write_kernel(sort, tile) for tile in _fitting(product, tiles)]
@@ -165,7 +167,7 @@ def program_of(
         kernels |= {kernel.name: kernel for kernel in made}
         order = list(kernels)
         chosen = tuple(order.index(kernel.name) for kernel in made)
-        products.append(msgspec.structs.replace(product, kernels=chosen))
+        products.append(CutlassProduct(**msgspec.structs.asdict(product), kernels=chosen))
     compiled = []
     for kernel in kernels.values():
         code = compile_kernel(kernel, arch, caches)
@@ -176,20 +178,10 @@ def program_of(
     return program, numbers.constants
 
 
-def _fitting(product: DenseProduct, tiles: Sequence[ProductTile]) -> Sequence[ProductTile]:
+def _fitting(product: LtProduct, tiles: Sequence[ProductTile]) -> Sequence[ProductTile]:
     """Return the tiles that a product fills at least once, or the smallest."""
     fitting = [tile for tile in tiles if product.m >= tile.block[0] and product.n >= tile.block[1]]
     return fitting or tiles[-1:]
-
-
-def _numbered(product: DenseProduct, number: Callable[[int], int]) -> DenseProduct:
-    """Return a product whose tensors are numbers of a program's."""
-    row = -1 if product.row < 0 else number(product.row)
-    left, right = number(product.left), number(product.right)
-    changed: DenseProduct = msgspec.structs.replace(
-        product, left=left, right=right, row=row, result=number(product.result)
-    )
-    return changed
 
 
 BACKEND = CutlassBackend()

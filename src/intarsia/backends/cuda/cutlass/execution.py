@@ -19,7 +19,7 @@ from intarsia.backends.cuda.library_execution import LibraryExecutable, check_nu
 from intarsia.errors import BackendError
 
 if TYPE_CHECKING:
-    from intarsia.backends.cuda.cutlass.products import CutlassProgram, DenseProduct
+    from intarsia.backends.cuda.cutlass.products import CutlassProduct, CutlassProgram
     from intarsia.backends.cuda.device import CudaView
     from intarsia.backends.device import Step
     from intarsia.backends.values import Artifact
@@ -45,9 +45,7 @@ class CutlassExecutable(LibraryExecutable):
         self._chosen: list[int] = []
         kernels = set(range(len(program.kernels)))
         for product in program.products:
-            rows = () if product.row < 0 else (product.row,)
-            used = (product.left, product.right, product.result, *rows)
-            check_numbers(artifact, program.tensors, product.node, used)
+            check_numbers(artifact, program.tensors, product.node, product.operands)
             if not product.kernels or not set(product.kernels) <= kernels:
                 raise damaged(artifact, f"{product.node!r} has no kernel")
         super().__init__(artifact, program.tensors, program.scratch_bytes, device, "CUTLASS")
@@ -79,13 +77,13 @@ class CutlassExecutable(LibraryExecutable):
         """Return what queues the products."""
         calls = []
         for product, number in zip(self._program.products, self._chosen, strict=True):
-            row = 0 if product.row < 0 else addresses[product.row]
+            row = 0 if product.bias < 0 else addresses[product.bias]
             used = [addresses[one] for one in (product.left, product.right, product.result)]
             calls.append(self._call(view, product, number, (used[0], used[1], row, used[2])))
         return calls
 
     def _call(
-        self, view: CudaView, product: DenseProduct, number: int, addresses: Sequence[int]
+        self, view: CudaView, product: CutlassProduct, number: int, addresses: Sequence[int]
     ) -> Step:
         """Return what queues a product by a kernel.
 
@@ -113,7 +111,7 @@ class CutlassExecutable(LibraryExecutable):
 
         return queue
 
-    def _fastest(self, product: DenseProduct) -> int:
+    def _fastest(self, product: CutlassProduct) -> int:
         """Return the number of the kernel of a product that takes the least time here."""
         if len(product.kernels) == 1:
             return product.kernels[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
+from intarsia.backends.cuda.cublas.products import LtProduct
 from intarsia.backends.cuda.cutlass.kernels import ProductTile
 from intarsia.backends.cuda.library_program import LibraryTensor
 
@@ -22,34 +23,11 @@ class CompiledProduct(msgspec.Struct, frozen=True):
     """Registers of a thread, its stack, spilled bytes, shared memory of a block; `ptxas` counts."""
 
 
-class DenseProduct(msgspec.Struct, frozen=True):
-    """`result = activation(alpha * left @ right + row)` for every item of a batch, row by row.
+class CutlassProduct(LtProduct, frozen=True):
+    """A product, and the kernels that compute it, to be measured."""
 
-    Tensors are numbers of the program's, of values before that.
-    """
-
-    node: str
-    """The name of the node that multiplies."""
-    dtype: str
-    m: int
-    n: int
-    k: int
-    batch: int
-    left: int
-    right: int
-    result: int
-    row: int = -1
-    """`[n]`; -1 for none."""
-    is_left_turned: bool = False
-    is_right_turned: bool = False
-    is_left_repeated: bool = False
-    """Whether all items of the batch have the same one."""
-    is_right_repeated: bool = False
-    alpha: float = 1.0
-    activation: str = ""
-    """`Relu`, `Gelu` (with erf), or nothing."""
     kernels: tuple[int, ...] = ()
-    """Numbers of the program's that compute it, to be measured."""
+    """Numbers of the program's."""
 
 
 class CutlassProgram(msgspec.Struct, frozen=True):
@@ -58,7 +36,7 @@ class CutlassProgram(msgspec.Struct, frozen=True):
     arch: str
     """As in `sm_80`."""
     tensors: list[LibraryTensor]
-    products: list[DenseProduct]
+    products: list[CutlassProduct]
     kernels: list[CompiledProduct]
     scratch_bytes: int
     """Of what is kept between products."""
