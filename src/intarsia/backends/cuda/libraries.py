@@ -28,6 +28,11 @@ class LibraryError(Exception):
     """What a library answered instead of success."""
 
 
+def version_text(number: int) -> str:
+    """Return a version that a library tells as one number: of 92800, `9.28.0`."""
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
 class LibraryHandle:
     """A library's handle, which lives as long as this does.
 

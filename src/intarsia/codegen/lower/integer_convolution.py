@@ -660,30 +660,24 @@ def _read(assembler: Assembler, operation: Operation, reading: _Reading) -> View
     """Return the codes of the input, with their padding, as the kernel reads them."""
     value, at = operation.inputs[0], _places(operation)
     block = _block(assembler, operation, reading)
-    if reading.x_block > 1:
-        return _in_rows(assembler, operation, reading)
     if block > assembler.lanes and assembler.plan.blocks.get(value.id) == assembler.lanes:
         return _in_wide_blocks(assembler, value, block, reading.pads, _zero(operation, at))
     if reading.has_border:
         return assembler.read_inside(value.id, block, reading.pads, _zero(operation, at))
     if reading.dtype in BYTES:
-        return assembler.read(value.id, block, reading.pads)
+        view = assembler.read(value.id, block, reading.pads)
+        return _in_rows(assembler, value, view) if reading.x_block > 1 else view
     zero = operation.value(at.zero)
     is_moved = zero is not None and not (zero.constant is not None and not _zero(operation, at))
     zero_id = zero.id if zero is not None and is_moved else None
     return assembler.read_less(value.id, zero_id, reading.dtype, block, reading.pads)
 
 
-def _in_rows(assembler: Assembler, operation: Operation, reading: _Reading) -> View:
+def _in_rows(assembler: Assembler, value: Value, view: View) -> View:
     """Return codes in blocks of few channels, whose positions in a row have no gaps."""
-    value, block = operation.inputs[0], reading.x_block
-    if reading.has_border:
-        zero = _zero(operation, _places(operation))
-        return assembler.read_inside(value.id, block, reading.pads, zero)
-    view = assembler.read(value.id, block, reading.pads)
-    if view.strides[-2:] == (block, 1):
+    if view.strides[-2:] == (view.block, 1):
         return view
-    dense = assembler.scratch(view.dtype, view.shape, block)
+    dense = assembler.scratch(view.dtype, view.shape, view.block)
     assembler.copy(view, dense, (), f"{value.name} in rows")
     return dense
 

@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from intarsia.backends.cuda.libraries import LibraryError, files_of_packages, load_library
+from intarsia.backends.cuda.libraries import (
+    LibraryError,
+    files_of_packages,
+    load_library,
+    version_text,
+)
 from intarsia.backends.cuda.library_execution import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -89,8 +94,7 @@ class CublasLt:
         """Return its version, as in `12.9.3`."""
         ask = self.functions.cublasLtGetVersion
         ask.restype = c_size_t
-        number = int(ask())
-        return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+        return version_text(int(ask()))
 
     def make(self, name: str, *arguments: Any) -> c_void_p:
         """Return what a function makes.

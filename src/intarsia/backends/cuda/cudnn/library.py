@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from intarsia.backends.cuda.libraries import LibraryError, files_of_packages, load_library
+from intarsia.backends.cuda.libraries import (
+    LibraryError,
+    files_of_packages,
+    load_library,
+    version_text,
+)
 from intarsia.errors import BackendError
 
 BACKEND_NAME = "cudnn"
@@ -219,8 +224,7 @@ class Cudnn:
 
     def version(self) -> str:
         """Return its version, as in `9.28.0`."""
-        number = self.number()
-        return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+        return version_text(self.number())
 
 
 class DnnDescriptor:
