@@ -11,10 +11,15 @@ from typing import Any
 from intarsia.errors import ExecutionError
 
 _SLIDING = frozenset(
-    (
-        *("Convolution", "GroupConvolution", "DeformableConvolution", "MaxPool", "AvgPool"),
-        *("ConvolutionBackpropData", "GroupConvolutionBackpropData"),
-    )
+    {
+        "AvgPool",
+        "Convolution",
+        "ConvolutionBackpropData",
+        "DeformableConvolution",
+        "GroupConvolution",
+        "GroupConvolutionBackpropData",
+        "MaxPool",
+    }
 )
 """Types of operators with windows."""
 

@@ -52,8 +52,12 @@ if TYPE_CHECKING:
 _LEAST_CAPABILITY = 80
 """The least compute capability that has what the kernels copy and multiply by."""
 _UNUSED = (
-    *("split_k_slices", "profile_all_alignments", "use_multiprocessing", "threads"),
-    *("use_fast_math", "tmp_dir"),
+    "split_k_slices",
+    "profile_all_alignments",
+    "use_multiprocessing",
+    "threads",
+    "use_fast_math",
+    "tmp_dir",
 )
 """Attributes that change nothing."""
 
